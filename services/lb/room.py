@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from typing import NamedTuple
 
 from pinyon.routing.layer import Layer
@@ -37,13 +37,13 @@ class Demands:
     def __init__(self, waiting: Callable[[], Collection[int]]) -> None:
         self._waiting = waiting
         self._by_number: dict[int, tuple[str, Route]] = {}
-        self._numbers: dict[tuple[str, frozenset[str], str], int] = {}
+        self._numbers: dict[tuple[str, frozenset[str], str, Container[str]], int] = {}
         self._last = 0
 
     def number(self, model: str, regions: frozenset[str], route: Route) -> int:
         """``regions`` are those that it may be served in, as far as law and contracts go; ``route`` speaks for all that
-        may be served there."""
-        name = model, regions, route.sender
+        may be served there, and excludes (hashable) who will not do so."""
+        name = model, regions, route.sender, route.exclude
         number = self._numbers.get(name)
         if number is None:
             if len(self._by_number) >= DEMANDS_MAX:
@@ -73,7 +73,7 @@ def has_room(two: TwoLayers, route: Route, now_s: float) -> bool:
     here, others = _may(two, route)
     if (here and two.local.has_room(now_s)) or two.adopted_for(route, now_s):
         return True
-    return bool(others) and two.remote.has_room(now_s, others)
+    return bool(others) and two.remote.has_room(now_s, others, route.exclude)
 
 
 def hold(two: TwoLayers, route: Route, now_s: float) -> Hold | None:
@@ -83,7 +83,7 @@ def hold(two: TwoLayers, route: Route, now_s: float) -> Hold | None:
         return Hold(two.local)
     if name := two.adopted_for(route, now_s):
         return Hold(two.adopted[name][1])
-    if others and two.remote.has_room(now_s, others):
+    if others and two.remote.has_room(now_s, others, route.exclude):
         return Hold(two.remote)
     return None
 
@@ -95,7 +95,7 @@ def anybody(two: TwoLayers, route: Route) -> bool:
     if here:
         layers.append(two.local)
     return any(target.live and target.batches for layer in layers for target in layer) or any(
-        target.live for target in two.remote if target.name in others
+        target.live for target in two.remote if target.name in others and target.name not in route.exclude
     )
 
 

@@ -127,12 +127,18 @@ async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int, tmp_path):
 
 
 async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_one(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", placement_wait_s=0.2) as regions:
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
         await regions.full("us")
         regions["eu"].lb.inbound.serving.limits = regions["eu"].lb.inbound.serving.limits.__class__(body_bytes=1024)
-        reply = await regions["us"].post("/v1/completions", {"model": MODEL, "prompt": "x" * 4096})
-        assert reply.status == 503
-        assert asked(regions) == {"us": 0, "eu": 0}
+        large = asyncio.ensure_future(regions["us"].post("/v1/completions", {"model": MODEL, "prompt": "x" * 4096}))
+        await spin(lambda: regions["us"].gauge("forwarded_total", region="eu") == 1)
+        await spin(lambda: regions["us"].gauge("queue_requests") == 1)
+        assert (await regions["us"].chat()).status == 200  # that one is taken there
+        assert asked(regions) == {"us": 0, "eu": 1}
+        await regions.full("us", full=False)
+        assert (await large).status == 200
+        assert asked(regions) == {"us": 1, "eu": 1}
+        assert regions["us"].gauge("forwarded_total", region="eu") == 2
         await regions.idle()
 
 
@@ -367,16 +373,18 @@ async def test_load_never_overrides_law(tmp_path):
 
 async def test_law_is_looked_at_again_where_a_request_comes(tmp_path):
     """The sender's policy is another one, by mistake."""
-    async with running_upstream_regions(tmp_path, "us", "eu", placement_wait_s=0.2) as regions:
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
         eu.lb.inbound.serving.arrivals._geography = lambda: parse_geography({
             "regions": {"us": [], "eu": []}, "tenants": {"public": ["us"]},
         })  # fmt: skip
-        reply = await us.chat()
-        assert reply.status == 503
-        assert "tenant 'public' may be served in us only" in reply.json["error"]["message"]
-        assert asked(regions) == {"us": 0, "eu": 0}
+        waiting = asyncio.ensure_future(us.chat())
+        await spin(lambda: us.gauge("forwarded_total", region="eu") == 1)
+        await spin(lambda: us.gauge("queue_requests") == 1)
+        await regions.full("us", full=False)
+        assert (await waiting).status == 200
+        assert asked(regions) == {"us": 1, "eu": 0}
         await regions.idle()
 
 

@@ -33,8 +33,8 @@ class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
     __slots__ = ("asked", "attempts", "choice", "deadline_s", "error", "exclude", "geographies",
-                 "head", "outgoing", "passing", "refusal", "reply", "routed", "sender", "served", "status", "ticket",
-                 "tries", "used")  # fmt: skip
+                 "head", "outgoing", "passing", "refusal", "refused_by", "reply", "routed", "sender", "served",
+                 "status", "ticket", "tries", "used")  # fmt: skip
 
     def __init__(
         self, head: Head, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply, outgoing: Outgoing,
@@ -47,6 +47,8 @@ class Forward:
         self.sender = sender
         self.exclude: set[str] = set()
         """Targets that have failed it, or refused it."""
+        self.refused_by: set[str] = set()
+        """Of these, regions that will not serve it."""
         self.choice = Choice(Where.WAIT)
         self.attempts = self.tries = 0
         self.error: PinyonError | None = None

@@ -249,12 +249,12 @@ class Forwarding:
             return True
         except NoRoom as refusal:
             forward.error = refusal
+            forward.tries -= 1
             if refusal.lasting:
                 forward.exclude.add(name)
+                forward.refused_by.add(name)
             else:
                 targets.refused(name, 0)  # it may go there when that says again that it has room
-            if forward.tries >= TRIES_MAX:
-                raise
             return False
         except (Absent, Broke, ConnectionsFull) as error:
             if here:

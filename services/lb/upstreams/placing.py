@@ -48,8 +48,8 @@ class Placing:
                 raise InvalidArgument("No region that is known may serve it.", field="geographies")
             if self._models.by_name.get(served.name) is not served:
                 raise served.nobody()  # no server lists it any more
-            if not forward.exclude and anybody(layers, forward.route):
-                await forward.again(self._models.demand(served, forward.route))
+            if self._waits(forward):
+                await forward.again(self._models.demand(served, forward.route, forward.refused_by))
                 continue
             if forward.refusal is not None:
                 return None
@@ -72,5 +72,11 @@ class Placing:
             choice = layers.choose(forward.route, self._clock())
             if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
                 return choice
-            if not forward.exclude and anybody(layers, forward.route):
+            if self._waits(forward):
                 return None
+
+    @staticmethod
+    def _waits(forward: Forward) -> bool:
+        """It can go back into the line. What was failed by somebody cannot: there it would be called for whom it must
+        not go to."""
+        return forward.exclude <= forward.refused_by and anybody(forward.served.layers, forward.route)

@@ -111,8 +111,8 @@ class ServedModels:
 
     # -- the queue
 
-    def demand(self, served: Served, route: Route) -> int:
-        """The number of what it may go to."""
+    def demand(self, served: Served, route: Route, refused: Collection[str] = ()) -> int:
+        """The number of what it may go to; those that have ``refused`` it for good are not among that."""
         geography, geographies = self.geography, route.geographies
         tenant = route.tenant if route.tenant in geography.tenants else ""
         if not geographies and not tenant:
@@ -121,7 +121,9 @@ class ServedModels:
             allowed = frozenset(
                 region for region in self._regions if geography.serves(region, geographies, tenant).allowed
             )
-        return self._demands.number(served.name, allowed, Route(Routed(), geographies, tenant, route.sender))
+        return self._demands.number(
+            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(refused))
+        )
 
     def know(self, others: Mapping[str, str]) -> None:
         """These are the other load balancers, and their regions."""
