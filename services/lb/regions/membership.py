@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Cluster, Federation
 from pinyon.routing.target import Target
 from pinyon.runtime.logging import get_logger
-from services.lb.clusters import Clusters
 from services.lb.controller_session import ControllerSession
 from services.lb.line import Line
 from services.lb.metrics import DoorMetrics
 from services.lb.regions.links import RegionLinks
 from services.lb.regions.peer import Peer
 from services.lb.settings import LbSettings
+from services.lb.upstreams.url import parse_upstreams
 
 __all__ = ["Membership", "lb_info"]
 
@@ -36,6 +36,18 @@ class Instances(Protocol):
     def instances(self) -> Iterator[tuple[Target, bool]]: ...
 
 
+class Serves(Protocol):
+    """Who acts on what the controller says of instances; see :class:`services.lb.clusters.Clusters`."""
+
+    def own(self, clusters: Sequence[Cluster]) -> None:
+        """That is what counts of its own."""
+        ...
+
+    def adopt(self, wanted: Mapping[str, Cluster]) -> None:
+        """From now on serve these for others, and no others. It takes those of its own kind."""
+        ...
+
+
 class Membership:
     """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
 
@@ -46,9 +58,8 @@ class Membership:
         line: Line,
         links: RegionLinks,
         metrics: DoorMetrics,
-        clusters: Clusters | None = None,
+        clusters: Serves,
     ) -> None:
-        """``clusters``: those that it serves for others come in there; without, it serves none."""
         self._lb_id = lb_id
         self._ways = ways
         self._line = line
@@ -60,8 +71,7 @@ class Membership:
 
     def start(self, info: LbInfo) -> None:
         self.session.start(info)
-        if self._clusters is not None:
-            self._task = asyncio.create_task(self._watch(self._clusters), name="adoptions")
+        self._task = asyncio.create_task(self._watch(), name="adoptions")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -81,27 +91,20 @@ class Membership:
                 if each.state is not LbState.LEFT
             ]
         )
-        if self._clusters is not None:
-            for cluster in federation.owned_by(self._lb_id):
-                self._clusters.home.removed = frozenset(cluster.removed)
-            self._adopt(self._clusters)
+        self._clusters.own(federation.owned_by(self._lb_id))
+        self._adopt()
 
-    def _adopt(self, clusters: Clusters) -> None:
+    def _adopt(self) -> None:
         reachable = [link.peer.name for link in self._links.links if link.connected]
-        clusters.adopt(
-            {
-                f"{each.region}/{each.name}": (each.region, each.conductor, frozenset(each.removed))
-                for each in self.session.adopted(reachable)
-                if each.conductor
-            }
-        )
+        adopted = self.session.adopted(reachable)
+        self._clusters.adopt({f"{each.region}/{each.name}": each for each in adopted})
 
-    async def _watch(self, clusters: Clusters) -> None:
+    async def _watch(self) -> None:
         """What it serves for others changes by itself while the controller is silent."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                self._adopt(clusters)
+                self._adopt()
             except Exception:
                 _log.exception("what is served for others cannot be found out")
 
@@ -137,12 +140,13 @@ class Membership:
 
 def lb_info(settings: LbSettings, lb_id: str, boot_id: str, endpoints: Mapping[str, str], *, https: bool) -> LbInfo:
     """What the controller is told of who this is; ``endpoints`` are those that it is bound at."""
+    urls = tuple([str(url) for url in parse_upstreams(settings.upstream)]) if settings.upstream else ()
     return LbInfo(
         lb_id,
         boot_id,
         settings.region,
         settings.reachable(endpoints.get("admin", endpoints["grpc"])),
         settings.http_url or f"{'https' if https else 'http'}://{settings.reachable(endpoints['http'])}",
-        (OwnedCluster(settings.region, settings.conductor),) if settings.conductor else (),
+        (OwnedCluster(settings.region, settings.conductor, urls),) if settings.conductor or urls else (),
         settings.position_value,
     )

@@ -50,6 +50,7 @@ from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
+from services.lb.upstreams.clusters import UpstreamClusters
 from services.lb.upstreams.connection import ConnectionLimits
 from services.lb.upstreams.exchange import Targets
 from services.lb.upstreams.fleet import Fleet
@@ -62,8 +63,8 @@ from services.lb.upstreams.routes import UpstreamRoutes
 from services.lb.upstreams.served_models import ServedModels
 from services.lb.upstreams.server import Server
 from services.lb.upstreams.serving import RawServing
-from services.lb.upstreams.url import parse_upstreams
-from services.lb.upstreams.watch import Watch, WatchTimes
+from services.lb.upstreams.url import UpstreamUrl, parse_upstreams
+from services.lb.upstreams.watch import WatchTimes
 
 __all__ = ["UpstreamLb", "build_upstream_lb"]
 
@@ -76,7 +77,8 @@ class UpstreamLb:
     """The parts, wired. ``start`` → ``close``."""
 
     fleet: Fleet
-    watch: Watch
+    clusters: UpstreamClusters
+    servers: _Servers
     line: Line
     models: ServedModels
     regions: RegionLinks
@@ -100,7 +102,7 @@ class UpstreamLb:
             self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
-            self.watch.start()
+            self.clusters.start()
             self.readiness.start()
             self.membership.start(self.about(endpoints | {"admin": self.grpc.admin_address or endpoints["grpc"]}))
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
@@ -123,8 +125,8 @@ class UpstreamLb:
         await self.membership.close()
         await self.regions.close()
         await self.readiness.close()
-        await self.watch.close()
-        self.fleet.close()
+        await self.clusters.close()
+        self.models.close()
         self.changes.close()
         self.off_loop.close()
         if self.journal is not None:
@@ -132,7 +134,8 @@ class UpstreamLb:
 
     def use_keys(self, keys: UpstreamKeys) -> None:
         """From now on servers are shown these."""
-        for server in self.fleet.servers.values():
+        self.servers.use_keys(keys)
+        for _, server in self.clusters.servers():
             server.use_key(keys.of(server.name))
 
 
@@ -148,16 +151,17 @@ def build_upstream_lb(
     keys = load_api_keys(settings.api_keys_file)
     federation = load_federation(settings)
     models = ServedModels(federation, clock, settings.placement_wait_s)
-    fleet = Fleet(_servers(settings), models, clock)
+    servers = _Servers(settings)
+    fleet = Fleet([servers.make(url) for url in servers.urls], models, clock)
     times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
-    watch = Watch(fleet, times, clock)
+    clusters = UpstreamClusters(fleet, servers.urls, models, servers.make, times, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock, models.is_open, models.granted)
     changes = Coalesced(line.availability_changed, CHANGES_S)
     models.changed, models.waiting = changes, lambda: line.waiting_demands
-    metrics = UpstreamMetrics(registry, line, fleet)
+    metrics = UpstreamMetrics(registry, line, clusters.servers)
     show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
     admission = Admission(line, decisions.rates, Rates(settings.tenant_rpm, settings.tenant_tpm), metrics, clock)
@@ -176,7 +180,12 @@ def build_upstream_lb(
         own, remote, federation.secret, 0, clock, security.channels,
         parse_delays(settings.test_region_delays_ms), RawServing.kind,
     )  # fmt: skip
-    targets: dict[Where, Targets] = {Where.LOCAL: fleet, Where.REMOTE: remote}
+
+    def targets(where: Where, cluster: str) -> Targets:
+        if where is Where.REMOTE:
+            return remote
+        return clusters.targets(cluster) if where is Where.ADOPTED else fleet
+
     forwarding = Forwarding(
         admission, models, targets, off_loop, metrics, telemetry, limits, federation.secret or security.secret, clock
     )
@@ -207,7 +216,7 @@ def build_upstream_lb(
         peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
         PEER_CALLERS,
     )
-    membership = Membership(instance_id, models, line, regions, metrics)
+    membership = Membership(instance_id, models, line, regions, metrics, clusters)
     membership.session = ControllerSession(
         settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
         security.channels.to(peer_name(CONTROLLER)), clock,
@@ -240,27 +249,40 @@ def build_upstream_lb(
         ],
     )
     return UpstreamLb(
-        fleet, watch, line, models, regions, inbound, parse_peers(settings.peers), membership, about, off_loop, app,
-        http, grpc, https, keys, journal, changes, readiness,
+        fleet, clusters, servers, line, models, regions, inbound, parse_peers(settings.peers), membership, about,
+        off_loop, app, http, grpc, https, keys, journal, changes, readiness,
     )  # fmt: skip
 
 
-def _servers(settings: LbSettings) -> list[Server]:
-    urls = parse_upstreams(settings.upstream)
-    keys = read_upstream_keys(settings.upstream_api_key_file)
-    names = [str(url) for url in urls]
-    for named in keys.by_server:
-        if named not in names:
-            raise InvalidArgument(
-                f"the upstream API key file has a key for {named}, which is not in --upstream",
-                field="upstream_api_key_file",
-            )
-    tls = _tls(settings.upstream_ca_file) if any(url.tls for url in urls) else None
-    limits = ConnectionLimits(settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s)
-    return [
-        Server(url, limits, settings.upstream_connections, settings.upstream_capacity, keys.of(str(url)), tls)
-        for url in urls
-    ]
+class _Servers:
+    """Makes those that settings name, and others as they are."""
+
+    def __init__(self, settings: LbSettings) -> None:
+        """Raises :class:`InvalidArgument`."""
+        self.urls = parse_upstreams(settings.upstream)
+        self._settings = settings
+        self._keys = read_upstream_keys(settings.upstream_api_key_file)
+        names = [str(url) for url in self.urls]
+        for named in self._keys.by_server:
+            if named not in names:
+                raise InvalidArgument(
+                    f"the upstream API key file has a key for {named}, which is not in --upstream",
+                    field="upstream_api_key_file",
+                )
+        self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
+
+    def use_keys(self, keys: UpstreamKeys) -> None:
+        self._keys = keys
+
+    def make(self, url: UpstreamUrl) -> Server:
+        settings = self._settings
+        if url.tls and self._tls is None:
+            self._tls = _tls(settings.upstream_ca_file)
+        limits = ConnectionLimits(
+            settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s
+        )
+        key = self._keys.of(str(url))
+        return Server(url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls)
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:

@@ -29,14 +29,46 @@ _log = get_logger("lb.upstreams")
 class Fleet:
     """All on one event loop."""
 
-    def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock) -> None:
-        self.servers = {server.name: server for server in servers}
+    def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
+        """``cluster`` is the name of one of another region, which is served from here for a while."""
+        self.servers: dict[str, Server] = {}
+        self._leaving: dict[str, Server] = {}
+        """They get nothing new, and have something of ours still."""
         self._models = models
         self._clock = clock
+        self._cluster = cluster
         self._breaker = Breaker()
-        now_s = clock()
-        for name in self.servers:
-            self._breaker.add(name, now_s)
+        self.use(servers)
+
+    def use(self, servers: Sequence[Server]) -> None:
+        """These are all there are from now on. Of others, what runs there runs on."""
+        wanted = {server.name: server for server in servers}
+        for name, server in list(self.servers.items()):
+            if name not in wanted:
+                del self.servers[name]
+                for model in server.models:
+                    self._layer(model).leave(name)
+                    self._models.drop_unserved(model)
+                server.models = {}
+                self._breaker.remove(name)
+                self._leaving[name] = server
+                self._let_go(name)
+        for name, server in wanted.items():
+            if name not in self.servers:
+                self.servers[name] = self._leaving.pop(name, server)
+                self._breaker.add(name, self._clock())
+        self._models.tell()
+
+    def known(self, name: str) -> Server | None:
+        """Also one that leaves."""
+        return self.servers.get(name) or self._leaving.get(name)
+
+    def _let_go(self, name: str) -> None:
+        if name in self._leaving and not self._leaving[name].outstanding:
+            self._leaving.pop(name).close()
+
+    def _layer(self, model: str) -> Layer:
+        return self._models.layer(model, self._cluster)
 
     @property
     def models(self) -> Mapping[str, Served]:
@@ -46,7 +78,7 @@ class Fleet:
         """Each model as a server describes it. Of several, the shortest context is all that one can count on."""
         for name in self.models:
             best: Mapping[str, Any] = {}
-            for target in self.models[name].layers.local:
+            for target in self._layer(name):
                 said = self.servers[target.name].models.get(name)
                 if said is not None and (not best or _context(said) < _context(best)):
                     best = said
@@ -57,8 +89,8 @@ class Fleet:
     def listed(self, server: Server, models: Mapping[str, Mapping[str, Any]]) -> None:
         """It serves these, and no others."""
         for name in server.models:
-            if name not in models and (served := self.models.get(name)) is not None:
-                served.layers.local.leave(server.name)
+            if name not in models and name in self.models:
+                self._layer(name).leave(server.name)
                 self._models.drop_unserved(name)
         server.models = dict(models)
         for name in list(server.models):
@@ -66,8 +98,8 @@ class Fleet:
             if known is None:
                 _log.warning("%s serves %s, and there are %d models already", server.name, name, MODELS_MAX)
                 del server.models[name]
-            elif known.layers.local.get(server.name) is None:
-                self._join(known.layers.local, server)
+            elif self._layer(name).get(server.name) is None:
+                self._join(self._layer(name), server)
         self.refresh(server)
 
     @staticmethod
@@ -83,7 +115,7 @@ class Fleet:
             server.gone = False
             server.pool.drop_idle()
             for name in server.models:
-                self._join(self.models[name].layers.local, server)
+                self._join(self._layer(name), server)
         if not server.healthy:
             server.healthy = True
             server.lacks = ""
@@ -103,11 +135,11 @@ class Fleet:
         """Whether it gets requests may have changed."""
         now_s = self._clock()
         live = server.healthy and self._breaker.allows(server.name, now_s)
-        rests = now_s < server.rests_until_s
+        rests = now_s < server.rests_until_s or server.removed
         changed = False
         for name in server.models:
             served = self.models[name]
-            layer = served.layers.local
+            layer = self._layer(name)
             target = layer.get(server.name)
             if target is None:
                 continue
@@ -126,7 +158,7 @@ class Fleet:
         """By model: what of ours it can know of, now that it is asked."""
         found: dict[str, int] = {}
         for name in server.models:
-            target = self.models[name].layers.local.get(server.name)
+            target = self._layer(name).get(server.name)
             if target is not None:
                 found[name] = target.sent
         return found
@@ -136,7 +168,7 @@ class Fleet:
         server.report = report
         now_s = self._clock()
         for name in server.models:
-            layer = self.models[name].layers.local
+            layer = self._layer(name)
             target = layer.get(server.name)
             if target is not None:
                 mark = marks.get(name, 0)
@@ -148,26 +180,32 @@ class Fleet:
 
     # -- a request's way (services.lb.upstreams.exchange.Targets)
 
+    def _server(self, name: str) -> Server:
+        server = self.known(name)
+        assert server is not None
+        return server
+
     async def exchange(
         self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
     ) -> Answer:
         """The caller sees to the deadline."""
-        return await self.servers[target].send(head, body, first_byte_s)
+        return await self._server(target).send(head, body, first_byte_s)
 
     def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
         self._breaker.tried(target, self._clock())
-        server = self.servers[target]
+        server = self._server(target)
         server.outstanding += 1
         if self._breaker.is_open(target):
             self.refresh(server)  # that was the one request it is tried with
-        return served.layers.local.sent(routed, target)
+        return self._layer(served.name).sent(routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
-        self.servers[target].outstanding -= 1
+        self._server(target).outstanding -= 1
         Layer.ended(sent)
+        self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
-        server = self.servers[target]
+        server = self._server(target)
         was_open = self._breaker.is_open(target)
         self._breaker.succeeded(target, began_s, self._clock())
         grown = server.kind is None and server.learned.served(server.outstanding)
@@ -176,10 +214,10 @@ class Fleet:
 
     def failed(self, target: str, *, absent: bool = False) -> None:
         self._breaker.failed(target, self._clock(), absent=absent)
-        self.refresh(self.servers[target])
+        self.refresh(self._server(target))
 
     def refused(self, target: str, rest_s: float) -> None:
-        server = self.servers[target]
+        server = self._server(target)
         if server.kind is None:
             server.learned.refused(server.outstanding)
         if rest_s > 0 and any(each.healthy and each is not server for each in self.servers.values()):
@@ -195,8 +233,7 @@ class Fleet:
         await self._models.wait_news(seconds)
 
     def close(self) -> None:
-        self._models.close()
-        for server in self.servers.values():
+        for server in (*self.servers.values(), *self._leaving.values()):
             server.close()
 
 

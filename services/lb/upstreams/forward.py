@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
 class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
-    __slots__ = ("asked", "attempts", "choice", "deadline_s", "error", "exclude", "geographies",
+    __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
                  "head", "outgoing", "passing", "refusal", "refused_by", "reply", "routed", "sender", "served",
                  "status", "ticket", "tries", "used")  # fmt: skip
 
@@ -50,6 +50,8 @@ class Forward:
         self.refused_by: set[str] = set()
         """Of these, regions that will not serve it."""
         self.choice = Choice(Where.WAIT)
+        self.cluster = ""
+        """That the chosen server is of, if that is one of another region."""
         self.attempts = self.tries = 0
         self.error: PinyonError | None = None
         """Of the last attempt."""

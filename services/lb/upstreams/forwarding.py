@@ -4,7 +4,7 @@ elsewhere as long as no byte of an answer has come."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
@@ -70,14 +70,14 @@ class Incoming(NamedTuple):
 
 
 class Forwarding:
-    """One per load balancer. ``targets``: servers are ``LOCAL``, other regions ``REMOTE``. ``secret`` is what routing
-    keys start from."""
+    """One per load balancer. ``targets``: servers are ``LOCAL``, those of a named cluster ``ADOPTED``, other regions
+    ``REMOTE``. ``secret`` is what routing keys start from."""
 
     def __init__(
         self,
         admission: Admission,
         models: ServedModels,
-        targets: Mapping[Where, Targets],
+        targets: Callable[[Where, str], Targets],
         off_loop: OffLoop,
         metrics: UpstreamMetrics,
         telemetry: Telemetry,
@@ -222,7 +222,8 @@ class Forwarding:
             return True
         forward.choice = choice
         forward.tries += 1
-        targets, name, here = self._targets[choice.where], choice.target, choice.where is Where.LOCAL
+        targets = self._targets(choice.where, forward.cluster)
+        name, here = choice.target, choice.where is not Where.REMOTE
         sent = targets.sent(forward.served, name, forward.routed)
         began_s = self._clock()
         first_byte_s = self._limits.first_byte_s if forward.asked.stream else inf

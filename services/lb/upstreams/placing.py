@@ -14,6 +14,7 @@ from services.lb.upstreams.served_models import ServedModels
 
 __all__ = ["Placing"]
 
+CHOSEN: Final = (Where.LOCAL, Where.ADOPTED, Where.REMOTE)
 NEWS_S: Final = 0.5
 """Room may come up without news of it."""
 
@@ -38,11 +39,11 @@ class Placing:
     async def place(self, forward: Forward) -> Choice | None:
         """Where it goes now; None: nobody else may have it now, and somebody has refused it. Raises
         :class:`PinyonError`."""
-        served, layers = forward.served, forward.served.layers
+        served = forward.served
         while True:
             forward.ticket.release()  # from here on it is counted when it is sent
-            choice = layers.choose(forward.route, self._clock())
-            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
+            choice = self._choose(forward)
+            if choice.where in CHOSEN:
                 return choice
             if choice.where is Where.NOWHERE and not self._models.may_come(forward.route):
                 raise InvalidArgument("No region that is known may serve it.", field="geographies")
@@ -60,7 +61,6 @@ class Placing:
     async def _elsewhere(self, forward: Forward) -> Choice | None:
         """Somebody who has not failed it; as it has had its turn, it keeps it. None: back into the line with it."""
         give_up_s = self._clock() + self._wait_s
-        layers = forward.served.layers
         while True:
             left_s = give_up_s - self._clock()
             failed = bool(forward.exclude) and not forward.served.others(forward.exclude)
@@ -69,11 +69,21 @@ class Placing:
             if left_s <= 0 or failed or forward.sender:
                 raise forward.error or forward.served.nobody()
             await self._models.wait_news(min(left_s, NEWS_S))
-            choice = layers.choose(forward.route, self._clock())
-            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
+            choice = self._choose(forward)
+            if choice.where in CHOSEN:
                 return choice
             if self._waits(forward):
                 return None
+
+    def _choose(self, forward: Forward) -> Choice:
+        """Which server of an adopted cluster is said, too, and which cluster that is."""
+        layers, now_s = forward.served.layers, self._clock()
+        choice = layers.choose(forward.route, now_s)
+        if choice.where is not Where.ADOPTED:
+            return choice
+        forward.cluster = choice.target
+        target = layers.adopted[choice.target][1].choose(forward.routed, now_s, exclude=forward.exclude)
+        return Choice(Where.WAIT) if target is None else Choice(Where.ADOPTED, target.name)
 
     @staticmethod
     def _waits(forward: Forward) -> bool:

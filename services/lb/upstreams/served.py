@@ -8,6 +8,7 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
+from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 from pinyon.routing.two_layers import TwoLayers
 
@@ -28,8 +29,13 @@ class Served:
         self._alone: asyncio.TimerHandle | None = None
         """Until those that wait are told that nobody is there."""
 
+    def own_layers(self) -> list[Layer]:
+        """What is served from here: the region's servers, and those of clusters that are served for others."""
+        return [self.layers.local, *[layer for _, layer in self.layers.adopted.values()]]
+
     def targets(self) -> Iterator[Target]:
-        yield from self.layers.local
+        for layer in self.own_layers():
+            yield from layer
         yield from self.layers.remote
 
     @property

@@ -38,6 +38,8 @@ class ServedModels:
         self.region, self.geography = options.region, options.geography
         self.others: dict[str, str] = {}
         """Regions of other load balancers, by the names of these."""
+        self._adopted: dict[str, str] = {}
+        """Regions of clusters that are served for others."""
         self._routing, self._pushing = options.routing, options.pushing
         self._clock = clock
         self._wait_s = wait_s
@@ -74,15 +76,39 @@ class ServedModels:
         found = self._by_name.get(name)
         if found is None and len(self._by_name) < MODELS_MAX:
             remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
-            local = Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
-            layers = TwoLayers(self.region, local, remote, self.geography)
+            layers = TwoLayers(self.region, self._servers(), remote, self.geography)
+            for cluster, region in self._adopted.items():
+                layers.adopted[cluster] = region, self._servers()
             found = self._by_name[name] = Served(name, layers, self._clock, self._wait_s)
         return found
+
+    def _servers(self) -> Layer:
+        return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
+
+    def layer(self, model: str, cluster: str = "") -> Layer:
+        """The servers of the region, or of a cluster of another one that is served from here. Raises ``KeyError``."""
+        layers = self._by_name[model].layers
+        return layers.adopted[cluster][1] if cluster else layers.local
+
+    def adopt(self, cluster: str, region: str) -> None:
+        """Servers of another region are served from here."""
+        self._adopted[cluster] = region
+        for served in self._by_name.values():
+            served.layers.adopted[cluster] = region, self._servers()
+
+    def give_back(self, cluster: str) -> None:
+        """They are not any more."""
+        del self._adopted[cluster]
+        for name, served in list(self._by_name.items()):
+            del served.layers.adopted[cluster]
+            self.drop_unserved(name)
+            served.look()
+        self.tell()
 
     def drop_unserved(self, name: str) -> None:
         """If nobody serves it any more."""
         served = self._by_name.get(name)
-        if served is not None and not len(served.layers.local) and not len(served.layers.remote):
+        if served is not None and not any(served.targets()):
             del self._by_name[name]
             served.close()
 
@@ -97,7 +123,8 @@ class ServedModels:
         ROUTING_POLICIES.checked(choice)
         self._routing = choice
         for served in self._by_name.values():
-            served.layers.local.use(policy=ROUTING_POLICIES.make(choice))
+            for layer in served.own_layers():
+                layer.use(policy=ROUTING_POLICIES.make(choice))
             served.layers.remote.use(policy=ROUTING_POLICIES.make(choice))
 
     def use_pushing(self, choice: str) -> None:
@@ -105,7 +132,8 @@ class ServedModels:
         rule, remote = PUSHING_RULES.make(choice), remote_pushing(choice)
         self._pushing = choice
         for served in self._by_name.values():
-            served.layers.local.use(pushing=rule)
+            for layer in served.own_layers():
+                layer.use(pushing=rule)
             served.layers.remote.use(pushing=remote)
         self.tell()
 
@@ -180,20 +208,22 @@ class ServedModels:
         """Of each model that is served here, what there is for each of ``sharing`` load balancers."""
         now_s = self._clock()
         for name, served in self._by_name.items():
-            if len(served.layers.local):
-                yield name, room_of((served.layers.local,), now_s, sharing)
+            layers = served.own_layers()
+            if any(map(len, layers)):
+                yield name, room_of(layers, now_s, sharing)
 
     def instances(self) -> Iterator[tuple[Target, bool]]:
         """Servers, for each of their models, and whether they have room."""
         now_s = self._clock()
         for served in self._by_name.values():
-            available = {target.name for target in served.layers.local.available(now_s)}
-            for target in served.layers.local:
-                yield target, target.name in available
+            for layer in served.own_layers():
+                available = {target.name for target in layer.available(now_s)}
+                for target in layer:
+                    yield target, target.name in available
 
     def hits(self) -> tuple[int, int]:
         """Chunks of prompts that servers had been sent before, and chunks in all; zeros with another policy."""
-        policies = [served.layers.local.policy for served in self._by_name.values()]
+        policies = [layer.policy for served in self._by_name.values() for layer in served.own_layers()]
         counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
         return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
 
