@@ -16,6 +16,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.members import LbInfo
+from pinyon.messages.federation import UPSTREAMS_MAX, check_url
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
@@ -269,6 +270,13 @@ class _Servers:
                     f"the upstream API key file has a key for {named}, which is not in --upstream",
                     field="upstream_api_key_file",
                 )
+        if settings.controller:
+            if len(names) > UPSTREAMS_MAX:
+                raise InvalidArgument(
+                    f"with --controller at most {UPSTREAMS_MAX} servers may be named", field="upstream"
+                )
+            for name in names:
+                check_url(name, "upstream")
         self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
 
     def use_keys(self, keys: UpstreamKeys) -> None:
