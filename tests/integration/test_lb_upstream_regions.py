@@ -293,6 +293,40 @@ async def test_what_a_servers_refuses_there_is_tried_elsewhere_and_then_passed_o
         await regions.idle()
 
 
+async def test_a_region_that_ends_in_good_order_ends_what_it_has(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        await regions.full("us")
+        go = asyncio.Event()
+
+        async def slow(asked: Asked, wire: Wire) -> None:
+            await wire.begin()
+            await wire.chunk(b"data: one\n\n")
+            await go.wait()
+            await wire.chunk(b"data: two\n\n" + DONE)
+            await wire.end()
+
+        eu.servers[0].answer = slow
+        async with Connection(us.http) as connection:
+            connection.send("POST", "/v1/chat/completions", STREAM)
+            assert (await connection.head())[0] == 200
+            assert await connection.chunk() == b"data: one\n\n"
+            ending = asyncio.ensure_future(eu.lb.close(WAIT_S))
+            remote = us.lb.models.by_name[MODEL].layers.remote
+            await us.until(lambda: all(each.draining for each in remote))
+            waiting = asyncio.ensure_future(us.chat())
+            await spin(lambda: us.gauge("queue_requests") == 1)
+            go.set()
+            rest = b""
+            while piece := await connection.chunk():
+                rest += piece
+            assert rest == b"data: two\n\n" + DONE
+        await ending
+        await regions.full("us", full=False)
+        assert (await waiting).status == 200
+        await us.idle()
+
+
 # ---------------------------------------------------------------- never
 
 
