@@ -12,6 +12,7 @@ import pytest
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.routing.geography import parse_geography
+from pinyon.routing.target import Report
 from services.lb.regions.proof import caller_proof, raw_proof
 from services.lb.upstreams.answer import HIGH_BYTES
 from tests.integration.controller_parts import running_controller
@@ -159,6 +160,27 @@ async def test_models_that_only_another_region_has(tmp_path):
         assert (await us.chat(model="only-eu")).status == 404
         await regions.idle()
         await other.stop()
+
+
+async def test_requests_for_several_models_are_told_apart_until_they_have_arrived(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
+        us, eu = regions["us"], regions["eu"]
+        eu.servers[0].models = (MODEL, "other")
+        eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})
+        us.lb.regions.know([peer_of("eu", eu)])
+        await regions.knows("us", "eu", room=True, model="other")
+        heard = us.lb.regions._ways
+        (link,) = us.lb.regions.links
+        layers = {model: us.lb.models.by_name[model].layers.remote for model in (MODEL, "other")}
+        heard._under_way["lb-eu"].extend(["other", MODEL, "other"])
+        for layer in layers.values():
+            layer.get("lb-eu").sent = layer.get("lb-eu").outstanding = 2
+        for received, expected in ((0, (1, 2)), (1, (1, 1)), (2, (0, 1)), (3, (0, 0))):
+            reports = dict.fromkeys(layers, Report(0, 0, 4, received, 1))
+            heard.heard("lb-eu", "eu", reports, link.distance_s, draining=False)
+            assert tuple(layer.get("lb-eu").unseen for layer in layers.values()) == expected
+        for layer in layers.values():
+            layer.get("lb-eu").outstanding = 0
 
 
 # ---------------------------------------------------------------- what ends early
@@ -543,6 +565,12 @@ async def test_a_caller_that_is_none_of_ours_is_ended(request_of, code, tmp_path
         assert await caller.status() is code
         assert asked(regions) == {"us": 0}
         await regions.idle()
+
+
+async def test_requests_of_the_other_kind_end_the_session(tmp_path):
+    async with running_upstream_regions(tmp_path, "us") as regions, Caller(regions["us"]) as caller:
+        await caller.call.write(peer_pb2.SessionRequest(requests=[peer_pb2.ForwardedRequest(hops=1)]))
+        assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import (
     Cancelled,
     DeadlineExceeded,
+    FailedPrecondition,
     Internal,
     InvalidArgument,
     NotFound,
@@ -88,6 +89,8 @@ class _TokenRequests:
         self._session = session
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
+        if message.raw_requests:
+            raise FailedPrecondition("requests are tokens here", field="raw_requests")
         for forwarded in message.requests:
             self._session.received += 1
             self._begin(forwarded)

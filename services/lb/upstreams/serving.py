@@ -12,6 +12,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import (
     Cancelled,
+    FailedPrecondition,
     Internal,
     InvalidArgument,
     NotFound,
@@ -101,6 +102,8 @@ class _RawRequests:
         self._replies: dict[int, PeerReply] = {}
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
+        if message.requests:
+            raise FailedPrecondition("requests are HTTP here", field="requests")
         for request in message.raw_requests:
             self._session.received += 1
             self._begin(request)
