@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pinyon.api.lb.v1 import lb_pb2
+from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbInfo
 from pinyon.federation.registry import Registry
@@ -24,8 +24,8 @@ FAILED_PERIOD_S = 1.0
 PERIOD_S = 5.0
 AT_ONCE = 64
 """Who waits for its turn loses nothing: a probe begins when it is sent."""
-SERVICE = lb_pb2.DESCRIPTOR.services_by_name["LbService"].full_name
-"""Another process that has the port by now does not know it."""
+SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
+"""All load balancers have it, and another process that has the port by now does not know it."""
 
 _log = get_logger("controller.prober")
 

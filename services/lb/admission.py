@@ -17,7 +17,7 @@ from services.lb.line import Line, Place
 from services.lb.metrics import DoorMetrics
 from services.lb.rate_limits import Levels, RateLimited
 
-__all__ = ["Admission", "Ticket", "Turn"]
+__all__ = ["Admission", "LimitedTurn", "Ticket", "Turn"]
 
 
 class Turn(Protocol):
@@ -30,6 +30,13 @@ class Turn(Protocol):
     async def again(self, demand: int) -> bool: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
+
+
+class LimitedTurn(Turn, Protocol):
+    """And what is left of its tenant's limits."""
+
+    @property
+    def levels(self) -> Levels: ...
 
 
 class Admission:

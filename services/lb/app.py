@@ -18,7 +18,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
-from pinyon.federation.members import LbInfo, OwnedCluster
+from pinyon.federation.members import LbInfo
 from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
@@ -59,13 +59,15 @@ from services.lb.off_loop import OffLoop
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
 from services.lb.recorder import Recorder
+from services.lb.regions.arrival import Arrivals
 from services.lb.regions.federation import load_federation
 from services.lb.regions.inbound import InboundParts
 from services.lb.regions.links import RegionLinks
-from services.lb.regions.membership import Membership
+from services.lb.regions.membership import Membership, lb_info
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
+from services.lb.regions.tokens import TokenServing
 from services.lb.servers import make_servers
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
@@ -280,10 +282,11 @@ def build(
         servicer.doors,
     )
 
-    inbound = InboundParts(
-        own, federation.secret, ways, line, models, dispatcher, metrics, access, lambda: app.draining,
-        settings.request_timeout_s, clock,
-    )  # fmt: skip
+    arrivals = Arrivals(own, lambda: ways.geography, line, metrics, lambda: app.draining)
+    serving = TokenServing(
+        arrivals, federation.secret, ways, models, dispatcher, access, settings.request_timeout_s, clock
+    )
+    inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
     server.add(
         peer_pb2_grpc.add_PeerServiceServicer_to_server,
         PeerServicer(inbound),
@@ -291,7 +294,7 @@ def build(
         PEER_CALLERS,
     )
 
-    membership = Membership(instance_id, ways, line, clusters, regions, metrics)
+    membership = Membership(instance_id, ways, line, regions, metrics, clusters)
     membership.session = ControllerSession(
         settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
         security.channels.to(peer_name(CONTROLLER)), clock,
@@ -301,17 +304,7 @@ def build(
     boot_id = secrets.token_hex(8)
 
     def about(endpoints: dict[str, str]) -> LbInfo:
-        """What the controller is told of who this is."""
-        scheme = "http" if https is None else "https"
-        return LbInfo(
-            instance_id,
-            boot_id,
-            settings.region,
-            settings.reachable(endpoints.get("admin", endpoints["grpc"])),
-            settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
-            (OwnedCluster(settings.region, settings.conductor),) if settings.conductor else (),
-            settings.position_value,
-        )
+        return lb_info(settings, instance_id, boot_id, endpoints, https=https is not None)
 
     def use(_: object, choice: str) -> None:
         ways.use(routing=choice)

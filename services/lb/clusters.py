@@ -7,11 +7,12 @@ controller says so; what runs there then runs on to its end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
+from pinyon.federation.view import Cluster as Told
 from pinyon.routing.target import Report
 from pinyon.runtime.logging import get_logger
 from services.lb.conductor_session import ConductorSession
@@ -91,18 +92,24 @@ class Clusters:
         await self.home.conductor.close()
         await asyncio.gather(*self._let_go)
 
-    def adopt(self, wanted: Mapping[str, tuple[str, str, frozenset[str]]]) -> None:
-        """From now on serve these for others: region, conductor's address and removed instances by the cluster's
-        name."""
+    def own(self, clusters: Sequence[Told]) -> None:
+        """What the controller says of the region's own."""
+        for told in clusters:
+            self.home.removed = frozenset(told.removed)
+
+    def adopt(self, wanted: Mapping[str, Told]) -> None:
+        """From now on serve these for others: those that have a conductor."""
+        wanted = {name: told for name, told in wanted.items() if told.conductor}
         for name in [*self.adopted]:
-            if name not in wanted or wanted[name][:2] != (self._by_name[name].region, self._by_name[name].address):
+            known = self._by_name[name]
+            if name not in wanted or (wanted[name].region, wanted[name].conductor) != (known.region, known.address):
                 self._drop(name)
-        for name, (region, address, removed) in list(wanted.items())[:ADOPTED_MAX]:
+        for name, told in list(wanted.items())[:ADOPTED_MAX]:
             if name not in self._by_name:
                 _log.warning("serving %s for its load balancers, which have failed", name)
-                self._ways.adopt(name, region)
-                self._add(name, region, address).conductor.start()
-            self._by_name[name].removed = removed
+                self._ways.adopt(name, told.region)
+                self._add(name, told.region, told.conductor).conductor.start()
+            self._by_name[name].removed = frozenset(told.removed)
 
     def _drop(self, name: str) -> None:
         _log.warning("%s is served by its own load balancer again", name)

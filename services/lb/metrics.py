@@ -55,6 +55,14 @@ class DoorMetrics:
             ("in_flight", "Requests being placed or running", lambda: line.in_flight),
         ):
             Gauge(f"pinyon_lb_{name}_requests", text, registry=registry).set_function(value)
+        self._forwarded = Counter(
+            "pinyon_lb_forwarded_total", "Attempts forwarded to other regions", ("region",), registry=registry
+        )
+        self._accepted = Counter(
+            "pinyon_lb_accepted_total", "Requests taken from other regions", ("region",), registry=registry
+        )
+        self.forwarded_by_region: dict[str, int] = {}
+        self.accepted_by_region: dict[str, int] = {}
 
     def answered(self, route: str, status: int) -> None:
         """``route`` must be one of a few: it is a label."""
@@ -70,6 +78,16 @@ class DoorMetrics:
     def broken(self, error: str) -> None:
         """A stream ended with this error's code."""
         self._broken.labels(error).inc()
+
+    def forwarded(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._forwarded.labels(region).inc()
+        self.forwarded_by_region[region] = self.forwarded_by_region.get(region, 0) + 1
+
+    def accepted(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._accepted.labels(region).inc()
+        self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1
 
 
 class LbMetrics(DoorMetrics):
@@ -131,14 +149,6 @@ class LbMetrics(DoorMetrics):
         self.fallbacks = Counter(
             "pinyon_lb_fallback_placements_total", "Placements made without the conductor", registry=registry
         )
-        self._forwarded = Counter(
-            "pinyon_lb_forwarded_total", "Attempts forwarded to other regions", ("region",), registry=registry
-        )
-        self._accepted = Counter(
-            "pinyon_lb_accepted_total", "Requests taken from other regions", ("region",), registry=registry
-        )
-        self.forwarded_by_region: dict[str, int] = {}
-        self.accepted_by_region: dict[str, int] = {}
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, registry=registry).set_function(value)
@@ -151,16 +161,6 @@ class LbMetrics(DoorMetrics):
         gauge("pinyon_lb_worker_sessions", "Sessions to instances", lambda: len(workers))
         gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
         gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
-
-    def forwarded(self, region: str) -> None:
-        """``region`` is a peer's: there are few."""
-        self._forwarded.labels(region).inc()
-        self.forwarded_by_region[region] = self.forwarded_by_region.get(region, 0) + 1
-
-    def accepted(self, region: str) -> None:
-        """``region`` is a peer's: there are few."""
-        self._accepted.labels(region).inc()
-        self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1
 
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
         """A generation ended; ``outcome`` is a finish reason or an error's code."""

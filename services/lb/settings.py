@@ -31,8 +31,6 @@ _OF_OWN = {
     "served_model_name": "models have the names that servers give them",
     "more_models": "servers bring their models, and say which",
     "place_by": "there is no conductor",
-    "peers": "requests for these servers are not forwarded to other regions yet",
-    "controller": "requests for these servers are not forwarded to other regions yet",
     "chars_per_token_max": "nothing is tokenized here",
     "unread_tokens": "a server is read no faster than its client reads",
 }

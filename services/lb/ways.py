@@ -8,24 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import PrefixTree
-from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Blind, Pending
+from pinyon.routing.pushing import PUSHING_RULES, Blind
 from pinyon.routing.routing_keys import routing_root, token_keys
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
 from services.lb.request import Request
+from services.lb.room import Demands, Hold, Room, anybody, has_room, hold, remote_pushing, room_of
 
-__all__ = ["Hold", "Ways", "WaysOptions"]
+__all__ = ["Ways", "WaysOptions"]
 
-DEMANDS_MAX = 4096
-WAITING_DEMANDS_MAX = 256
-"""Different ones that may be waited with before clients' own choices of regions make no further ones: each is looked at
-whenever there may be room."""
 ROOTS_MAX = 4096
 
 
@@ -39,22 +35,6 @@ class WaysOptions:
     geography: Geography = ANYWHERE
     pushing: str = Blind.name
     routing: str = "skywalker"
-
-
-class Hold:
-    """A place at some target of a layer, of a request whose target is not known yet. To be released once."""
-
-    __slots__ = ("_layer",)
-
-    def __init__(self, layer: Layer) -> None:
-        self._layer: Layer | None = layer
-        layer.hold()
-
-    def release(self) -> None:
-        """Calling it again is fine."""
-        if self._layer is not None:
-            layer, self._layer = self._layer, None
-            layer.release()
 
 
 class Ways:
@@ -73,26 +53,18 @@ class Ways:
         self._by_model = {model: self._make(options.geography) for model in models}
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
-        self._demands: dict[int, tuple[str, Route]] = {}
-        self._numbers: dict[tuple[str, frozenset[str], str], int] = {}
-        self._last_demand = 0
+        self._demands = Demands(lambda: self.waiting())
         self._numbered_for: frozenset[str] = frozenset()
         """Regions by which the numbers tell demands apart."""
         self._roots: dict[tuple[str, str, str], bytes] = {}
 
     def _make(self, geography: Geography) -> TwoLayers:
         local = self._local_layer()
-        remote = Layer(self._remote_pushing(), ROUTING_POLICIES.make(self._routing))
+        remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
         return TwoLayers(self.region, local, remote, geography)
 
     def _local_layer(self) -> Layer:
         return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
-
-    def _remote_pushing(self) -> Pending:
-        """Other regions are asked for what they have room for, whatever the rule is at home; only its settings
-        count."""
-        rule = PUSHING_RULES.make(self._pushing)
-        return rule if isinstance(rule, Pending) else Pending()
 
     def use(self, *, pushing: str = "", routing: str = "", geography: Geography | None = None) -> None:
         """From now on these decide. Raises ``ValueError`` for a choice that there is not."""
@@ -104,7 +76,7 @@ class Ways:
                 if routing:
                     layer.use(policy=ROUTING_POLICIES.make(routing))
             if pushing:
-                two.remote.use(pushing=self._remote_pushing())
+                two.remote.use(pushing=remote_pushing(pushing))
             if routing:
                 two.remote.use(policy=ROUTING_POLICIES.make(routing))
             if geography is not None:
@@ -221,21 +193,9 @@ class Ways:
             target.live for _, layer in two.adopted.values() for target in layer if target.batches
         )
 
-    def states(self, model: str, sharing: int) -> tuple[int, int, int, int | None]:
-        """What another region is told: instances, those with room, requests that run, and how many further ones each of
-        ``sharing`` load balancers may send."""
-        two = self._by_model[model]
-        now_s = self._clock()
-        layers = _own(two)
-        there = [each for layer in layers for each in layer if each.batches and each.live and not each.draining]
-        spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
-        share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
-        return (
-            len(there),
-            sum(layer.with_room(now_s) for layer in layers),
-            sum(target.outstanding for target in there),
-            share,
-        )
+    def states(self, model: str, sharing: int) -> Room:
+        """What another region is told, one of ``sharing`` load balancers that may send."""
+        return room_of(_own(self._by_model[model]), self._clock(), sharing)
 
     # -- requests
 
@@ -338,43 +298,24 @@ class Ways:
     # -- the queue
 
     def demand(self, request: Request) -> int:
-        """The number of what it may go to: the same for all that may go to the same. Raises :class:`ResourceExhausted`
-        where a choice of regions that nobody waits for would be one too many."""
+        """The number of what it may go to: the same for all that may go to the same. Raises as
+        :meth:`Demands.number`."""
         whose, model = request.ask.request_class, request.ask.model
         tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
         # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.
         regions = frozenset(
             region for region in self._known() if self.geography.serves(region, whose.geographies, tenant).allowed
         )
-        name = model, regions, request.sender
-        number = self._numbers.get(name)
-        if whose.geographies and len(waiting := self.waiting()) >= WAITING_DEMANDS_MAX and number not in waiting:
-            raise ResourceExhausted(
-                "Too many different choices of regions wait for room. Please try again later.", retry_after_s=1.0
-            )
-        if number is None:
-            if len(self._demands) >= DEMANDS_MAX:
-                self._forget()
-            self._last_demand = number = self._last_demand + 1
-            self._numbers[name] = number
-            self._demands[number] = model, Route(Routed(), whose.geographies, tenant, request.sender)
-        return number
+        return self._demands.number(model, regions, Route(Routed(), whose.geographies, tenant, request.sender))
 
     def _known(self) -> frozenset[str]:
-        """Regions that requests could go to. When there are others, demands are numbered anew: those who wait with an
-        old number are told where they may go by the first who had it, and might miss a new one."""
+        """Regions that requests could go to."""
         adopted = {region for two in self._by_model.values() for region, _ in two.adopted.values()}
         known = frozenset({self.region, *self._regions.values(), *adopted})
         if known != self._numbered_for:
             self._numbered_for = known
-            self._numbers.clear()
+            self._demands.renumber()
         return known
-
-    def _forget(self) -> None:
-        """Demands that nobody waits with."""
-        waiting = self.waiting()
-        self._demands = {number: known for number, known in self._demands.items() if number in waiting}
-        self._numbers = {name: number for name, number in self._numbers.items() if number in waiting}
 
     def is_open(self, demand: int) -> bool:
         """Whether one of those that it names has room now; also if none of them is there, which the request finds out
@@ -382,49 +323,19 @@ class Ways:
         known = self._demands.get(demand)
         if known is None or not self.selective:
             return True
-        model, route = known
-        two, now_s = self._by_model[model], self._clock()
-        here, others = self._may(two, route)
-        if (here and two.local.has_room(now_s)) or two.adopted_for(route, now_s):
-            return True
-        if others and two.remote.has_room(now_s, others):
-            return True
-        return not self._anybody(two, here, others)
+        two, route = self._by_model[known[0]], known[1]
+        return has_room(two, route, self._clock()) or not anybody(two, route)
 
     def may_wait(self, request: Request) -> bool:
         """Somebody who may serve it is there, and may have room soon."""
-        two = self._by_model[request.ask.model]
-        return self.selective and self._anybody(two, *self._may(two, self.route(request)))
-
-    @staticmethod
-    def _anybody(two: TwoLayers, here: bool, others: Collection[str]) -> bool:
-        layers = [layer for _, layer in two.adopted.values()]
-        if here:
-            layers.append(two.local)
-        return any(target.live and target.batches for layer in layers for target in layer) or any(
-            target.live for target in two.remote if target.name in others
-        )
+        return self.selective and anybody(self._by_model[request.ask.model], self.route(request))
 
     def granted(self, demand: int) -> Hold | None:
         """Its turn has come: a place at the layer that it will go to is taken until its target is known."""
         known = self._demands.get(demand)
         if known is None or not self.selective:
             return None
-        model, route = known
-        two, now_s = self._by_model[model], self._clock()
-        here, others = self._may(two, route)
-        if here and two.local.has_room(now_s):
-            return Hold(two.local)
-        if name := two.adopted_for(route, now_s):
-            return Hold(two.adopted[name][1])
-        if others and two.remote.has_room(now_s, others):
-            return Hold(two.remote)
-        return None
-
-    @staticmethod
-    def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
-        here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
-        return here, frozenset() if route.sender else two.others_for(route)
+        return hold(self._by_model[known[0]], known[1], self._clock())
 
 
 def _own(two: TwoLayers) -> list[Layer]:

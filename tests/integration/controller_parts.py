@@ -32,7 +32,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request, context):
         await self.go.wait()
-        if request.service != "pinyon.api.lb.v1.LbService":
+        if request.service != "pinyon.api.lb.v1.PeerService":
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 

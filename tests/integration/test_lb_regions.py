@@ -355,6 +355,7 @@ async def test_who_does_not_know_the_secret_learns_nothing(tmp_path):
         ({"nonce": b"short"}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"region": "a b"}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"lb_id": ""}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"kind": peer_pb2.PEER_KIND_UPSTREAM}, grpc.StatusCode.FAILED_PRECONDITION),
     ],
 )
 async def test_a_bad_hello_is_refused(tmp_path, fields, code):
@@ -362,6 +363,14 @@ async def test_a_bad_hello_is_refused(tmp_path, fields, code):
         values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
         await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
         assert await caller.status() is code
+
+
+async def test_http_requests_are_not_taken_for_tokens(tmp_path):
+    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
+        await caller.hello()
+        await caller.prove()
+        await caller.call.write(peer_pb2.SessionRequest(raw_requests=[peer_pb2.RawRequest(hops=1)]))
+        assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_request_is_good_for_one_session_and_one_hop(tmp_path):

@@ -496,20 +496,20 @@ async def test_servers_without_metrics_are_counted_by_what_they_have() -> None:
 async def test_routing_and_pushing_change_while_it_runs() -> None:
     servers = [FakeServer(), FakeServer()]
     async with running_upstreams(*servers, routing="consistent_hash") as bench:
-        fleet = bench.lb.fleet
+        models = bench.lb.models
         for _ in range(4):
             await bench.chat(user="one")
         assert sorted(bench.asked) == [0, 4]
-        fleet.use_routing("round_robin")
+        models.use_routing("round_robin")
         for _ in range(4):
             await bench.chat(user="one")
         assert sorted(bench.asked) == [2, 6]
         for server in servers:
             server.waiting = 1
-        await bench.until(lambda: all(each.report.pending == 1 for each in fleet.servers.values()))
+        await bench.until(lambda: all(each.report.pending == 1 for each in bench.lb.fleet.servers.values()))
         waits = asyncio.ensure_future(bench.chat())
         await spin(lambda: bench.gauge("queue_requests") == 1)
-        fleet.use_pushing("blind")
+        models.use_pushing("blind")
         assert (await waits).status == 200
 
 

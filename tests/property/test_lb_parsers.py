@@ -21,7 +21,7 @@ from services.lb.openai_format import ChatFormat, CompletionFormat, error_body
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.rate_limits import RateLimited
-from services.lb.upstreams.failures import Broke
+from services.lb.upstreams.failures import Broke, NoRoom
 
 COMPLETION = {
     "model": "m", "prompt": "hello", "max_tokens": 4, "temperature": 0.5, "top_p": 1, "top_k": 0, "seed": 3,
@@ -287,6 +287,7 @@ def test_every_error_of_the_tree_becomes_an_object():
     make = {
         HttpError: lambda text: HttpError(500, text),
         Broke: lambda text: Broke(text, begun=False),
+        NoRoom: lambda text: NoRoom(text, lasting=False),
         RateLimited: lambda text: RateLimited(ResourceExhausted(text), (None, None)),
     }
     for cls in tree(PinyonError):

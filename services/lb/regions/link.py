@@ -8,14 +8,16 @@ from collections.abc import AsyncGenerator, Callable
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, PermissionDenied, PinyonError, Unavailable
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime.channel import OpenChannel, open_channel
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
 from services.lb.regions.delayed import Delayed
 from services.lb.regions.peer import Peer
-from services.lb.regions.proof import caller_proof, is_nonce, new_nonce, request_proof, same, welcome_proof
+from services.lb.regions.proof import caller_proof, is_nonce, new_nonce, raw_proof, request_proof, same, welcome_proof
+from services.lb.regions.raw_streams import RawStreams
+from services.lb.upstreams.answer import Sourced
 from services.lb.worker_stream import WorkerStream, WorkerStreams
 
 __all__ = ["PEER_VERSION", "RegionLink"]
@@ -51,8 +53,9 @@ class RegionLink:
         clock: Clock,
         connect: OpenChannel = open_channel,
         delay_s: float = 0.0,
+        kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED,
     ) -> None:
-        """``delay_s``: from here to there, for tests; the same back."""
+        """``delay_s``: from here to there, for tests; the same back. ``kind``: what both stand in front of."""
         self.peer = peer
         self._own = own
         self._secret = secret
@@ -60,6 +63,7 @@ class RegionLink:
         self._on_state, self._on_away = on_state, on_away
         self._clock = clock
         self._delay_s = delay_s
+        self._kind = kind
         self._talk: _Talk | None = None
         self._link = Redialer(
             f"load balancer of {peer.region}", peer.address, METHOD, self._converse,
@@ -82,7 +86,7 @@ class RegionLink:
 
     @property
     def streams(self) -> int:
-        return 0 if self._talk is None else len(self._talk.streams)
+        return 0 if self._talk is None else len(self._talk.streams) + len(self._talk.raw)
 
     def open(self, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
         """A stream, and the submission to fill in and :meth:`send`. Raises :class:`Unavailable`."""
@@ -96,6 +100,14 @@ class RegionLink:
         talk = self._talk
         if talk is not None and talk.streams.has(stream):
             talk.send(submission, gap_s)
+
+    def ask(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+        """Send an HTTP request; the caller closes its answer. Raises :class:`Unavailable`."""
+        talk = self._talk
+        if talk is None or talk.nonce is None or len(talk.raw) >= REQUESTS_MAX:
+            raise Unavailable(f"The load balancer of {self.peer.region} is away.", retry_after_s=1.0)
+        nonce = talk.nonce
+        return talk.raw.open(head, body, lambda data: raw_proof(self._secret, nonce, 1, data))
 
     async def _converse(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         talk = self._talk = _Talk(self, stream)
@@ -130,6 +142,7 @@ class _Talk:
         self.nonce: bytes | None = None
         """The peer's; None until it has proved what it is."""
         self.streams = WorkerStreams(link._unread_limit, self._cancel)
+        self.raw = RawStreams(link.peer.region, lambda message: self._outgoing.put(message))
         self._silent = 0
         self._probe = 0
         self._probed_s = 0.0
@@ -165,7 +178,7 @@ class _Talk:
         self._outgoing.close()
         region = self._link.peer.region
         error = Unavailable(f"The region {region} went away.")
-        if count := self.streams.end(error, self._stream.connected):
+        if count := self.streams.end(error, self._stream.connected) + self.raw.end():
             _log.warning("lost the load balancer of %s: %s", region, reason, extra={"requests": count})
 
     # -- the stream
@@ -202,6 +215,7 @@ class _Talk:
             self._version = message.state.version
             link._on_state(link, message.state)
         self.streams.take(message.updates)
+        self.raw.take(message.raw_pieces)
 
     def _welcome(self, welcome: peer_pb2.PeerWelcome | None) -> None:
         """Raises :class:`PinyonError` if that is nobody to send requests to."""
@@ -213,6 +227,8 @@ class _Talk:
             raise PermissionDenied("it does not know the federation's secret")
         if welcome.region != link.peer.region:
             raise InvalidArgument(f"it says that it is of the region {welcome.region!r}, not {link.peer.region!r}")
+        if welcome.kind != link._kind:
+            raise FailedPrecondition("one of the two is in front of --upstream servers, the other is not")
         self.nonce = welcome.nonce
         link.sessions += 1
         proof = caller_proof(link._secret, welcome.nonce, link._own.region, link._own.name)
@@ -233,7 +249,9 @@ class _Talk:
     async def written(self) -> AsyncGenerator[peer_pb2.SessionRequest, None]:
         own = self._link._own
         yield peer_pb2.SessionRequest(
-            hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, nonce=self._hello_nonce, version=PEER_VERSION)
+            hello=peer_pb2.PeerHello(
+                region=own.region, lb_id=own.name, nonce=self._hello_nonce, version=PEER_VERSION, kind=self._link._kind
+            )
         )
         while True:
             await self._news.wait()
@@ -241,3 +259,4 @@ class _Talk:
             messages, self._ready, self._size = self._ready, [], 0
             for message in messages:
                 yield message
+                self.raw.written(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from typing import Protocol
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -15,14 +16,28 @@ from pinyon.runtime.identity import LB, peer_name
 from pinyon.runtime.logging import get_logger
 from services.lb.regions.link import RegionLink
 from services.lb.regions.peer import Peer
-from services.lb.ways import Ways
+from services.lb.upstreams.answer import Sourced
 from services.lb.worker_stream import WorkerStream
 
-__all__ = ["PEERS_MAX", "RegionLinks"]
+__all__ = ["PEERS_MAX", "Hears", "RegionLinks"]
 
 PEERS_MAX = 256
 
 _log = get_logger("lb.regions")
+
+
+class Hears(Protocol):
+    """Who has to know how other load balancers are; see :class:`services.lb.ways.Ways`."""
+
+    def heard(
+        self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool
+    ) -> None: ...
+
+    def expect(self, name: str, region: str) -> None: ...
+
+    def away(self, name: str) -> None: ...
+
+    def gone(self, name: str) -> None: ...
 
 
 class RegionLinks:
@@ -32,14 +47,15 @@ class RegionLinks:
     def __init__(
         self,
         own: Peer,
-        ways: Ways,
+        ways: Hears,
         secret: bytes,
         unread_tokens: int,
         clock: Clock,
         channels: Channels = PLAIN_CHANNELS,
         delays_s: Mapping[str, float] | None = None,
+        kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED,
     ) -> None:
-        """``delays_s``: to each region, one way, for tests."""
+        """``delays_s``: to each region, one way, for tests. ``kind``: what all stand in front of."""
         self.own = own
         self._ways = ways
         self._secret = secret
@@ -47,6 +63,7 @@ class RegionLinks:
         self._clock = clock
         self._channels = channels
         self._delays_s = delays_s or {}
+        self._kind = kind
         self._links: dict[str, RegionLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -79,6 +96,7 @@ class RegionLinks:
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._secret, self._unread_tokens, self._state, self._away, self._clock,
                     self._channels.to(peer_name(LB, "")), self._delays_s.get(peer.region, 0.0),
+                    self._kind,
                 )  # fmt: skip
                 link.start()
 
@@ -94,6 +112,13 @@ class RegionLinks:
         link = self._links.get(name)
         if link is not None:
             link.send(stream, submission, gap_s)
+
+    def ask(self, name: str, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+        """Send an HTTP request there; the caller closes its answer. Raises :class:`Unavailable`."""
+        link = self._links.get(name)
+        if link is None:
+            raise Unavailable("That region is not known any more.", retry_after_s=1.0)
+        return link.ask(head, body)
 
     def region_of(self, name: str) -> str:
         """Empty for one that is not there."""

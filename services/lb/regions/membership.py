@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
-from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
-from pinyon.federation.view import Federation
+from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
+from pinyon.federation.view import Cluster, Federation
+from pinyon.routing.target import Target
 from pinyon.runtime.logging import get_logger
-from services.lb.clusters import Clusters
 from services.lb.controller_session import ControllerSession
 from services.lb.line import Line
-from services.lb.metrics import LbMetrics
+from services.lb.metrics import DoorMetrics
 from services.lb.regions.links import RegionLinks
 from services.lb.regions.peer import Peer
-from services.lb.ways import Ways
+from services.lb.settings import LbSettings
+from services.lb.upstreams.url import parse_upstreams
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "lb_info"]
 
 LOOK_S = 1.0
 INSTANCES_MAX = 256
@@ -25,11 +28,37 @@ INSTANCES_MAX = 256
 _log = get_logger("lb.regions")
 
 
+class Instances(Protocol):
+    """What serves requests here; see :class:`services.lb.ways.Ways`."""
+
+    def hits(self) -> tuple[int, int]: ...
+
+    def instances(self) -> Iterator[tuple[Target, bool]]: ...
+
+
+class Serves(Protocol):
+    """Who acts on what the controller says of instances; see :class:`services.lb.clusters.Clusters`."""
+
+    def own(self, clusters: Sequence[Cluster]) -> None:
+        """That is what counts of its own."""
+        ...
+
+    def adopt(self, wanted: Mapping[str, Cluster]) -> None:
+        """From now on serve these for others, and no others. It takes those of its own kind."""
+        ...
+
+
 class Membership:
     """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
 
     def __init__(
-        self, lb_id: str, ways: Ways, line: Line, clusters: Clusters, links: RegionLinks, metrics: LbMetrics
+        self,
+        lb_id: str,
+        ways: Instances,
+        line: Line,
+        links: RegionLinks,
+        metrics: DoorMetrics,
+        clusters: Serves,
     ) -> None:
         self._lb_id = lb_id
         self._ways = ways
@@ -62,19 +91,13 @@ class Membership:
                 if each.state is not LbState.LEFT
             ]
         )
-        for cluster in federation.owned_by(self._lb_id):
-            self._clusters.home.removed = frozenset(cluster.removed)
+        self._clusters.own(federation.owned_by(self._lb_id))
         self._adopt()
 
     def _adopt(self) -> None:
         reachable = [link.peer.name for link in self._links.links if link.connected]
-        self._clusters.adopt(
-            {
-                f"{each.region}/{each.name}": (each.region, each.conductor, frozenset(each.removed))
-                for each in self.session.adopted(reachable)
-                if each.conductor
-            }
-        )
+        adopted = self.session.adopted(reachable)
+        self._clusters.adopt({f"{each.region}/{each.name}": each for each in adopted})
 
     async def _watch(self) -> None:
         """What it serves for others changes by itself while the controller is silent."""
@@ -113,3 +136,17 @@ class Membership:
     def latencies_ms(self) -> dict[str, float]:
         """There and back to others, as measured."""
         return {link.peer.name: link.distance_s * 1e3 for link in self._links.links if link.distance_s}
+
+
+def lb_info(settings: LbSettings, lb_id: str, boot_id: str, endpoints: Mapping[str, str], *, https: bool) -> LbInfo:
+    """What the controller is told of who this is; ``endpoints`` are those that it is bound at."""
+    urls = tuple([str(url) for url in parse_upstreams(settings.upstream)]) if settings.upstream else ()
+    return LbInfo(
+        lb_id,
+        boot_id,
+        settings.region,
+        settings.reachable(endpoints.get("admin", endpoints["grpc"])),
+        settings.http_url or f"{'https' if https else 'http'}://{settings.reachable(endpoints['http'])}",
+        (OwnedCluster(settings.region, settings.conductor, urls),) if settings.conductor or urls else (),
+        settings.position_value,
+    )

@@ -9,7 +9,16 @@ from __future__ import annotations
 import hmac
 import os
 
-__all__ = ["NONCE_BYTES", "caller_proof", "is_nonce", "new_nonce", "request_proof", "same", "welcome_proof"]
+__all__ = [
+    "NONCE_BYTES",
+    "caller_proof",
+    "is_nonce",
+    "new_nonce",
+    "raw_proof",
+    "request_proof",
+    "same",
+    "welcome_proof",
+]
 
 NONCE_BYTES = 16
 NONCE_BYTES_MAX = 64
@@ -31,6 +40,11 @@ def welcome_proof(secret: bytes, hello_nonce: bytes, nonce: bytes, region: str, 
 def request_proof(secret: bytes, nonce: bytes, hops: int, submission: bytes) -> bytes:
     """Empty without a secret. ``nonce`` is the serving side's."""
     return _proof(secret, b"pinyon-peer-v1 request", nonce, str(hops).encode(), submission)
+
+
+def raw_proof(secret: bytes, nonce: bytes, hops: int, head: bytes) -> bytes:
+    """Empty without a secret. ``nonce`` is the serving side's; ``head`` has the hash of the body."""
+    return _proof(secret, b"pinyon-peer-v1 raw", nonce, str(hops).encode(), head)
 
 
 def caller_proof(secret: bytes, nonce: bytes, region: str, lb_id: str) -> bytes:

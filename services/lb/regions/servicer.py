@@ -61,6 +61,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             nonce=nonce,
             proof=welcome_proof(parts.secret, hello.nonce, nonce, parts.own.region, parts.own.name),
             version=PEER_VERSION,
+            kind=parts.serving.kind,
         )
         await Inbound(parts, peer, nonce).run(stream, welcome)
 
@@ -68,13 +69,17 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
         """Raises :class:`PinyonError` for whom we do not speak with."""
         if hello.version != PEER_VERSION:
             raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
+        if hello.kind != self._parts.serving.kind:
+            raise FailedPrecondition(
+                "one of us is in front of servers of others (--upstream), and one is not", field="kind"
+            )
         if not is_nonce(hello.nonce):
             raise InvalidArgument("the nonce has 16 to 64 bytes", field="nonce")
         check_geographies((hello.region,), "region")
         if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
             raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
         check_claim(context, LB, hello.lb_id)
-        verdict = self._parts.ways.geography.sends(hello.region, self._parts.own.region)
+        verdict = self._parts.serving.geography.sends(hello.region, self._parts.own.region)
         if not verdict.allowed:
             raise PermissionDenied(f"{hello.region} may not send to {self._parts.own.region}: {verdict.reason}")
         return Peer(hello.lb_id, hello.region, "")

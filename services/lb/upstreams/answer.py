@@ -80,7 +80,7 @@ class Sourced:
         return self._length
 
     async def head(self) -> None:
-        """Until the head is here. Raises :class:`Broke`."""
+        """Until the head is here. Raises :class:`Broke`, or what it :meth:`failed` with."""
         while not self.has_head:
             if self._error is not None:
                 raise self._error
@@ -137,8 +137,12 @@ class Sourced:
 
     def broke(self, message: str) -> None:
         """What has come can be read still."""
+        self.failed(Broke(message, begun=self.begun))
+
+    def failed(self, error: PinyonError) -> None:
+        """As :meth:`broke`, with another reason."""
         if not self.complete and self._error is None:
-            self._error = Broke(message, begun=self.begun)
+            self._error = error
             self._source = None
             self._wake()
 

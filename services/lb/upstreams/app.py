@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.members import LbInfo
+from pinyon.messages.federation import UPSTREAMS_MAX, check_url
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
@@ -27,6 +33,7 @@ from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.coalesced import Coalesced
+from services.lb.controller_session import ControllerSession
 from services.lb.http_app import HttpApp
 from services.lb.http_cors import Cors
 from services.lb.http_gzip import Inflater
@@ -34,19 +41,31 @@ from services.lb.http_server import HttpServer
 from services.lb.https import Https
 from services.lb.line import Line
 from services.lb.off_loop import OffLoop
+from services.lb.regions.arrival import Arrivals
 from services.lb.regions.federation import load_federation
+from services.lb.regions.inbound import InboundParts
+from services.lb.regions.links import RegionLinks
+from services.lb.regions.membership import Membership, lb_info
+from services.lb.regions.named import parse_delays, parse_peers
+from services.lb.regions.peer import Peer
+from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
+from services.lb.upstreams.clusters import UpstreamClusters
 from services.lb.upstreams.connection import ConnectionLimits
+from services.lb.upstreams.exchange import Targets
 from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.forwarding import Forwarding, ForwardingLimits
 from services.lb.upstreams.keys import UpstreamKeys, read_upstream_keys
 from services.lb.upstreams.metrics import UpstreamMetrics
 from services.lb.upstreams.readiness import UpstreamReadiness
+from services.lb.upstreams.regions import RegionTargets
 from services.lb.upstreams.routes import UpstreamRoutes
+from services.lb.upstreams.served_models import ServedModels
 from services.lb.upstreams.server import Server
-from services.lb.upstreams.url import parse_upstreams
-from services.lb.upstreams.watch import Watch, WatchTimes
+from services.lb.upstreams.serving import RawServing
+from services.lb.upstreams.url import UpstreamUrl, parse_upstreams
+from services.lb.upstreams.watch import WatchTimes
 
 __all__ = ["UpstreamLb", "build_upstream_lb"]
 
@@ -59,8 +78,15 @@ class UpstreamLb:
     """The parts, wired. ``start`` → ``close``."""
 
     fleet: Fleet
-    watch: Watch
+    clusters: UpstreamClusters
+    servers: _Servers
     line: Line
+    models: ServedModels
+    regions: RegionLinks
+    inbound: InboundParts
+    peers: list[Peer]
+    membership: Membership
+    about: Callable[[dict[str, str]], LbInfo]
     off_loop: OffLoop
     app: HttpApp
     http: HttpServer
@@ -73,10 +99,13 @@ class UpstreamLb:
 
     async def start(self) -> dict[str, str]:
         """Bound endpoints by name."""
+        if self.peers:
+            self.regions.know(self.peers)
         try:
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
-            self.watch.start()
+            self.clusters.start()
             self.readiness.start()
+            self.membership.start(self.about(endpoints | {"admin": self.grpc.admin_address or endpoints["grpc"]}))
             return endpoints | ({"admin": self.grpc.admin_address} if self.grpc.admin_address else {})
         except BaseException:
             await self.close(0)
@@ -90,11 +119,15 @@ class UpstreamLb:
         await self.grpc.begin_drain()
         if lame_duck_s:
             await asyncio.sleep(lame_duck_s)
+        started_s = time.monotonic()
         await self.http.drain(drain_s)
-        await self.grpc.drain(0)
+        self.inbound.end()
+        await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)) if self.inbound.requests else 0)
+        await self.membership.close()
+        await self.regions.close()
         await self.readiness.close()
-        await self.watch.close()
-        self.fleet.close()
+        await self.clusters.close()
+        self.models.close()
         self.changes.close()
         self.off_loop.close()
         if self.journal is not None:
@@ -102,7 +135,8 @@ class UpstreamLb:
 
     def use_keys(self, keys: UpstreamKeys) -> None:
         """From now on servers are shown these."""
-        for server in self.fleet.servers.values():
+        self.servers.use_keys(keys)
+        for _, server in self.clusters.servers():
             server.use_key(keys.of(server.name))
 
 
@@ -117,16 +151,18 @@ def build_upstream_lb(
     """Wire it; nothing is started. Raises :class:`PinyonError` for files that are not as they should be."""
     keys = load_api_keys(settings.api_keys_file)
     federation = load_federation(settings)
-    fleet = Fleet(_servers(settings), federation, clock, settings.placement_wait_s)
+    models = ServedModels(federation, clock, settings.placement_wait_s)
+    servers = _Servers(settings)
+    fleet = Fleet([servers.make(url) for url in servers.urls], models, clock)
     times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
-    watch = Watch(fleet, times, clock)
+    clusters = UpstreamClusters(fleet, servers.urls, models, servers.make, times, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
-    line = Line(decisions.queue, clock, fleet.is_open, fleet.on_grant)
+    line = Line(decisions.queue, clock, models.is_open, models.granted)
     changes = Coalesced(line.availability_changed, CHANGES_S)
-    fleet.changed = changes
-    metrics = UpstreamMetrics(registry, line, fleet)
+    models.changed, models.waiting = changes, lambda: line.waiting_demands
+    metrics = UpstreamMetrics(registry, line, clusters.servers)
     show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()
     admission = Admission(line, decisions.rates, Rates(settings.tenant_rpm, settings.tenant_tpm), metrics, clock)
@@ -139,12 +175,23 @@ def build_upstream_lb(
         settings.placement_wait_s,
         settings.chat_max_tokens,
     )
-    targets = {Where.LOCAL: fleet}
+    own = Peer(instance_id, settings.region, "")
+    remote = RegionTargets(models, metrics, clock, signed=bool(federation.secret))
+    regions = remote.links = RegionLinks(
+        own, remote, federation.secret, 0, clock, security.channels,
+        parse_delays(settings.test_region_delays_ms), RawServing.kind,
+    )  # fmt: skip
+
+    def targets(where: Where, cluster: str) -> Targets:
+        if where is Where.REMOTE:
+            return remote
+        return clusters.targets(cluster) if where is Where.ADOPTED else fleet
+
     forwarding = Forwarding(
-        admission, fleet, targets, off_loop, metrics, telemetry, limits, federation.secret or security.secret, clock
+        admission, models, targets, off_loop, metrics, telemetry, limits, federation.secret or security.secret, clock
     )
     app = HttpApp(
-        UpstreamRoutes(forwarding, fleet),
+        UpstreamRoutes(forwarding, models, fleet),
         lambda: readiness.lacks(),
         lambda: readiness.missing(),
         keys,
@@ -158,13 +205,37 @@ def build_upstream_lb(
     http, grpc, https = make_servers(settings, app, bodies, metrics.http_connections, access, security)
     readiness = UpstreamReadiness(fleet, grpc.set_serving, lambda: app.draining)
 
+    serving = RawServing(
+        Arrivals(own, lambda: federation.geography, line, metrics, lambda: app.draining),
+        federation.secret, forwarding, models, settings.http_limits(), bodies, access,
+        settings.request_timeout_s, clock,
+    )  # fmt: skip
+    inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
+    grpc.add(
+        peer_pb2_grpc.add_PeerServiceServicer_to_server,
+        PeerServicer(inbound),
+        peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+        PEER_CALLERS,
+    )
+    membership = Membership(instance_id, models, line, regions, metrics, clusters)
+    membership.session = ControllerSession(
+        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
+        security.channels.to(peer_name(CONTROLLER)), clock,
+    )  # fmt: skip
+    if settings.controller:
+        models.told = lambda: membership.session.federation is not None
+    boot_id = secrets.token_hex(8)
+
+    def about(endpoints: dict[str, str]) -> LbInfo:
+        return lb_info(settings, instance_id, boot_id, endpoints, https=https is not None)
+
     # Each model has a policy of its own, so the choice is what changes.
     def use_routing(_: str, choice: str) -> None:
-        fleet.use_routing(choice)
+        models.use_routing(choice)
         show("routing", choice)
 
     def use_pushing(_: str, choice: str) -> None:
-        fleet.use_pushing(choice)
+        models.use_pushing(choice)
         show("pushing", choice)
 
     def drain(draining: bool) -> None:
@@ -178,25 +249,48 @@ def build_upstream_lb(
             changeable_flag("draining", lambda: app.draining, drain),
         ],
     )
-    return UpstreamLb(fleet, watch, line, off_loop, app, http, grpc, https, keys, journal, changes, readiness)
+    return UpstreamLb(
+        fleet, clusters, servers, line, models, regions, inbound, parse_peers(settings.peers), membership, about,
+        off_loop, app, http, grpc, https, keys, journal, changes, readiness,
+    )  # fmt: skip
 
 
-def _servers(settings: LbSettings) -> list[Server]:
-    urls = parse_upstreams(settings.upstream)
-    keys = read_upstream_keys(settings.upstream_api_key_file)
-    names = [str(url) for url in urls]
-    for named in keys.by_server:
-        if named not in names:
-            raise InvalidArgument(
-                f"the upstream API key file has a key for {named}, which is not in --upstream",
-                field="upstream_api_key_file",
-            )
-    tls = _tls(settings.upstream_ca_file) if any(url.tls for url in urls) else None
-    limits = ConnectionLimits(settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s)
-    return [
-        Server(url, limits, settings.upstream_connections, settings.upstream_capacity, keys.of(str(url)), tls)
-        for url in urls
-    ]
+class _Servers:
+    """Makes those that settings name, and others as they are."""
+
+    def __init__(self, settings: LbSettings) -> None:
+        """Raises :class:`InvalidArgument`."""
+        self.urls = parse_upstreams(settings.upstream)
+        self._settings = settings
+        self._keys = read_upstream_keys(settings.upstream_api_key_file)
+        names = [str(url) for url in self.urls]
+        for named in self._keys.by_server:
+            if named not in names:
+                raise InvalidArgument(
+                    f"the upstream API key file has a key for {named}, which is not in --upstream",
+                    field="upstream_api_key_file",
+                )
+        if settings.controller:
+            if len(names) > UPSTREAMS_MAX:
+                raise InvalidArgument(
+                    f"with --controller at most {UPSTREAMS_MAX} servers may be named", field="upstream"
+                )
+            for name in names:
+                check_url(name, "upstream")
+        self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
+
+    def use_keys(self, keys: UpstreamKeys) -> None:
+        self._keys = keys
+
+    def make(self, url: UpstreamUrl) -> Server:
+        settings = self._settings
+        if url.tls and self._tls is None:
+            self._tls = _tls(settings.upstream_ca_file)
+        limits = ConnectionLimits(
+            settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s
+        )
+        key = self._keys.of(str(url))
+        return Server(url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls)
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:

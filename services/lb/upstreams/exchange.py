@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple, Protocol
 
+from pinyon.core.request import RequestClass
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 from services.lb.upstreams.answer import Answer
@@ -21,6 +22,10 @@ class Outgoing(NamedTuple):
     """From ``/v1/`` on, with the query."""
     fields: bytes
     method: bytes = b"POST"
+    request_id: str = ""
+    """For logs. This and what follows is for another region, which gets it beside the request."""
+    model: str = ""
+    whose: RequestClass | None = None
 
 
 class Targets(Protocol):
@@ -32,7 +37,8 @@ class Targets(Protocol):
         """Returns when the answer's head is here; the caller closes the answer. ``deadline_s`` is for all of it, by the
         load balancer's clock; ``first_byte_s`` is how long the answer may take to begin.
 
-        Raises :class:`Absent`, :class:`Broke` and :class:`ConnectionsFull` (:mod:`services.lb.upstreams.failures`).
+        Raises :class:`Absent`, :class:`Broke`, :class:`ConnectionsFull` and :class:`NoRoom`
+        (:mod:`services.lb.upstreams.failures`).
         """
         ...
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pinyon.core.errors import Unavailable
 
-__all__ = ["Absent", "Broke", "ConnectionsFull"]
+__all__ = ["Absent", "Broke", "ConnectionsFull", "NoRoom"]
 
 
 class Absent(Unavailable):
@@ -28,3 +28,11 @@ class Broke(Unavailable):
 
 class ConnectionsFull(Unavailable):
     """There are as many connections as may be."""
+
+
+class NoRoom(Unavailable):
+    """Another region did not take it, whatever it had said. ``lasting``: and will not, as it may not serve it."""
+
+    def __init__(self, message: str, *, lasting: bool) -> None:
+        super().__init__(message, retry_after_s=1.0)
+        self.lasting = lasting

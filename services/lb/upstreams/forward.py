@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pinyon.core.errors import PinyonError
+from pinyon.core.request import RequestClass
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Route, Where
-from services.lb.admission import Ticket
+from services.lb.admission import LimitedTurn
 from services.lb.http_answer import Reply
 from services.lb.http_head import Head
 from services.lb.upstreams.exchange import Outgoing
@@ -31,20 +32,26 @@ class Refusal(NamedTuple):
 class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
-    __slots__ = ("asked", "attempts", "choice", "deadline_s", "error", "exclude", "geographies",
-                 "head", "outgoing", "passing", "refusal", "reply", "routed", "served", "status", "ticket",
-                 "tries", "used")  # fmt: skip
+    __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
+                 "head", "outgoing", "passing", "refusal", "refused_by", "reply", "routed", "sender", "served",
+                 "status", "ticket", "tries", "used")  # fmt: skip
 
     def __init__(
-        self, head: Head, asked: Asked, served: Served, ticket: Ticket, reply: Reply, outgoing: Outgoing,
-        routed: Routed, geographies: tuple[str, ...], deadline_s: float,
+        self, head: Head, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply, outgoing: Outgoing,
+        routed: Routed, geographies: tuple[str, ...], deadline_s: float, sender: str = "",
     ) -> None:  # fmt: skip
+        """``sender``: the region that it has come from, if that is another one."""
         self.head, self.asked, self.served, self.ticket, self.reply = head, asked, served, ticket, reply
         self.outgoing, self.routed, self.geographies = outgoing, routed, geographies
         self.deadline_s = deadline_s
+        self.sender = sender
         self.exclude: set[str] = set()
         """Targets that have failed it, or refused it."""
+        self.refused_by: set[str] = set()
+        """Of these, regions that will not serve it."""
         self.choice = Choice(Where.WAIT)
+        self.cluster = ""
+        """That the chosen server is of, if that is one of another region."""
         self.attempts = self.tries = 0
         self.error: PinyonError | None = None
         """Of the last attempt."""
@@ -56,7 +63,7 @@ class Forward:
 
     @property
     def route(self) -> Route:
-        return Route(self.routed, self.geographies, self.head.client.tenant, exclude=self.exclude)
+        return Route(self.routed, self.geographies, self.head.client.tenant, self.sender, self.exclude)
 
     @property
     def used_tokens(self) -> int:
@@ -67,13 +74,30 @@ class Forward:
             return 0
         return self.asked.prompt_tokens + self.passing.events
 
-    async def turn(self, priority: int) -> None:
+    async def turn(self, demand: int) -> None:
         """Wait in line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
-        await self.served.patiently(self.ticket.turn(self.asked.tokens, priority=priority, demand=self.served.number))
+        await self.served.patiently(self.ticket.turn(self.asked.tokens, priority=self.priority, demand=demand))
 
-    async def again(self) -> None:
+    async def again(self, demand: int) -> None:
         """There was no room after all: back into the line, where it was."""
-        await self.served.patiently(self.ticket.again(self.served.number))
+        await self.served.patiently(self.ticket.again(demand))
+
+    @property
+    def priority(self) -> int:
+        labels, client = self.head.labels, self.head.client
+        priority = labels.priority if labels.priority is not None else self.asked.priority
+        return client.priority if priority is None else priority
+
+    def whose(self) -> RequestClass:
+        """For another region. What it says of itself, that one reads from it."""
+        labels = self.head.labels
+        return RequestClass(
+            session=labels.session,
+            user=labels.user,
+            priority=self.priority,
+            tenant=self.head.client.tenant,
+            geographies=self.geographies,
+        )
 
     def facts(self) -> dict[str, Any]:
         """For the log."""

@@ -4,18 +4,18 @@ elsewhere as long as no byte of an answer has come."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, InvalidArgument, PinyonError
+from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Choice, Where
+from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.admission import Admission, Ticket
+from services.lb.admission import Admission, LimitedTurn
 from services.lb.auth import PUBLIC, Client
 from services.lb.http_answer import Reply, rate_fields
 from services.lb.http_error import HttpError
@@ -25,24 +25,23 @@ from services.lb.off_loop import OffLoop
 from services.lb.openai_large import is_large
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing, Targets
-from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull
+from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull, NoRoom
 from services.lb.upstreams.fields import from_server, to_server
-from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.forward import Forward, Refusal
 from services.lb.upstreams.metrics import UpstreamMetrics
 from services.lb.upstreams.passing import Passing
+from services.lb.upstreams.placing import Placing
 from services.lb.upstreams.reading import Asked, read_asked
+from services.lb.upstreams.served_models import ServedModels
 from services.lb.upstreams.stream_error import stream_error
 
-__all__ = ["Forwarding", "ForwardingLimits"]
+__all__ = ["Forwarding", "ForwardingLimits", "Incoming"]
 
 NO_ROOM: Final = frozenset((429, 502, 503))
 """Another server may have some."""
 REFUSAL_BYTES: Final = 64 << 10
 TRIES_MAX: Final = 64
 SHOWN_CHARS: Final = 200
-NEWS_S: Final = 0.5
-"""Room may come up without news of it."""
 
 _log = get_logger("lb.upstreams")
 
@@ -60,15 +59,25 @@ class ForwardingLimits:
     default_tokens: int = 256
 
 
+class Incoming(NamedTuple):
+    """How a request has come: its place in the line, how long it may take (s), and of one from another region which one
+    that is, and the model that it is for."""
+
+    ticket: LimitedTurn
+    limit_s: float
+    sender: str = ""
+    model: str = ""
+
+
 class Forwarding:
-    """One per load balancer. ``targets``: servers are ``LOCAL``, other regions ``REMOTE``. ``secret`` is what routing
-    keys start from."""
+    """One per load balancer. ``targets``: servers are ``LOCAL``, those of a named cluster ``ADOPTED``, other regions
+    ``REMOTE``. ``secret`` is what routing keys start from."""
 
     def __init__(
         self,
         admission: Admission,
-        fleet: Fleet,
-        targets: Mapping[Where, Targets],
+        models: ServedModels,
+        targets: Callable[[Where, str], Targets],
         off_loop: OffLoop,
         metrics: UpstreamMetrics,
         telemetry: Telemetry,
@@ -77,7 +86,7 @@ class Forwarding:
         clock: Clock,
     ) -> None:
         self._admission = admission
-        self._fleet = fleet
+        self._models = models
         self._targets = targets
         self._off_loop = off_loop
         self._metrics = metrics
@@ -85,6 +94,7 @@ class Forwarding:
         self._limits = limits
         self._secret = secret
         self._clock = clock
+        self._placing = Placing(models, limits.wait_s, clock)
 
     def check_place(self, client: Client) -> None:
         """Raises :class:`ResourceExhausted` if there is no place in the queue."""
@@ -92,16 +102,24 @@ class Forwarding:
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        limit_s = self._limits.request_s
+        with self._admission.admit(head.client) as ticket:
+            return await self._serve(head, body, reply, Incoming(ticket, self._limits.request_s))
+
+    async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
+        """One that another region has sent, and the caller has let in. It goes to a server of this region, or fails.
+        Raises :class:`PinyonError`, also in the middle of an answer."""
+        return await self._serve(head, body, reply, incoming)
+
+    async def _serve(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
+        limit_s = incoming.limit_s
         deadline_s = head.arrived_s + limit_s
         forwards: list[Forward] = []
         try:
             async with asyncio.timeout(deadline_s - self._clock()):
-                with self._admission.admit(head.client) as ticket:
-                    forward = await self._begin(head, body, ticket, reply, deadline_s)
-                    forwards.append(forward)
-                    await self._run(forward, body)
-                    return forward.status
+                forward = await self._begin(head, body, incoming, reply, deadline_s)
+                forwards.append(forward)
+                await self._run(forward, body)
+                return forward.status
         except TimeoutError:
             error: PinyonError = DeadlineExceeded(
                 f"The request took longer than {limit_s:g} s, the load balancer's --request-timeout-s."
@@ -115,35 +133,35 @@ class Forwarding:
             error = Internal("internal error")
         if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
             raise error
-        return await self._break_off(forwards[0].passing, head, error, reply)
+        return await self._break_off(forwards[0], error)
 
-    async def _break_off(self, passing: Passing, head: Head, error: PinyonError, reply: Reply) -> int:
+    async def _break_off(self, forward: Forward, error: PinyonError) -> int:
         """The status line has gone out: in a stream the error is an event. Anything else just ends, and as it is not
         complete, the connection does so, too."""
+        passing, head, reply = forward.passing, forward.head, forward.reply
+        assert passing is not None
         if passing.is_stream and passing.said_all:
             await reply.end(b"")
             return passing.status
         head.broken = error.grpc_code.lower()
         self._metrics.broken(head.broken)
+        if forward.sender:
+            raise error  # it is the region that the client is connected to which says so
         if passing.is_stream:
             await reply.end(stream_error(head.path, error))
         return passing.status
 
     async def _begin(
-        self, head: Head, body: bytes | bytearray, ticket: Ticket, reply: Reply, deadline_s: float
+        self, head: Head, body: bytes | bytearray, incoming: Incoming, reply: Reply, deadline_s: float
     ) -> Forward:
         assert head.raw is not None
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
             # An absolute one, or one that hides what it is: a server is asked for what was looked at here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
         asked = await self._read(head, body)
-        served = self._fleet.of(asked.model)
+        served = self._models.of(asked.model or incoming.model)
         geographies = allowed_geographies(head.labels, head.client)
-        if served.layers.region:
-            verdict = served.layers.geography.serves(served.layers.region, geographies, head.client.tenant)
-            if not verdict.allowed and not len(served.layers.remote):
-                raise InvalidArgument(f"This region may not serve it: {verdict.reason}.", field="geographies")
-        else:
+        if not self._models.region:
             geographies = ()  # nobody has said where this is
         fields = to_server(head.raw.fields)
         fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
@@ -152,7 +170,9 @@ class Forwarding:
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
         routed = Routed(asked.keys, whose)
-        return Forward(head, asked, served, ticket, reply, outgoing, routed, geographies, deadline_s)
+        return Forward(
+            head, asked, served, incoming.ticket, reply, outgoing, routed, geographies, deadline_s, incoming.sender
+        )
 
     async def _read(self, head: Head, body: bytes | bytearray) -> Asked:
         kind = ""
@@ -165,19 +185,16 @@ class Forwarding:
             return await self._off_loop.run(head.client.holder, read_asked, *arguments)
         return read_asked(*arguments)
 
-    # -- where to
-
     async def _run(self, forward: Forward, body: bytes | bytearray) -> None:
         """Until it is answered. Raises :class:`PinyonError`."""
         head, finish = forward.head, "cancelled"
-        labels, client = head.labels, head.client
-        priority = labels.priority if labels.priority is not None else forward.asked.priority
         with self._telemetry.span("lb.request", head.traceparent, request_id=head.log_id) as span:
             if parent := span.traceparent or head.traceparent:
                 line = b"traceparent: %b\r\n" % parent.encode("ascii")
                 forward.outgoing = forward.outgoing._replace(fields=forward.outgoing.fields + line)
             try:
-                await forward.turn(client.priority if priority is None else priority)
+                self._placing.check_law(forward)
+                await forward.turn(self._models.demand(forward.served, forward.route))
                 while not await self._attempt(forward, body):
                     self._metrics.retries.inc()
                 finish = _finish(forward.status)
@@ -197,56 +214,29 @@ class Forwarding:
                 span.set("outcome", finish)
                 head.facts = forward.facts()
 
-    async def _place(self, forward: Forward) -> Choice | None:
-        """Where it goes now; None: nobody else may have it now, and somebody has refused it. Raises
-        :class:`PinyonError`."""
-        layers = forward.served.layers
-        while True:
-            forward.ticket.release()  # from here on it is counted when it is sent
-            choice = layers.choose(forward.route, self._clock())
-            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
-                return choice
-            if choice.where is Where.NOWHERE:
-                raise InvalidArgument("No region that is known may serve it.", field="geographies")
-            if self._fleet.models.get(forward.served.name) is not forward.served:
-                raise forward.served.nobody()  # no server lists it any more
-            if not forward.exclude:
-                await forward.again()
-                continue
-            if forward.refusal is not None:
-                return None
-            return await self._elsewhere(forward)
-
-    async def _elsewhere(self, forward: Forward) -> Choice:
-        """Somebody who has not failed it; as it has had its turn, it keeps it."""
-        give_up_s = self._clock() + self._limits.wait_s
-        while True:
-            left_s = give_up_s - self._clock()
-            if left_s <= 0 or not forward.served.others(forward.exclude):
-                raise forward.error or forward.served.nobody()
-            await self._fleet.wait_news(min(left_s, NEWS_S))
-            choice = forward.served.layers.choose(forward.route, self._clock())
-            if choice.where is Where.LOCAL or choice.where is Where.REMOTE:
-                return choice
-
-    # -- one attempt
-
     async def _attempt(self, forward: Forward, body: bytes | bytearray) -> bool:
         """Whether it is answered; if not, another attempt is worthwhile. Raises :class:`PinyonError`."""
-        choice = await self._place(forward)
+        choice = await self._placing.place(forward)
         if choice is None:
             self._pass_refusal(forward)
             return True
         forward.choice = choice
         forward.tries += 1
-        targets, name = self._targets[choice.where], choice.target
+        targets = self._targets(choice.where, forward.cluster)
+        name, here = choice.target, choice.where is not Where.REMOTE
         sent = targets.sent(forward.served, name, forward.routed)
         began_s = self._clock()
         first_byte_s = self._limits.first_byte_s if forward.asked.stream else inf
+        outgoing = forward.outgoing
+        if not here:
+            outgoing = outgoing._replace(
+                request_id=forward.head.log_id, model=forward.served.name, whose=forward.whose()
+            )
         try:
-            answer = await targets.exchange(name, forward.outgoing, body, forward.deadline_s, first_byte_s)
+            answer = await targets.exchange(name, outgoing, body, forward.deadline_s, first_byte_s)
             try:
-                self._metrics.got_answer(name, answer.status)
+                if here:
+                    self._metrics.got_answer(name, answer.status)
                 if answer.status in NO_ROOM:
                     await self._refused(forward, answer, targets)
                     return self._gives_up(forward)
@@ -258,15 +248,25 @@ class Forwarding:
             else:
                 targets.failed(name)
             return True
+        except NoRoom as refusal:
+            forward.error = refusal
+            forward.tries -= 1
+            if refusal.lasting:
+                forward.exclude.add(name)
+                forward.refused_by.add(name)
+            else:
+                targets.refused(name, 0)  # it may go there when that says again that it has room
+            return False
         except (Absent, Broke, ConnectionsFull) as error:
-            self._metrics.got_answer(name, 0)
+            if here:
+                self._metrics.got_answer(name, 0)
             _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.head.log_id})
             forward.error = error
             if not isinstance(error, ConnectionsFull):
                 targets.failed(name, absent=isinstance(error, Absent))
             if isinstance(error, Broke):
                 forward.attempts += 1
-            if not isinstance(error, Absent) or choice.where is Where.REMOTE:
+            if not isinstance(error, Absent) or not here:
                 forward.exclude.add(name)  # who is absent gets nothing before it is back
             begun = isinstance(error, Broke) and error.begun
             if begun or forward.attempts >= self._limits.attempts or forward.tries >= TRIES_MAX:

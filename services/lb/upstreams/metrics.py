@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -18,10 +18,14 @@ from services.lb.upstreams.usage import Used
 __all__ = ["UpstreamMetrics"]
 
 
+Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
+"""All there are now, each name once."""
+
+
 class UpstreamMetrics(DoorMetrics):
     """Of one load balancer. Labels are servers that were named in settings, and models that these serve."""
 
-    def __init__(self, registry: CollectorRegistry, line: Line, fleet: Fleet) -> None:
+    def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:
         super().__init__(registry, line)
         self._finished = Counter(
             "pinyon_lb_requests_total", "Requests by how they ended", ("finish", "model"), registry=registry
@@ -58,7 +62,7 @@ class UpstreamMetrics(DoorMetrics):
         self._answer_children: dict[tuple[str, int], Counter] = {}
         self._finish_children: dict[tuple[str, str], Counter] = {}
         self.retries = Counter("pinyon_lb_retries_total", "Requests sent again, to another server", registry=registry)
-        registry.register(_Servers(fleet))
+        registry.register(_Servers(servers))
 
     def got_answer(self, upstream: str, status: int) -> None:
         """Of one attempt."""
@@ -109,22 +113,22 @@ class _OfModel(NamedTuple):
 class _Servers(Collector):
     """Read when they are scraped, so that they are exact."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
 
     def describe(self) -> Iterator[Metric]:
         yield from self._gauges().values()
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._gauges()
-        for server in self._fleet.servers.values():
-            for name, value in self._values(server).items():
+        for fleet, server in self._servers():
+            for name, value in self._values(fleet, server).items():
                 gauges[name].add_metric([server.name], value)
         yield from gauges.values()
 
-    def _values(self, server: Server) -> dict[str, float]:
+    def _values(self, fleet: Fleet, server: Server) -> dict[str, float]:
         return {
-            "live": float(server.healthy and not self._fleet.closed(server)),
+            "live": float(server.healthy and not fleet.closed(server)),
             "requests": server.outstanding,
             "connections": server.pool.open,
             "pending": server.report.pending,

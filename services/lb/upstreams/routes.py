@@ -11,8 +11,9 @@ from services.lb.http_head import Head
 from services.lb.http_routes import Route
 from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.forwarding import Forwarding
+from services.lb.upstreams.served_models import ServedModels
 
-__all__ = ["UpstreamRoutes"]
+__all__ = ["UpstreamRoutes", "passes"]
 
 LABELS = {
     "/v1/completions": "completions",
@@ -31,8 +32,9 @@ NOT_FOR_ONE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 class UpstreamRoutes:
     """Whatever is posted to ``/v1/`` goes on; what is known of models is said here."""
 
-    def __init__(self, forwarding: Forwarding, fleet: Fleet) -> None:
+    def __init__(self, forwarding: Forwarding, models: ServedModels, fleet: Fleet) -> None:
         self._forwarding = forwarding
+        self._models = models
         self._fleet = fleet
         self._forward = {
             path: Route(label, "POST", True, path, generate=forwarding.serve, queued=True)
@@ -54,7 +56,7 @@ class UpstreamRoutes:
             return self._list
         if path.startswith("/v1/models/"):
             return self._one
-        return self._other if _passes(path) else None
+        return self._other if passes(path) else None
 
     def check_place(self, client: Client) -> None:
         self._forwarding.check_place(client)
@@ -67,11 +69,11 @@ class UpstreamRoutes:
         for described in self._fleet.described():
             if described["id"] == name:
                 return json.dumps(described).encode(), JSON
-        self._fleet.of(name or "?")
+        self._models.of(name or "?")
         raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
 
 
-def _passes(path: str) -> bool:
+def passes(path: str) -> bool:
     """Below ``/v1/``, and where a server would look for it as well: other paths of it are nobody's business."""
     if not path.startswith("/v1/") or path in NOT_FOR_ONE or len(path) == len("/v1/"):
         return False

@@ -8,9 +8,9 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
+from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 from pinyon.routing.two_layers import TwoLayers
-from services.lb.ways import Hold
 
 __all__ = ["Served"]
 
@@ -18,11 +18,10 @@ RETRY_AFTER_S = 1.0
 
 
 class Served:
-    """``number`` is the queue's demand for it. While nobody is there for it, requests wait ``wait_s``."""
+    """While nobody is there for it, requests wait ``wait_s``."""
 
-    def __init__(self, name: str, number: int, layers: TwoLayers, clock: Clock, wait_s: float) -> None:
+    def __init__(self, name: str, layers: TwoLayers, clock: Clock, wait_s: float) -> None:
         self.name = name
-        self.number = number
         self.layers = layers
         self._clock = clock
         self._wait_s = wait_s
@@ -30,8 +29,13 @@ class Served:
         self._alone: asyncio.TimerHandle | None = None
         """Until those that wait are told that nobody is there."""
 
+    def own_layers(self) -> list[Layer]:
+        """What is served from here: the region's servers, and those of clusters that are served for others."""
+        return [self.layers.local, *[layer for _, layer in self.layers.adopted.values()]]
+
     def targets(self) -> Iterator[Target]:
-        yield from self.layers.local
+        for layer in self.own_layers():
+            yield from layer
         yield from self.layers.remote
 
     @property
@@ -42,14 +46,6 @@ class Served:
     def others(self, exclude: tuple[()] | set[str]) -> bool:
         """Whether somebody answers who is not one of these."""
         return any(target.live and target.name not in exclude for target in self.targets())
-
-    def has_room(self) -> bool:
-        now_s = self._clock()
-        return self.layers.local.has_room(now_s) or self.layers.remote.has_room(now_s)
-
-    def hold(self) -> Hold:
-        """A request has got room, and will learn of it."""
-        return Hold(self.layers.local)
 
     async def patiently(self, turn: Coroutine[Any, Any, object]) -> None:
         """Wait for that. Raises :class:`Unavailable` when there has been nobody for too long who could have it."""

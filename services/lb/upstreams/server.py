@@ -25,7 +25,8 @@ class Server:
     """Changed by the :class:`services.lb.upstreams.fleet.Fleet` and who watches servers for it."""
 
     __slots__ = ("_fixed", "_prefix", "capacity", "gone", "healthy", "kind", "lacks", "learned", "models", "name",
-                 "outstanding", "pool", "probes", "report", "rests_until_s", "told_capacity", "url")  # fmt: skip
+                 "outstanding", "pool", "probes", "removed", "report", "rests_until_s", "told_capacity",
+                 "url")  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class Server:
         """Nobody listened there: whoever does next has an empty cache."""
         self.lacks = "it has not been asked yet"
         """Why it serves nothing, if it does not; one sentence without a capital."""
+        self.removed = False
+        """Somebody has said that it gets nothing new."""
         self.rests_until_s = 0.0
         """It asked to be left alone until then."""
         self.outstanding = 0

@@ -57,18 +57,28 @@ class Watch:
         self._fleet = fleet
         self._times = times
         self._clock = clock
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
 
     def start(self) -> None:
-        for server in self._fleet.servers.values():
-            self._tasks.append(asyncio.create_task(self._forever(_Health(self, server)), name="upstream health"))
-            self._tasks.append(asyncio.create_task(self._forever(_Load(self, server)), name="upstream load"))
+        """Look at each server there is now, and no longer at those that are not there; to be called when that
+        changes."""
+        servers = list(self._fleet.servers.values())
+        for server in [each for each in self._tasks if each not in servers]:
+            for task in self._tasks.pop(server):
+                task.cancel()
+        for server in servers:
+            if server not in self._tasks:
+                self._tasks[server] = [
+                    asyncio.create_task(self._forever(_Health(self, server)), name="upstream health"),
+                    asyncio.create_task(self._forever(_Load(self, server)), name="upstream load"),
+                ]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        tasks = [task for each in self._tasks.values() for task in each]
         self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def fleet(self) -> Fleet:

@@ -17,6 +17,7 @@ from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
 
 __all__ = [
     "LATENCIES_MAX",
+    "UPSTREAMS_MAX",
     "check_instance",
     "check_region",
     "check_url",

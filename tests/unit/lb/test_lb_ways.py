@@ -11,7 +11,8 @@ from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
 from services.lb.request import Ask, Request
-from services.lb.ways import DEMANDS_MAX, WAITING_DEMANDS_MAX, Ways, WaysOptions
+from services.lb.room import DEMANDS_MAX, WAITING_DEMANDS_MAX
+from services.lb.ways import Ways, WaysOptions
 
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
@@ -86,8 +87,8 @@ def test_demands_that_nobody_waits_with_are_forgotten():
     for each in range(2 * DEMANDS_MAX):
         ways.demand(request(sender=f"s{each}"))
     assert ways.demand(request()) == first
-    assert len(ways._demands) <= DEMANDS_MAX
-    assert len(ways._numbers) <= DEMANDS_MAX
+    assert len(ways._demands._by_number) <= DEMANDS_MAX
+    assert len(ways._demands._numbers) <= DEMANDS_MAX
 
 
 def test_clients_cannot_make_any_number_of_demands_wait():

@@ -1,0 +1,127 @@
+"""Load balancers in front of other people's servers, and the controller: who serves the servers of one that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import grpc
+
+from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
+from pinyon.federation.members import LbState
+from tests.integration.controller_parts import running_controller
+from tests.integration.lb_harness import spin
+from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate, running_upstream_regions
+
+
+@contextlib.asynccontextmanager
+async def federated(folder, **settings):
+    """A controller and two regions that it knows."""
+    async with (
+        running_controller() as (controller, address, _),
+        running_upstream_regions(folder, "us", "eu", linked=False, controller=address, **settings) as regions,
+    ):
+        await spin(lambda: len(controller.registry.federation.members) == 2)
+        await regions.knows("eu", "us", room=True)
+        yield controller, address, regions
+
+
+def adopted(bench) -> set[str]:
+    return set(bench.lb.clusters._adopted)
+
+
+async def until_adopted(regions) -> None:
+    eu = regions["eu"]
+    await spin(lambda: adopted(eu) == {"us/us"})
+    layer = eu.lb.models.by_name[MODEL].layers.adopted["us/us"][1]
+    await eu.until(lambda: any(each.live and each.reported_s > 0 for each in layer))
+
+
+async def test_the_servers_of_one_that_fails_are_served_by_another_one(tmp_path):
+    async with federated(tmp_path) as (controller, _, regions):
+        us, eu = regions["us"], regions["eu"]
+        assert not adopted(eu)
+        # It dies: neither its session nor its door is there any more.
+        await us.lb.membership.session._link.close()
+        await us.lb.grpc.drain(0)
+        await until_adopted(regions)
+        (member,) = [each for each in controller.registry.federation.members if each.info.region == "us"]
+        assert member.state is LbState.FAILED
+        await regions.full("eu")
+        assert (await eu.chat()).status == 200
+        assert (len(us.servers[0].asked), len(eu.servers[0].asked)) == (1, 0)
+        page = (await eu.get("/metrics")).body.decode()
+        assert f'pinyon_lb_upstream_live{{upstream="{us.servers[0].url}"}} 1.0' in page
+        await eu.idle()
+
+
+async def test_law_of_the_servers_region_counts(tmp_path):
+    policy = tmp_path / "geography.json"
+    policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}}))
+    async with federated(tmp_path, geography_file=str(policy)) as (_, _, regions):
+        us, eu = regions["us"], regions["eu"]
+        us.lb.app.draining = True
+        await until_adopted(regions)
+        await spin(
+            lambda: not any(each.live and not each.draining for each in eu.lb.models.by_name[MODEL].layers.remote)
+        )
+        assert (await eu.chat(headers={"x-pinyon-geographies": "us"})).status == 200
+        assert (len(us.servers[0].asked), len(eu.servers[0].asked)) == (1, 0)
+        await regions.full("eu")
+        waiting = asyncio.ensure_future(eu.chat(headers={"x-pinyon-geographies": "eu"}))
+        await spin(lambda: eu.gauge("queue_requests") == 1)
+        assert (await eu.chat()).status == 200
+        await regions.full("eu", full=False)
+        assert (await waiting).status == 200
+        assert (len(us.servers[0].asked), len(eu.servers[0].asked)) == (2, 1)
+        await eu.idle()
+
+
+async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
+    async with federated(tmp_path) as (_, _, regions):
+        us, eu = regions["us"], regions["eu"]
+        us.lb.app.draining = True
+        await until_adopted(regions)
+        await regions.full("eu")
+        go = asyncio.Event()
+
+        async def held(asked: Asked, wire: Wire) -> None:
+            await go.wait()
+            await generate(asked, wire)
+
+        us.servers[0].answer = held
+        running = asyncio.ensure_future(eu.chat())
+        await spin(lambda: us.servers[0].open == 1)
+        fleet = eu.lb.clusters.targets("us/us")
+        us.lb.app.draining = False
+        await spin(lambda: not adopted(eu))
+        assert not eu.lb.models.by_name[MODEL].layers.adopted
+        go.set()
+        assert (await running).status == 200
+        await spin(lambda: not fleet._leaving)
+        await eu.idle()
+
+
+async def test_servers_are_added_and_removed_by_hand(tmp_path):
+    other = FakeServer()
+    await other.start()
+    async with federated(tmp_path) as (_, address, regions), grpc.aio.insecure_channel(address) as channel:
+        us = regions["us"]
+        stub = controller_pb2_grpc.ControllerServiceStub(channel)
+        (own,) = us.servers
+        await stub.AddInstance(controller_pb2.AddInstanceRequest(region="us", cluster="us", instance=other.url))
+        await us.until(lambda: us.live(own, other) or len(us.lb.fleet.servers) == 2)
+        await us.until(lambda: us.lb.fleet.servers[other.url].healthy)
+        await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="us", cluster="us", instance=own.url))
+        await us.until(lambda: us.lb.fleet.servers[own.url].removed)
+        for _ in range(3):
+            assert (await us.chat()).status == 200
+        assert (len(own.asked), len(other.asked)) == (0, 3)
+        await stub.AddInstance(controller_pb2.AddInstanceRequest(region="us", cluster="us", instance=own.url))
+        await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="us", cluster="us", instance=other.url))
+        await us.until(lambda: list(us.lb.fleet.servers) == [own.url] and not us.lb.fleet.servers[own.url].removed)
+        assert (await us.chat()).status == 200
+        assert (len(own.asked), len(other.asked)) == (1, 3)
+        await us.idle()
+    await other.stop()
