@@ -17,6 +17,7 @@ from pinyon.routing.routing_keys import routing_root, token_keys
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
+from pinyon.routing.under_way import UnderWay
 from services.lb.request import Request
 from services.lb.room import Demands, Hold, Room, anybody, has_room, hold, remote_pushing, room_of
 
@@ -53,6 +54,7 @@ class Ways:
         self._by_model = {model: self._make(options.geography) for model in models}
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
+        self._under_way = UnderWay()
         self._demands = Demands(lambda: self.waiting())
         self._numbered_for: frozenset[str] = frozenset()
         """Regions by which the numbers tell demands apart."""
@@ -147,6 +149,7 @@ class Ways:
         """Another load balancer's state, of each model that it serves."""
         self._regions[name] = region
         now_s = self._clock()
+        unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
         for model, two in self._by_model.items():
             report, known = models.get(model), two.remote.get(name)
             if report is None:
@@ -158,7 +161,7 @@ class Ways:
             two.remote.set_live(name, True)
             two.remote.set_draining(name, draining)
             two.remote.set_distance(name, distance_s)
-            two.remote.report(name, report, now_s)
+            two.remote.report(name, report, now_s, unseen.get(model, 0))
         self.changed()
 
     def expect(self, name: str, region: str) -> None:
@@ -167,6 +170,7 @@ class Ways:
 
     def away(self, name: str) -> None:
         """It does not answer. Its instances may have what they were sent before all the same, when it is back."""
+        self._under_way.forget(name)
         for two in self._by_model.values():
             two.remote.set_live(name, False)
             two.remote.begin_session(name)
@@ -182,6 +186,7 @@ class Ways:
     def gone(self, name: str) -> None:
         """It is no load balancer of ours any more."""
         self._regions.pop(name, None)
+        self._under_way.forget(name)
         for two in self._by_model.values():
             two.remote.leave(name)
         self.changed()
@@ -274,6 +279,7 @@ class Ways:
 
     def sent(self, request: Request, name: str) -> Target | None:
         """To another load balancer."""
+        self._under_way.sent(name, request.ask.model)
         return self._by_model[request.ask.model].remote.sent(self.routed(request), name)
 
     def hits(self) -> tuple[int, int]:

@@ -172,7 +172,8 @@ async def test_requests_for_several_models_are_told_apart_until_they_have_arrive
         heard = us.lb.regions._ways
         (link,) = us.lb.regions.links
         layers = {model: us.lb.models.by_name[model].layers.remote for model in (MODEL, "other")}
-        heard._under_way["lb-eu"].extend(["other", MODEL, "other"])
+        for model in ("other", MODEL, "other"):
+            heard._under_way.sent("lb-eu", model)
         for layer in layers.values():
             layer.get("lb-eu").sent = layer.get("lb-eu").outstanding = 2
         for received, expected in ((0, (1, 2)), (1, (1, 1)), (2, (0, 1)), (3, (0, 0))):

@@ -87,6 +87,7 @@ class _TokenRequests:
     def __init__(self, parts: TokenServing, session: Inbound) -> None:
         self._parts = parts
         self._session = session
+        self._last_id = 0
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
         if message.raw_requests:
@@ -109,8 +110,9 @@ class _TokenRequests:
         except Exception:  # the library's own error is no public class
             raise InvalidArgument("a request that cannot be read", field="submission") from None
         stream_id = submission.stream_id
-        if self._session.has(stream_id):
-            raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
+        if stream_id <= self._last_id:  # also of one that has ended: what was heard once is not to be said again
+            raise InvalidArgument(f"stream {stream_id} is no new one", field="stream_id")
+        self._last_id = stream_id
         if self._session.running >= REQUESTS_MAX:
             self._fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -16,6 +15,7 @@ from pinyon.messages.request_class import class_to_proto
 from pinyon.routing.layer import Layer
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
+from pinyon.routing.under_way import UnderWay
 from services.lb.metrics import DoorMetrics
 from services.lb.regions.links import RegionLinks
 from services.lb.upstreams.answer import Answer
@@ -40,17 +40,15 @@ class RegionTargets:
         self._signed = signed
         self._listed: dict[str, set[str]] = {}
         """Models that each load balancer serves."""
-        self._under_way: dict[str, deque[str]] = {}
-        """To each: the models of requests that were sent and had not arrived when it told last, in order."""
-        self._arrived: dict[str, int] = {}
-        """At each, in this session."""
+        self._under_way = UnderWay()
 
     # -- what is heard of them (services.lb.regions.links.Hears)
 
     def heard(self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool) -> None:
         """It serves these, and no others."""
         now_s = self._clock()
-        listed, unseen = self._listed.setdefault(name, set()), self._unseen(name, models)
+        listed = self._listed.setdefault(name, set())
+        unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
         for model in listed - models.keys():
             listed.discard(model)
             self._leave(model, name)
@@ -66,25 +64,9 @@ class RegionTargets:
             remote.set_live(name, True)
             remote.set_draining(name, draining)
             remote.set_distance(name, distance_s)
-            remote.report(name, report, now_s, unseen[model])
+            remote.report(name, report, now_s, unseen.get(model, 0))
             served.look()
         self._models.tell()
-
-    def _unseen(self, name: str, models: Mapping[str, Report]) -> Counter[str]:
-        """By model. It says how many have arrived of all of them together."""
-        under_way = self._under_way.setdefault(name, deque())
-        arrived = self._arrived.get(name, 0)
-        received = max([report.received for report in models.values()], default=0)
-        while under_way and arrived < received:
-            under_way.popleft()
-            arrived += 1
-        self._arrived[name] = arrived
-        return Counter(under_way)
-
-    def _forget(self, name: str) -> None:
-        """Its session has ended: the next one begins to count anew."""
-        self._under_way.pop(name, None)
-        self._arrived.pop(name, None)
 
     def expect(self, name: str, region: str) -> None:
         """It is one of ours, and has not been heard yet."""
@@ -92,7 +74,7 @@ class RegionTargets:
 
     def away(self, name: str) -> None:
         """It does not answer. Its servers may have what they were sent before all the same, when it is back."""
-        self._forget(name)
+        self._under_way.forget(name)
         for model in self._listed.get(name, ()):
             served = self._models.by_name[model]
             served.layers.remote.set_live(name, False)
@@ -103,7 +85,7 @@ class RegionTargets:
     def gone(self, name: str) -> None:
         """It is no load balancer of ours any more."""
         self._models.know({other: region for other, region in self._models.others.items() if other != name})
-        self._forget(name)
+        self._under_way.forget(name)
         for model in self._listed.pop(name, set()):
             self._leave(model, name)
         self._models.tell()
@@ -134,7 +116,7 @@ class RegionTargets:
             answer = self.links.ask(target, message, body)
         except Unavailable as away:
             raise Absent(away.message, retry_after_s=away.retry_after_s) from None
-        self._under_way.setdefault(target, deque()).append(head.model)
+        self._under_way.sent(target, head.model)
         self._metrics.forwarded(self.links.region_of(target))
         try:
             async with asyncio.timeout(first_byte_s if first_byte_s < inf else None):

@@ -105,3 +105,28 @@ def test_clients_cannot_make_any_number_of_demands_wait():
     assert ways.demand(request(names[0])) in world.waiting, "who needs what others wait for may wait, too"
     ways.demand(request())  # and who names none
     ways.demand(request(sender="r00"))
+
+
+def test_credits_of_one_model_are_not_used_up_by_another() -> None:
+    """A load balancer counts what it has received of all models together."""
+    clock = [0.0]
+    ways = Ways(["m", "n"], WaysOptions("us", pushing="pending"), lambda: clock[0])
+
+    def hear(received: int) -> None:
+        report = Report(0, 0, room=2, received=received, available=1)
+        ways.heard("lb-eu", "eu", {"m": report, "n": report}, 0.1, draining=False)
+
+    hear(0)
+    for _ in range(2):
+        ways.sent(request(), "lb-eu")
+    other = request()
+    other.ask = Ask("id", "n", other.ask.request_class, other.ask.tokens_le32, b"", SamplingParams(5))
+    assert ways.elsewhere(other) == "lb-eu"
+    assert ways.elsewhere(request()) == ""
+    ways.sent(other, "lb-eu")
+    hear(2)
+    assert ways.elsewhere(request()) == "lb-eu", "both have arrived"
+    ways.sent(other, "lb-eu")
+    assert ways.elsewhere(other) == "", "one was under way when it told, and there is one more"
+    hear(4)
+    assert ways.elsewhere(other) == "lb-eu"
