@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import time
 
 import grpc
@@ -15,7 +16,9 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.routing.geography import parse_geography
+from services.lb.regions import inbound as inbound_module
 from services.lb.regions import link as link_module
+from services.lb.regions import servicer as servicer_module
 from services.lb.regions.proof import caller_proof, request_proof, welcome_proof
 from tests.integration.lb_harness import MODEL, Connection, expected_text, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
@@ -381,6 +384,33 @@ async def test_a_request_is_good_for_one_session_and_one_hop(tmp_path):
             assert "2 regions" in message.updates[0].error.message
         assert not regions["us"].workers[0].submissions
         await regions.idle()
+
+
+async def test_silent_strangers_keep_nobody_out(tmp_path, monkeypatch):
+    """As many as there are places for, twice, from the address that the others come from, too."""
+    monkeypatch.setattr(inbound_module, "PROOF_S", 600.0)
+    monkeypatch.setattr(servicer_module, "FIRST_S", 600.0)
+    monkeypatch.setattr(random.SystemRandom, "choice", lambda _, crowd: crowd[0])  # the oldest, whatever comes late
+    async with running_regions(tmp_path, "us", "eu", linked=False) as regions, contextlib.AsyncExitStack() as stack:
+        us, eu = regions["us"], regions["eu"]
+        calls = []
+        for number in range(2 * servicer_module.UNKNOWN_MAX):
+            caller = await stack.enter_async_context(Caller(us, b"wrong"))
+            if number % 2:
+                await caller.hello()
+            else:
+                await caller.call.wait_for_connection()
+            calls.append(caller.call)
+        async with Caller(us, OURS) as caller:
+            await caller.hello()
+            await caller.prove()
+            while not (message := await caller.call.read()).HasField("state"):
+                pass
+            assert message.state.models[0].instances == 1
+        eu.lb.regions.know([link_module_peer("us", us)])
+        await regions.knows("eu", "us", ROOMY)
+        ended = [await call.code() for call in calls if call.done()]
+        assert set(ended) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 async def test_who_proves_itself_is_served(tmp_path):
