@@ -281,7 +281,7 @@ def build(
 
     inbound = InboundParts(
         own, federation.secret, ways, line, models, dispatcher, metrics, access, lambda: app.draining,
-        settings.request_timeout_s, clock,
+        settings.request_timeout_s, clock, Budget(settings.bodies_limit_mib << 20),
     )  # fmt: skip
     server.add(
         peer_pb2_grpc.add_PeerServiceServicer_to_server,

@@ -33,6 +33,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from services.lb.access_log import AccessLog
 from services.lb.ask import Ask
+from services.lb.budget import Budget
 from services.lb.dispatcher import Dispatcher
 from services.lb.line import Line, Place
 from services.lb.metrics import LbMetrics
@@ -50,6 +51,8 @@ STATE_TICKS_MAX = 5
 """A state is a sign of life, too: one comes at least every so many times."""
 REQUESTS_MAX = 4096
 """Of one session at once."""
+REQUEST_BYTES = 4096
+"""What a request holds beside its prompt, about."""
 OUTBOX_LIMIT = 65_536
 FAREWELL_S = 0.2
 PROOF_S = 5.0
@@ -74,7 +77,9 @@ class InboundParts:
         draining: Callable[[], bool],
         timeout_s: float,
         clock: Clock,
+        budget: Budget,
     ) -> None:
+        """``budget``: of bytes that requests of other regions hold here."""
         self.own = own
         self.secret = secret
         self.ways = ways
@@ -86,6 +91,7 @@ class InboundParts:
         self.draining = draining
         self.timeout_s = timeout_s
         self.clock = clock
+        self.budget = budget
         self.sessions: set[Inbound] = set()
         self.ending = False
         """Sessions end as soon as they have no requests."""
@@ -190,12 +196,17 @@ class Inbound:
         if len(self._tasks) >= REQUESTS_MAX:
             self._fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
             return
+        size = len(forwarded.submission) + REQUEST_BYTES
+        if not self._parts.budget.take(size, self.peer.name):
+            self._fail(stream_id, ResourceExhausted("requests of other regions hold too much", field=REGION_FIELD))
+            return
         task = asyncio.create_task(self._serve(stream_id, submission, forwarded), name=submission.request_id)
         self._tasks[stream_id] = task
-        task.add_done_callback(lambda _: self._ended(stream_id))
+        task.add_done_callback(lambda _: self._ended(stream_id, size))
 
-    def _ended(self, stream_id: int) -> None:
+    def _ended(self, stream_id: int, size: int) -> None:
         self._tasks.pop(stream_id, None)
+        self._parts.budget.take(-size, self.peer.name)
         if self._parts.ending and not self._tasks:
             # Not before what it said last has gone: its caller would take that for lost.
             asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
