@@ -23,10 +23,12 @@ def role_of(name: str) -> str:
 
 
 class Access:
-    """``root`` is the folder of the certificates; None: the cluster is plain."""
+    """``root`` is the folder of the certificates; None: the cluster is plain. Ids of instances begin with
+    ``prefix``."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, prefix: str = "") -> None:
         self.root = root
+        self._prefix = prefix
 
     def folder(self, role: str, instance_id: str) -> Path | None:
         """Where the files of a process are; None in a plain cluster."""
@@ -52,7 +54,7 @@ class Access:
         credentials = self._credentials(role)
         if credentials is None:
             return grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-        return grpc.secure_channel(address, credentials, options=_named(service))
+        return grpc.secure_channel(address, credentials, options=self._named(service))
 
     def aio_channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.aio.Channel:
         """As :meth:`channel`, for an event loop."""
@@ -60,7 +62,7 @@ class Access:
         credentials = self._credentials(role)
         if credentials is None:
             return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(address, credentials, options=_named(service))
+        return grpc.aio.secure_channel(address, credentials, options=self._named(service))
 
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
         """To a load balancer; the caller closes it."""
@@ -80,6 +82,5 @@ class Access:
 
         return client_credentials(next(path for path in sorted((self.root / role).iterdir()) if path.is_dir()))
 
-
-def _named(service: ServiceProcess) -> tuple[tuple[str, str | int], ...]:
-    return tls_options(peer_name(role_of(service.name), service.name), PATIENT_CHANNEL_OPTIONS)
+    def _named(self, service: ServiceProcess) -> tuple[tuple[str, str | int], ...]:
+        return tls_options(peer_name(role_of(service.name), self._prefix + service.name), PATIENT_CHANNEL_OPTIONS)

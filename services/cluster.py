@@ -64,7 +64,7 @@ class ClusterSpec:
     stores: int = 1
     lbs: int = 1
     prefix: str = ""
-    """Of all instance ids, where several clusters hear of each other; not with ``tls``."""
+    """Of all instance ids, where several clusters hear of each other."""
     host: str = "127.0.0.1"
     http_port: int = 0
     lb_port: int = 0
@@ -112,8 +112,6 @@ class ClusterSpec:
         copies = 1 + len(self.models)
         if copies * (self.prefill + self.decode + self.mixed) > 192:
             raise InvalidArgument(f"{copies} models with that many workers each are too many", field="more_models")
-        if self.prefix and self.tls:
-            raise InvalidArgument("certificates name the instances without a prefix", field="prefix")
         if not 1 <= self.lbs <= 16:
             raise InvalidArgument("lbs must be 1 to 16", field="lbs")
         for name, registry in POLICIES.items():
@@ -188,8 +186,7 @@ class LocalCluster:
 
     def _start(self, progress: Progress) -> None:
         deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
-        if self.spec.tls:
-            self._access = Access(self._make_certificates())
+        self.make_certificates()
         if self.spec.stores:
             try:
                 self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
@@ -218,20 +215,23 @@ class LocalCluster:
         self.services[name] = service
         return service
 
-    def _make_certificates(self) -> Path:
+    def make_certificates(self) -> None:
+        """With TLS, unless that was done. Clusters that share a ``tls_dir`` do it before any of them starts."""
+        spec = self.spec
+        if not spec.tls or self._access.root is not None:
+            return
         # With TLS only: it brings cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
 
-        spec = self.spec
         if not spec.tls_dir:
             self._tls_temporary = tempfile.TemporaryDirectory(prefix="pinyon-tls-")
         root = Path(spec.tls_dir or (self._tls_temporary.name if self._tls_temporary else ""))
         now = datetime.datetime.now(datetime.UTC)
         authority = Authority.open(root, now)
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
-        for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs):
+        for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,))), now)
-        return root
+        self._access = Access(root, spec.prefix)
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
@@ -342,7 +342,7 @@ class LocalCluster:
 
     def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
         spec = self.spec
-        folder = self._access.folder(role_of(name), name)
+        folder = self._access.folder(role_of(name), spec.prefix + name)
         return [
             *(
                 "--instance-id",
@@ -364,7 +364,8 @@ class LocalCluster:
         return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
 
     def _journal(self, name: str) -> list[str]:
-        return ["--journal", str(Path(self.spec.journal).resolve() / f"{name}.jsonl")] if self.spec.journal else []
+        spec = self.spec
+        return ["--journal", str(Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl")] if spec.journal else []
 
     def _conductor_arguments(self) -> list[str]:
         return [*self._chosen("placement"), *self._common("conductor", "conductor", self.spec.conductor_port)]

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.request import check_geographies
+from pinyon.runtime.identity import CONTROLLER
 from services.cluster import ClusterSpec, LocalCluster
 from services.free_port import is_free
+from services.local_controller import LocalController
 from services.process import INTERPRETER, Launch
 
 __all__ = ["LocalRegions", "RegionsSpec"]
@@ -39,6 +41,12 @@ class RegionsSpec:
     delays_ms: Mapping[str, float] = field(default_factory=dict)
     geography: Mapping[str, object] | None = None
     """See :func:`pinyon.routing.geography.parse_geography`."""
+    static_peers: bool = False
+    """Each load balancer is told once where the others are, and nobody stands in for one that fails; else there is a
+    controller, which tells them."""
+    controller_port: int = 0
+    """Of its gRPC; 0: a free one."""
+    controller_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cluster.lbs != 1:
@@ -70,8 +78,8 @@ class LocalRegions:
         with os.fdopen(descriptor, "w") as file:
             file.write(os.urandom(32).hex())
         arguments = ["--federation-secret-file", str(secret)]
+        policy = root / "geography.json"
         if spec.geography is not None:
-            policy = root / "geography.json"
             policy.write_text(json.dumps(spec.geography))
             arguments += ["--geography-file", str(policy)]
         clusters = {name: spec.clusters.get(name, spec.cluster) for name in spec.names}
@@ -82,6 +90,21 @@ class LocalRegions:
                 )
         tls = spec.cluster.tls
         tls_dir = spec.cluster.tls_dir or str(root / "tls")
+        self.controller: LocalController | None = None
+        if not spec.static_peers:
+            host = spec.cluster.host
+            self.controller = LocalController(
+                f"{host}:{spec.controller_port or free_port(host)}",
+                root,
+                root if log_dir is None else log_dir,
+                [
+                    *(() if spec.geography is None else ("--geography", str(policy))),
+                    *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
+                    *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
+                    *spec.controller_arguments,
+                ],
+                launch,
+            )
         # With TLS, other load balancers come to the door of those who have certificates.
         doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
         self.clusters: dict[str, LocalCluster] = {}
@@ -91,13 +114,13 @@ class LocalRegions:
             delays = ",".join(f"{other}={spec.delay(name, other) / 2:g}" for other in others if spec.delay(name, other))
             extra = dict(each.extra)
             extra["lb"] = (
-                *("--region", name, "--peers", peers, "--test-region-delays-ms", delays, *arguments),
+                *("--region", name, "--test-region-delays-ms", delays, *arguments),
+                *(("--peers", peers) if self.controller is None else ("--controller", self.controller.address)),
                 *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
-            # Certificates name instances as they are called in each region, and one authority has signed them all.
-            called = {"tls_dir": tls_dir} if tls else {"prefix": f"{name}-"}
-            own = replace(each, extra=extra, **called)  # type: ignore[arg-type]
+            # The controller and certificates know them all by their ids, and one authority has signed for all.
+            own = replace(each, extra=extra, prefix=f"{name}-", tls_dir=tls_dir if tls else "")
             self.clusters[name] = LocalCluster(own, None if log_dir is None else log_dir / name, launch)
 
     def __enter__(self) -> LocalRegions:
@@ -110,6 +133,11 @@ class LocalRegions:
     def start(self, progress: Progress = lambda _: None) -> None:
         """All of them, one after the other; on any failure stop what was started."""
         try:
+            for cluster in self.clusters.values():
+                cluster.make_certificates()
+            if self.controller is not None:
+                access = next(iter(self.clusters.values())).access
+                self.controller.start(access.folder(CONTROLLER, CONTROLLER), progress)
             for name, cluster in self.clusters.items():
                 cluster.start(lambda line, name=name: progress(f"{name}: {line}"))  # type: ignore[misc]
         except BaseException:
@@ -117,6 +145,8 @@ class LocalRegions:
             raise
 
     def stop(self) -> None:
+        if self.controller is not None:
+            self.controller.stop()
         for cluster in self.clusters.values():
             cluster.stop()
         self._folder.cleanup()

@@ -34,7 +34,7 @@ def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT
     request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout_s) as reply:
         answer = json.loads(reply.read())
-    return answer["choices"][0]["text"], answer["pinyon"].get("region", region).partition("@")[0]
+    return answer["choices"][0]["text"], answer["pinyon"].get("region", region).partition("-lb-")[0]
 
 
 @pytest.fixture

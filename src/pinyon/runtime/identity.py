@@ -113,10 +113,13 @@ def check_claim(context: Any, role: str, instance_id: str) -> None:
         raise PermissionDenied(f"the certificate is that of {known}, not of {role} {instance_id}", field="instance_id")
 
 
-def cluster_identities(prefill: int, decode: int, mixed: int, stores: int, lbs: int) -> Iterator[Identity]:
-    """The processes of a local cluster, by the ids they have there, and an admin."""
+def cluster_identities(
+    prefill: int, decode: int, mixed: int, stores: int, lbs: int, prefix: str = ""
+) -> Iterator[Identity]:
+    """The processes of a local cluster, by the ids they have there, which begin with ``prefix``; the controller, Redis
+    and an admin, which are called the same in all that belong together."""
     yield Identity(ADMIN, "admin")
-    yield Identity(CONDUCTOR, "conductor")
+    yield Identity(CONDUCTOR, f"{prefix}conductor")
     yield Identity(CONTROLLER, "controller")
     yield Identity(REDIS, "redis")
     for role, kind, count in (
@@ -124,7 +127,7 @@ def cluster_identities(prefill: int, decode: int, mixed: int, stores: int, lbs: 
         *((KVSTORE, "kvstore", stores), (LB, "lb", lbs)),
     ):
         for index in range(count):
-            yield Identity(role, f"{kind}-{index}")
+            yield Identity(role, f"{prefix}{kind}-{index}")
 
 
 def hosts_of(identity: Identity, hosts: Iterable[str]) -> tuple[str, ...]:
