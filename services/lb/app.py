@@ -129,6 +129,7 @@ class Lb:
         """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
         and end it; leaves nothing."""
         self.app.draining = True
+        self.membership.session.wake()
         self.http.announce()
         await self.grpc.begin_drain()
         if lame_duck_s:
@@ -323,6 +324,7 @@ def build(
 
     def drain(draining: bool) -> None:
         app.draining = draining
+        membership.session.wake()
 
     add_admin(
         server,
