@@ -7,6 +7,7 @@ import contextlib
 import json
 
 import grpc
+import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.federation.members import LbState
@@ -16,18 +17,19 @@ from tests.integration.regions_harness import FULL, ROOMY, running_regions
 
 
 @contextlib.asynccontextmanager
-async def federated(folder, **settings):
+async def federated(folder, place_by="conductor", **settings):
     """A controller and two regions that it knows."""
     async with (
         running_controller(**settings) as (controller, address, _),
-        running_regions(folder, "us", "eu", linked=False, controller=address) as regions,
+        running_regions(folder, "us", "eu", linked=False, controller=address, place_by=place_by) as regions,
     ):
         await spin(lambda: len(controller.registry.federation.members) == 2)
         yield controller, regions
 
 
-async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_path):
-    async with federated(tmp_path) as (controller, regions):
+@pytest.mark.parametrize("place_by", ["conductor", "routing"])
+async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_path, place_by):
+    async with federated(tmp_path, place_by) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         await regions.knows("eu", "us", ROOMY)
         assert not eu.lb.clusters.adopted
