@@ -14,11 +14,11 @@ from services.regions import LocalRegions, RegionsSpec
 from tests.forks import forked
 
 
-@pytest.mark.parametrize("static_peers", [False, True])
-def test_requests_cross_regions_with_certificates(tmp_path: Path, static_peers: bool) -> None:
+@pytest.mark.parametrize(("static_peers", "secret"), [(False, False), (True, True)])
+def test_requests_cross_regions_with_certificates(tmp_path: Path, static_peers: bool, secret: bool) -> None:
     spec = ClusterSpec(
         prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=128, tls=True,
-        extra={"mixed": ("--max-batch", "2")},
+        extra={"mixed": ("--max-batch", "2"), "lb": () if secret else ("--federation-secret-file", "")},
     )  # fmt: skip
     with LocalRegions(RegionsSpec(("us", "eu"), spec, static_peers=static_peers), tmp_path, forked) as regions:
         us = regions.clusters["us"]
