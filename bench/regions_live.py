@@ -70,7 +70,7 @@ def live(system: System, regions: tuple[str, ...], instances: int, delays: Delay
             yield Live(dict.fromkeys(regions, cluster.http), {each: trip_s(system.alone, each) for each in regions})
         return
     delays_ms = {f"{one}:{other}": seconds * 1e3 for (one, other), seconds in delays.items()}
-    with LocalRegions(RegionsSpec(regions, spec, delays_ms=delays_ms)) as several:
+    with LocalRegions(RegionsSpec(regions, spec, delays_ms=delays_ms, static_peers=True)) as several:
         yield Live({name: each.http for name, each in several.clusters.items()}, dict.fromkeys(regions, 0.0))
 
 

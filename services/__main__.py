@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.table import Table
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
+from services.local_controller import LocalController
 from services.regions import LocalRegions, RegionsSpec
 from services.supervisor import Supervisor
 
@@ -44,16 +46,22 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="there and back between two regions: each message takes half of it longer (default 0)",
     )
-    add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
-    add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
-    add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
-    add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
     add(
         "--controller-port",
         type=int,
         default=7100,
-        help="gRPC of the controller of --regions (default 7100; 0: a free one)",
+        help="gRPC of the regions' controller (default 7100; 0: a free one): it tells load balancers of each other, "
+        "and who stands in for one that fails",
     )
+    add(
+        "--static-peers",
+        action="store_true",
+        help="no controller: each load balancer is told once where the others are",
+    )
+    add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
+    add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
+    add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
+    add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
     add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
     add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
     add("--served-model-name", default="", help="name clients ask for; default: the model's own")
@@ -111,7 +119,7 @@ def _show_services(console: Console, cluster: LocalCluster, title: str) -> None:
     console.print(table)
 
 
-def _show(console: Console, cluster: LocalCluster) -> None:
+def _show(console: Console, cluster: LocalCluster, controller: LocalController | None) -> None:
     for service in cluster.of_kind("lb")[1:]:
         places = " and ".join(
             f"{kind} at {service.endpoints[name]}" for name, kind in (("http", "HTTP"), ("grpc", "gRPC"))
@@ -125,7 +133,7 @@ def _show(console: Console, cluster: LocalCluster) -> None:
     trust = f"--cacert {access.authority} " if access.authority else ""
     conductor = f"-plaintext {cluster.conductor}"
     if admin := access.admin:
-        name = peer_name(CONDUCTOR, f"{cluster.spec.prefix}conductor")
+        name = peer_name(CONDUCTOR, "conductor")
         conductor = (
             f"-cacert {admin}/ca.crt -cert {admin}/tls.crt -key {admin}/tls.key -authority {name} {cluster.conductor}"
         )
@@ -135,7 +143,7 @@ def _show(console: Console, cluster: LocalCluster) -> None:
         f"grpcurl {conductor} list",
         f"grpcurl {conductor} pinyon.api.conductor.v1.ConductorService/ListInstances",
         *(() if cluster.spec.tls else (_SCHEDULE.format(cluster.conductor),)),
-        *_look(cluster),
+        *(() if controller is None else (_pinyon("regions", controller, admin), _pinyon("top", controller, admin))),
     )
     served = cluster.spec.served_model_name or (Path(cluster.spec.model).name if cluster.spec.model else "pinyon-tiny")
     for line in lines:
@@ -144,14 +152,8 @@ def _show(console: Console, cluster: LocalCluster) -> None:
     console.print("Ctrl-C stops everything.", style="dim")
 
 
-def _look(cluster: LocalCluster) -> list[str]:
-    """What shows several regions."""
-    if not cluster.spec.controller:
-        return []
-    address, admin = cluster.services["controller"].endpoints["grpc"], cluster.access.admin
-    return [
-        f"{Path(sys.executable).parent / 'pinyon'} top --controller {address}{f' --tls-dir {admin}' if admin else ''}"
-    ]
+def _pinyon(command: str, controller: LocalController, admin: Path | None) -> str:
+    return f"pinyon {command} --controller {controller.address}" + ("" if admin is None else f" --tls-dir {admin}")
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -176,13 +178,18 @@ def up(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     regions = [name.strip() for name in values.pop("regions").split(",") if name.strip()]
-    delay_ms = values.pop("region_delay_ms")
+    delay_ms, static_peers = values.pop("region_delay_ms"), values.pop("static_peers")
+    controller_port = values.pop("controller_port")
+    controller: LocalController | None = None
     try:
         spec = ClusterSpec(**values)
         whole: LocalCluster | LocalRegions
         if regions:
-            whole = LocalRegions(RegionsSpec(tuple(regions), spec, delay_ms=delay_ms), log_dir)
-            clusters = list(whole.clusters.values())
+            several = RegionsSpec(
+                tuple(regions), spec, delay_ms=delay_ms, static_peers=static_peers, controller_port=controller_port
+            )
+            whole = LocalRegions(several, log_dir)
+            clusters, controller = list(whole.clusters.values()), whole.controller
         else:
             whole = LocalCluster(spec, log_dir)
             clusters = [whole]
@@ -193,6 +200,9 @@ def up(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def say_of(name: str, line: str) -> None:
+        say(f"{name}: {line}" if name else line)
+
     try:
         starting = True
         with console.status("starting …"):
@@ -200,8 +210,13 @@ def up(arguments: argparse.Namespace) -> int:
         starting = False
         for name, cluster in zip(regions or [""], clusters, strict=True):
             _show_services(console, cluster, f"the region {name}" if name else "pinyon is up")
-        _show(console, clusters[0])
-        supervisors = [Supervisor(cluster, say, stop.is_set, time.monotonic()) for cluster in clusters]
+        _show(console, clusters[0], controller)
+        supervisors = [
+            Supervisor(cluster, partial(say_of, name), stop.is_set, time.monotonic())
+            for name, cluster in zip(regions or [""], clusters, strict=True)
+        ]
+        if controller is not None:
+            supervisors.append(Supervisor(controller, say, stop.is_set, time.monotonic()))
         while not stop.wait(LOOK_S):
             for supervisor in supervisors:
                 supervisor.tick(time.monotonic())

@@ -23,7 +23,8 @@ def role_of(name: str) -> str:
 
 
 class Access:
-    """``root`` is the folder of the certificates; None: the cluster is plain. ``prefix``: of its services' ids."""
+    """``root`` is the folder of the certificates; None: the cluster is plain. Ids of instances begin with
+    ``prefix``."""
 
     def __init__(self, root: Path | None, prefix: str = "") -> None:
         self.root = root

@@ -69,9 +69,6 @@ class ClusterSpec:
     http_port: int = 0
     lb_port: int = 0
     conductor_port: int = 0
-    controller: bool = False
-    """One runs, which knows the load balancers of all regions."""
-    controller_port: int = 0
     redis_url: str = ""
     model: str = ""
     served_model_name: str = ""
@@ -102,7 +99,7 @@ class ClusterSpec:
     log_level: str = "info"
     log_format: str = "text"
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """More arguments per kind of service: conductor, controller, kvstore, worker, prefill, decode, mixed, lb."""
+    """More arguments per kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
 
     def __post_init__(self) -> None:
         if self.journal and not Path(self.journal).is_dir():
@@ -189,8 +186,7 @@ class LocalCluster:
 
     def _start(self, progress: Progress) -> None:
         deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
-        if self.spec.tls:
-            self._access = Access(self._make_certificates(), self.spec.prefix)
+        self.make_certificates()
         if self.spec.stores:
             try:
                 self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
@@ -198,10 +194,7 @@ class LocalCluster:
             except NoRedis as error:
                 self.spec = replace(self.spec, stores=0)
                 progress(f"no KV store: it needs a Redis. {error.message}; everything else starts without it")
-        first = [self._make("conductor", "conductor", self._conductor_arguments())]
-        if self.spec.controller:
-            first.append(self._make("controller", "controller", self._controller_arguments()))
-        self._launch(first, deadline, progress)
+        self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
         served = [(self.spec.served_model_name, self.spec.model), *self.spec.models.items()]
         workers = [
             self._make(f"{role}-{number}", "worker", self._worker_arguments(role, f"{role}-{number}", *model))
@@ -222,11 +215,14 @@ class LocalCluster:
         self.services[name] = service
         return service
 
-    def _make_certificates(self) -> Path:
+    def make_certificates(self) -> None:
+        """With TLS, unless that was done. Clusters that share a ``tls_dir`` do it before any of them starts."""
+        spec = self.spec
+        if not spec.tls or self._access.root is not None:
+            return
         # With TLS only: it brings cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
 
-        spec = self.spec
         if not spec.tls_dir:
             self._tls_temporary = tempfile.TemporaryDirectory(prefix="pinyon-tls-")
         root = Path(spec.tls_dir or (self._tls_temporary.name if self._tls_temporary else ""))
@@ -235,7 +231,7 @@ class LocalCluster:
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,))), now)
-        return root
+        self._access = Access(root, spec.prefix)
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
@@ -323,7 +319,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End everything, outermost first; what does not end in time is killed."""
-        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor", "controller")):
+        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
             group = [service for kind in kinds for service in self.of_kind(kind)]
             for service in group:
                 service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
@@ -368,14 +364,11 @@ class LocalCluster:
         return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
 
     def _journal(self, name: str) -> list[str]:
-        return ["--journal", str(Path(self.spec.journal).resolve() / f"{name}.jsonl")] if self.spec.journal else []
+        spec = self.spec
+        return ["--journal", str(Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl")] if spec.journal else []
 
     def _conductor_arguments(self) -> list[str]:
         return [*self._chosen("placement"), *self._common("conductor", "conductor", self.spec.conductor_port)]
-
-    def _controller_arguments(self) -> list[str]:
-        spec = self.spec
-        return ["--http-listen", f"{spec.host}:0", *self._common("controller", "controller", spec.controller_port)]
 
     def _store_arguments(self, name: str) -> list[str]:
         spec = self.spec

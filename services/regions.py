@@ -17,9 +17,12 @@ from pinyon.core.request import check_geographies
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
+from pinyon.runtime.identity import CONTROLLER
+from services.access import Access
 from services.cluster import START_S, ClusterSpec, LocalCluster
 from services.free_port import is_free
-from services.process import INTERPRETER, Launch, ServiceProcess
+from services.local_controller import LocalController
+from services.process import INTERPRETER, Launch
 
 __all__ = ["LocalRegions", "RegionsSpec"]
 
@@ -35,17 +38,21 @@ class RegionsSpec:
     """``cluster`` is what there is in each region; its load balancers have free ports, but for the first region's.
 
     ``delays_ms``: there and back between two regions, by ``"one:other"`` in either order; ``delay_ms`` for all others.
-    ``clusters``: what is otherwise in one of them. ``controller``: it says who the load balancers are, and who serves
-    the instances of one that failed; else each is told of the others when it starts."""
+    ``clusters``: what is otherwise in one of them."""
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     clusters: Mapping[str, ClusterSpec] = field(default_factory=dict)
     delay_ms: float = 0.0
     delays_ms: Mapping[str, float] = field(default_factory=dict)
-    controller: bool = True
     geography: Mapping[str, object] | None = None
     """See :func:`pinyon.routing.geography.parse_geography`."""
+    static_peers: bool = False
+    """Each load balancer is told once where the others are, and nobody stands in for one that fails; else there is a
+    controller, which tells them."""
+    controller_port: int = 0
+    """Of its gRPC; 0: a free one."""
+    controller_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cluster.lbs != 1:
@@ -77,12 +84,10 @@ class LocalRegions:
         with os.fdopen(descriptor, "w") as file:
             file.write(os.urandom(32).hex())
         arguments = ["--federation-secret-file", str(secret)]
-        told = ["--state-file", str(root / "controller.json")]
+        policy = root / "geography.json"
         if spec.geography is not None:
-            policy = root / "geography.json"
             policy.write_text(json.dumps(spec.geography))
             arguments += ["--geography-file", str(policy)]
-            told += ["--geography", str(policy)]
         clusters = {name: spec.clusters.get(name, spec.cluster) for name in spec.names}
         for number, (name, each) in enumerate(clusters.items()):
             if number or not each.lb_port:
@@ -91,26 +96,37 @@ class LocalRegions:
                 )
         tls = spec.cluster.tls
         tls_dir = spec.cluster.tls_dir or str(root / "tls")
+        self.controller: LocalController | None = None
+        if not spec.static_peers:
+            host = spec.cluster.host
+            self.controller = LocalController(
+                f"{host}:{spec.controller_port or free_port(host)}",
+                root,
+                root if log_dir is None else log_dir,
+                [
+                    *(() if spec.geography is None else ("--geography", str(policy))),
+                    *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
+                    *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
+                    *spec.controller_arguments,
+                ],
+                launch,
+            )
         # With TLS, other load balancers come to the door of those who have certificates.
         doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
-        first = clusters[spec.names[0]]
-        controller = f"{first.host}:{first.controller_port or free_port(first.host)}" if spec.controller else ""
         self.clusters: dict[str, LocalCluster] = {}
         for name, each in clusters.items():
             others = [other for other in spec.names if other != name]
-            peers = "" if controller else ",".join(f"{other}={each.host}:{doors[other]}" for other in others)
+            peers = ",".join(f"{other}={each.host}:{doors[other]}" for other in others)
             delays = ",".join(f"{other}={spec.delay(name, other) / 2:g}" for other in others if spec.delay(name, other))
             extra = dict(each.extra)
             extra["lb"] = (
-                *("--region", name, "--peers", peers, "--controller", controller),
-                *("--test-region-delays-ms", delays, *arguments),
+                *("--region", name, "--test-region-delays-ms", delays, *arguments),
+                *(("--peers", peers) if self.controller is None else ("--controller", self.controller.address)),
                 *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
+            # The controller and certificates know them all by their ids, and one authority has signed for all.
             own = replace(each, extra=extra, prefix=f"{name}-", tls_dir=tls_dir if tls else "")
-            if controller and each is first:
-                extra["controller"] = (*told, *extra.get("controller", ()))
-                own = replace(own, controller=True, controller_port=int(controller.rpartition(":")[2]))
             self.clusters[name] = LocalCluster(own, None if log_dir is None else log_dir / name, launch)
 
     def __enter__(self) -> LocalRegions:
@@ -123,31 +139,35 @@ class LocalRegions:
     def start(self, progress: Progress = lambda _: None) -> None:
         """All of them, one after the other; on any failure stop what was started."""
         try:
+            for cluster in self.clusters.values():
+                cluster.make_certificates()
+            if self.controller is not None:
+                access = next(iter(self.clusters.values())).access
+                self.controller.start(access.folder(CONTROLLER, CONTROLLER), progress)
             for name, cluster in self.clusters.items():
                 cluster.start(lambda line, name=name: progress(f"{name}: {line}"))  # type: ignore[misc]
-            if self.spec.controller:
+            if self.controller is not None:
                 self._wait_known()
         except BaseException:
             self.stop()
             raise
 
-    @property
-    def controller(self) -> ServiceProcess:
-        """Raises :class:`KeyError` if there is none."""
-        return self.clusters[self.spec.names[0]].services["controller"]
-
-    def federation(self) -> Federation:
-        """As the controller knows it."""
-        return federation_from_proto(self.listed().federation)
-
     def listed(self) -> controller_pb2.ListRegionsResponse:
-        """What the controller says to who asks."""
-        with self.clusters[self.spec.names[0]].access.channel(self.controller) as channel:
+        """What the controller says to who asks. Raises :class:`RuntimeError` if there is none."""
+        if self.controller is None:
+            raise RuntimeError("these regions have no controller")
+        # Its id does not begin with a region.
+        access = Access(next(iter(self.clusters.values())).access.root)
+        with access.channel(self.controller.services[CONTROLLER]) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             reply: controller_pb2.ListRegionsResponse = stub.ListRegions(
                 controller_pb2.ListRegionsRequest(), timeout=START_S, wait_for_ready=True
             )
-            return reply
+        return reply
+
+    def federation(self) -> Federation:
+        """As the controller knows it."""
+        return federation_from_proto(self.listed().federation)
 
     def _wait_known(self) -> None:
         deadline = time.monotonic() + START_S
@@ -157,6 +177,8 @@ class LocalRegions:
             time.sleep(0.02)  # a poll with a deadline: it has no event for outsiders
 
     def stop(self) -> None:
+        if self.controller is not None:
+            self.controller.stop()
         for cluster in self.clusters.values():
             cluster.stop()
         self._folder.cleanup()

@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError
-from services.cluster import START_S, LocalCluster
+from pinyon.runtime.redis_server import RedisServer
+from services.cluster import START_S
 from services.process import ServiceProcess
 
-__all__ = ["Restarts", "Supervisor"]
+__all__ = ["Restarts", "Supervised", "Supervisor"]
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
@@ -22,6 +24,15 @@ QUICK_S = 30.0
 QUICK_DEATHS_MAX = 8
 LOG_TAIL_BYTES = 4096
 SHOWN_CHARS = 200
+
+
+class Supervised(Protocol):
+    """A cluster, or what else has services that are started again."""
+
+    services: dict[str, ServiceProcess]
+    redis: RedisServer | None
+
+    def restart(self, name: str, wait: bool = True) -> ServiceProcess: ...
 
 
 class Restarts:
@@ -65,7 +76,7 @@ class Supervisor:
     ``stopped``: the cluster is to end; a start of Redis, which is waited for, is cut short then.
     """
 
-    cluster: LocalCluster
+    cluster: Supervised
     say: Callable[[str], None]
     stopped: Callable[[], bool]
     started_s: float

@@ -31,7 +31,7 @@ from services.process import ROOT, Child, child_environment
 
 __all__ = ["DrivenChild", "forked", "until_stopped"]
 
-MODULES = ("services.conductor", "services.kvstore", "services.lb", "services.worker")
+MODULES = ("services.conductor", "services.controller", "services.kvstore", "services.lb", "services.worker")
 MESSAGE_BYTES_MAX = 65_536
 ANSWER_S = 60.0
 CLONE_NEWNS, CLONE_NEWNET, MS_REC, MS_SLAVE, MNT_DETACH = 0x20000, 0x40000000, 0x4000, 0x80000, 2

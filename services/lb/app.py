@@ -284,7 +284,15 @@ def build(
 
     arrivals = Arrivals(own, lambda: ways.geography, line, metrics, lambda: app.draining)
     serving = TokenServing(
-        arrivals, federation.secret, ways, models, dispatcher, access, settings.request_timeout_s, clock
+        arrivals,
+        federation.secret,
+        ways,
+        models,
+        dispatcher,
+        access,
+        Budget(settings.bodies_limit_mib << 20),
+        settings.request_timeout_s,
+        clock,
     )
     inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
     server.add(

@@ -169,8 +169,9 @@ class Dispatcher:
         """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
         clock, regions = self._clock, self._regions
         attempt_id = request.attempt_id
-        request.begin_attempt(None, clock(), name, regions.region_of(name))
-        stream, counted = None, None
+        sent_s = clock()
+        request.begin_attempt(None, sent_s, name, regions.region_of(name))
+        stream, counted, accepted = None, None, False
         try:
             stream, submission = regions.open(name, request.gap_s)
             counted = self._ways.sent(request, name)
@@ -180,6 +181,9 @@ class Dispatcher:
             del submission
             while request.finish_reason is None and request.error is None:
                 delta = _fold(request, await stream.take(), clock())
+                if not accepted and (delta.tokens or request.finish_reason is not None):
+                    accepted = True
+                    self._ways.accepted(name, sent_s)
                 if delta.tokens or delta.text:
                     yield delta
         except Unavailable as error:

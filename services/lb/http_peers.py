@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["FORWARDED_FIELDS", "Peers", "TrustedProxies"]
+__all__ = ["FORWARDED_FIELDS", "Peers", "TrustedProxies", "network_of"]
 
 FORWARDED_FIELDS = ("x-forwarded-for", "forwarded")
 HOPS_MAX = 32
@@ -95,7 +95,7 @@ class Peers:
 
     def take(self, address: str) -> str | None:
         """One more, if the limit allows it: what to :meth:`give` back; else None."""
-        peer = _peer(address)
+        peer = network_of(address)
         count = self._counts.get(peer, 0)
         if count >= self._limit:
             return None
@@ -110,7 +110,8 @@ class Peers:
             del self._counts[peer]
 
 
-def _peer(address: str) -> str:
+def network_of(address: str) -> str:
+    """What counts as one peer: the address, or the /64 that it is in."""
     if ":" not in address:
         return address
     parsed = parse_address(address.partition("%")[0])

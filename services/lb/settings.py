@@ -277,7 +277,8 @@ class LbSettings(JournalSettings):
         512,
         ge=1,
         le=1 << 20,
-        description="HTTP bodies of all requests that arrive, wait or run, half of it of a key's tenant; beyond: 503",
+        description="HTTP bodies of all requests that arrive, wait or run, half of it of a key's tenant; beyond: 503. "
+        "As much again for what other regions forward, half of it of one load balancer",
     )
     head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
     head_fields_limit: int = Field(100, ge=1, le=1000, description="header fields of a request; more get 431")

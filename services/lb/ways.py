@@ -13,6 +13,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import PrefixTree
 from pinyon.routing.pushing import PUSHING_RULES, Blind
+from pinyon.routing.refusals import Refusals
 from pinyon.routing.routing_keys import routing_root, token_keys
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
@@ -55,6 +56,7 @@ class Ways:
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
         self._under_way = UnderWay()
+        self._refusals = Refusals()
         self._demands = Demands(lambda: self.waiting())
         self._numbered_for: frozenset[str] = frozenset()
         """Regions by which the numbers tell demands apart."""
@@ -161,7 +163,8 @@ class Ways:
             two.remote.set_live(name, True)
             two.remote.set_draining(name, draining)
             two.remote.set_distance(name, distance_s)
-            two.remote.report(name, report, now_s, unseen.get(model, 0))
+            believed = self._refusals.believed(name, report, now_s)
+            two.remote.report(name, believed, now_s, unseen.get(model, 0))
         self.changed()
 
     def expect(self, name: str, region: str) -> None:
@@ -177,14 +180,21 @@ class Ways:
         self.changed()
 
     def refused(self, request: Request, name: str) -> None:
-        """It had no room for the request, whatever it said: it has none for anybody until it says so again."""
+        """It had no room for the request, whatever it said: it has none for anybody until it says so again, and is
+        believed again."""
+        self._refusals.refused(name, self._clock())
         remote = self._by_model[request.ask.model].remote
         target = remote.get(name)
         if target is not None:
             remote.report(name, replace(target.report, available=0), target.reported_s)
 
+    def accepted(self, name: str, sent_s: float) -> None:
+        """It serves what was sent there then."""
+        self._refusals.accepted(name, sent_s)
+
     def gone(self, name: str) -> None:
         """It is no load balancer of ours any more."""
+        self._refusals.gone(name)
         self._regions.pop(name, None)
         self._under_way.forget(name)
         for two in self._by_model.values():

@@ -26,10 +26,16 @@ def states(regions: LocalRegions) -> dict[str, LbState]:
 def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool) -> None:
     spec = cluster_spec(
         prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256, tls=tls,
-        extra={"mixed": ("--max-batch", "4"), "controller": ("--settle-s", "0.5", "--grace-s", "0")},
+        extra={"mixed": ("--max-batch", "4")},
     )  # fmt: skip
     delays = {"us:eu": 30.0, "ap:eu": 90.0, "us:ap": 60.0}
-    with LocalRegions(RegionsSpec(("ap", "us", "eu"), spec, delays_ms=delays), tmp_path, forked) as regions:
+    with LocalRegions(
+        RegionsSpec(
+            ("ap", "us", "eu"), spec, delays_ms=delays, controller_arguments=("--settle-s", "0.5", "--grace-s", "0")
+        ),
+        tmp_path,
+        forked,
+    ) as regions:
         eu, us = regions.clusters["eu"], regions.clusters["us"]
         assert sorted(states(regions)) == ["ap", "eu", "us"]
         until(
@@ -44,12 +50,13 @@ def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool)
         assert adopters(regions) == {"ap": "", "us": "", "eu": "us-lb-0"}
         load.send(60)
         taken_by(regions, "eu")
-        controller = regions.controller
+        assert regions.controller is not None
+        controller = regions.controller.services["controller"]
         controller.signal(signal.SIGKILL)  # what was told last goes on to count
         controller.wait(10)
         load.send(20)
         assert "eu" not in load.check(), "there is no load balancer of eu"
-        regions.clusters["ap"].restart("controller")
+        regions.controller.restart()
         until(lambda: list(states(regions).values()).count(LbState.LIVE) == 2, "the controller does not hear them")
         assert adopters(regions)["eu"] == "us-lb-0"
         eu.restart("lb-0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import time
 
 import grpc
@@ -15,7 +16,9 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.routing.geography import parse_geography
+from services.lb.regions import inbound as inbound_module
 from services.lb.regions import link as link_module
+from services.lb.regions import servicer as servicer_module
 from services.lb.regions.proof import caller_proof, request_proof, welcome_proof
 from tests.integration.lb_harness import MODEL, Connection, expected_text, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
@@ -316,9 +319,12 @@ class Caller:
     async def prove(self) -> None:
         await self.call.write(peer_pb2.SessionRequest(proof=caller_proof(self.secret, self.nonce, "eu", "x"), probe=7))
 
-    def request(self, *, hops: int = 1, nonce: bytes = b"", secret: bytes = b"") -> peer_pb2.ForwardedRequest:
+    def request(
+        self, *, hops: int = 1, nonce: bytes = b"", secret: bytes = b"", stream_id: int = 1, tokens: int = 3
+    ) -> peer_pb2.ForwardedRequest:
+        prompt = tokens_to_bytes([1 + number % 200 for number in range(tokens)])
         submission = worker_pb2.Submission(
-            stream_id=1, request_id="r", model=MODEL, prompt_tokens_le32=tokens_to_bytes([1, 2, 3])
+            stream_id=stream_id, request_id=f"r{stream_id}", model=MODEL, prompt_tokens_le32=prompt
         )
         submission.sampling.max_tokens = 2
         data = submission.SerializeToString()
@@ -392,6 +398,33 @@ async def test_a_request_is_good_for_one_session_and_one_hop(tmp_path):
         await regions.idle()
 
 
+async def test_silent_strangers_keep_nobody_out(tmp_path, monkeypatch):
+    """As many as there are places for, twice, from the address that the others come from, too."""
+    monkeypatch.setattr(inbound_module, "PROOF_S", 600.0)
+    monkeypatch.setattr(servicer_module, "FIRST_S", 600.0)
+    monkeypatch.setattr(random.SystemRandom, "choice", lambda _, crowd: crowd[0])  # the oldest, whatever comes late
+    async with running_regions(tmp_path, "us", "eu", linked=False) as regions, contextlib.AsyncExitStack() as stack:
+        us, eu = regions["us"], regions["eu"]
+        calls = []
+        for number in range(2 * servicer_module.UNKNOWN_MAX):
+            caller = await stack.enter_async_context(Caller(us, b"wrong"))
+            if number % 2:
+                await caller.hello()
+            else:
+                await caller.call.wait_for_connection()
+            calls.append(caller.call)
+        async with Caller(us, OURS) as caller:
+            await caller.hello()
+            await caller.prove()
+            while not (message := await caller.call.read()).HasField("state"):
+                pass
+            assert message.state.models[0].instances == 1
+        eu.lb.regions.know([link_module_peer("us", us)])
+        await regions.knows("eu", "us", ROOMY)
+        ended = [await call.code() for call in calls if call.done()]
+        assert set(ended) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
 async def test_who_proves_itself_is_served(tmp_path):
     async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
         await caller.hello()
@@ -411,6 +444,39 @@ async def test_who_proves_itself_is_served(tmp_path):
         assert state is not None
         assert state.models[0].instances == 1
         assert state.models[0].credits >= 1
+
+
+async def test_a_peer_holds_no_more_bytes_than_it_leaves_free(tmp_path):
+    async with (
+        running_regions(tmp_path, "us", linked=False, bodies_limit_mib=1) as regions,
+        Caller(regions["us"], OURS) as caller,
+    ):
+        us, worker = regions["us"], regions["us"].workers[0]
+        worker.go.clear()
+        await caller.hello()
+        await caller.prove()
+        for number in range(1, 5):  # of 160 KB each: three are the half that one may hold
+            request = caller.request(stream_id=number, tokens=40_000)
+            await caller.call.write(peer_pb2.SessionRequest(requests=[request]))
+        while not (message := await caller.call.read()).updates:
+            pass
+        (refused,) = message.updates
+        assert refused.stream_id == 4
+        assert (refused.error.code, refused.error.field) == ("RESOURCE_EXHAUSTED", "region")
+        await spin(lambda: us.lb.inbound.requests == 3)
+        assert 480_000 < us.lb.inbound.serving.budget.used <= 1 << 19
+        worker.go.set()
+        ended: set[int] = set()
+        while len(ended) < 3:
+            ended |= {each.stream_id for each in (await caller.call.read()).updates if each.finish_reason}
+        await spin(lambda: us.lb.inbound.requests == 0)
+        assert us.lb.inbound.serving.budget.used == 0
+        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=5, tokens=40_000)]))
+        while not (message := await caller.call.read()).updates:
+            pass
+        assert message.updates[0].stream_id == 5
+        assert not message.updates[0].error.code
+        await regions.idle()
 
 
 async def test_without_a_secret_and_without_tls_the_door_is_shut(tmp_path):

@@ -6,6 +6,10 @@ import asyncio
 import contextlib
 import json
 
+import grpc
+import pytest
+
+from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.federation.members import LbState
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import MODEL, expected_text, spin
@@ -13,18 +17,19 @@ from tests.integration.regions_harness import FULL, ROOMY, running_regions
 
 
 @contextlib.asynccontextmanager
-async def federated(folder, **settings):
+async def federated(folder, place_by="conductor", **settings):
     """A controller and two regions that it knows."""
     async with (
         running_controller(**settings) as (controller, address, _),
-        running_regions(folder, "us", "eu", linked=False, controller=address) as regions,
+        running_regions(folder, "us", "eu", linked=False, controller=address, place_by=place_by) as regions,
     ):
         await spin(lambda: len(controller.registry.federation.members) == 2)
         yield controller, regions
 
 
-async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_path):
-    async with federated(tmp_path) as (controller, regions):
+@pytest.mark.parametrize("place_by", ["conductor", "routing"])
+async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_path, place_by):
+    async with federated(tmp_path, place_by) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         await regions.knows("eu", "us", ROOMY)
         assert not eu.lb.clusters.adopted
@@ -54,15 +59,41 @@ async def test_who_drains_hands_its_instances_over_and_gets_them_back(tmp_path):
         assert controller.registry.failures == 0
 
 
-async def test_who_begins_to_end_says_so_at_once(tmp_path):
-    async with federated(tmp_path) as (_, regions):
+async def silent(controller, bench) -> None:
+    """From now on it reports only what has changed."""
+    session = bench.lb.membership.session
+    session._period_s = 3600.0
+    (member,) = [each for each in controller.registry.watched() if each.info.region == bench.lb.ways.region]
+    heard_s = member.heard_s
+    session.wake()
+    await spin(lambda: member.heard_s > heard_s)
+
+
+async def test_who_begins_to_drain_says_so_at_once(tmp_path):
+    async with federated(tmp_path, silence_s=600.0) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
-        us.lb.membership.session._period_s = 3600.0
-        us.lb.membership.session.wake()  # the period it waits for was another one
-        ending = asyncio.ensure_future(us.lb.close(0.0, lame_duck_s=3600.0))
+        await silent(controller, us)
+        async with grpc.aio.insecure_channel(us.endpoints["grpc"]) as channel:
+            admin = admin_pb2_grpc.AdminServiceStub(channel)
+            await admin.Apply(admin_pb2.ApplyRequest(settings=[admin_pb2.Setting(name="draining", value="true")]))
+            await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
+            await admin.Apply(admin_pb2.ApplyRequest(settings=[admin_pb2.Setting(name="draining", value="false")]))
+            await spin(lambda: not eu.lb.clusters.adopted)
+
+
+async def test_who_ends_says_so_before_it_waits_for_what_runs(tmp_path):
+    async with federated(tmp_path, silence_s=600.0) as (controller, regions):
+        us, eu = regions["us"], regions["eu"]
+        us.workers[0].go.clear()
+        running = asyncio.create_task(us.complete(max_tokens=3))
+        await us.workers[0].until(lambda: us.workers[0].open)
+        await silent(controller, us)
+        ending = asyncio.create_task(us.lb.close(60.0))
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
-        ending.cancel()
-        await asyncio.wait({ending})
+        assert not ending.done()
+        us.workers[0].go.set()
+        assert (await running).json["choices"][0]["text"] == expected_text(5, 3)
+        await ending
 
 
 async def test_law_forbids_adoption(tmp_path):

@@ -238,6 +238,31 @@ async def test_another_session_hears_of_what_it_did_not_send(fleet):
     await fleet.idle()
 
 
+async def test_load_balancers_share_the_room(fleet):
+    """Who is not told of it, and so does not push by it, has no share; who goes leaves its share to the others."""
+    m = await fleet.start("mixed", "m0", max_batch=8, load_interval_s=0.01)
+    await fleet.client(m)
+    one = await listener(fleet, m)
+    await one.told(room=8)
+    two, three = await listener(fleet, m), await listener(fleet, m)
+    for each in (one, two, three):
+        await each.told(room=2)
+    m.engine.hold()
+    answers = await two.client.submit(*[ask(m, PROMPT, LONG) for _ in range(6)])
+    for each in (one, two, three):
+        await each.told(running=6, room=1)
+    answers += await one.client.submit(ask(m), ask(m))
+    for each in (one, two, three):
+        await each.told(running=8, room=0)
+    m.engine.release()
+    for answer in answers:
+        await answer.wait()
+    await two.client.close()
+    await three.client.close()
+    await one.told(running=0, room=8)
+    await fleet.idle()
+
+
 async def test_nothing_changes_and_still_it_is_told(fleet):
     m = await fleet.start("mixed", "m0", load_interval_s=0.01)
     lb = await listener(fleet, m)

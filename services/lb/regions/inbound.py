@@ -92,7 +92,8 @@ class InboundParts:
 class Inbound:
     """One session, after its welcome. ``run`` ends with it; then nothing of it is left."""
 
-    def __init__(self, parts: InboundParts, peer: Peer, nonce: bytes) -> None:
+    def __init__(self, parts: InboundParts, peer: Peer, nonce: bytes, on_known: Callable[[], None]) -> None:
+        """``on_known`` is called when it has proved what it is."""
         self.peer = peer
         self.nonce = nonce
         self.received = 0
@@ -102,8 +103,9 @@ class Inbound:
         self._news = asyncio.Event()
         self._known = asyncio.Event()
         """It has proved that it is of the federation."""
+        self._on_known = on_known
         if not parts.secret:
-            self._known.set()
+            self._prove()
         self._probe = 0
         self._state: peer_pb2.RegionState | None = None
         self._version = 0
@@ -172,13 +174,17 @@ class Inbound:
 
     # -- what comes
 
+    def _prove(self) -> None:
+        self._known.set()
+        self._on_known()
+
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         if not self._known.is_set():
             parts = self._parts
             expected = caller_proof(parts.secret, self.nonce, self.peer.region, self.peer.name)
             if not same(message.proof, expected):
                 raise PermissionDenied("the federation's secret is another one here", field="proof")
-            self._known.set()
+            self._prove()
         if message.probe:
             self._probe = message.probe
             self._news.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
@@ -14,6 +15,7 @@ from services.lb.regions.inbound import Inbound, InboundParts
 from services.lb.regions.link import PEER_VERSION
 from services.lb.regions.peer import Peer
 from services.lb.regions.proof import is_nonce, new_nonce, welcome_proof
+from services.lb.regions.strangers import Stranger, Strangers, address_of
 
 __all__ = ["PEER_CALLERS", "PeerServicer"]
 
@@ -30,10 +32,9 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
     """Who calls must have the certificate of a load balancer, or know the federation's secret: without both, the door
     is shut."""
 
-    def __init__(self, parts: InboundParts) -> None:
+    def __init__(self, parts: InboundParts, chance: random.Random | None = None) -> None:
         self._parts = parts
-        self._waiting = 0
-        """Sessions that have not said anything yet."""
+        self._strangers = Strangers(UNKNOWN_MAX, chance or random.SystemRandom())
 
     async def Session(self, _: object, context: Any) -> None:
         parts = self._parts
@@ -41,15 +42,21 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             raise FailedPrecondition("this load balancer is of no region: --region names it")
         if not parts.secret and caller(context) is None:
             raise FailedPrecondition("regions need TLS between them, or --federation-secret-file")
-        known = sum(session.known for session in parts.sessions)
-        if known >= SESSIONS_MAX or len(parts.sessions) - known + self._waiting >= UNKNOWN_MAX:
+        if sum(session.known for session in parts.sessions) >= SESSIONS_MAX:
             raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
         stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
-        self._waiting += 1
+        crowded = ResourceExhausted("too many that have not proved what they are", retry_after_s=1.0)
+        stranger = self._strangers.enter(address_of(context.peer()), lambda: stream.end(crowded))
         try:
-            first = await stream.first(FIRST_S)
+            await self._meet(stream, context, stranger)
         finally:
-            self._waiting -= 1
+            stranger.leave()
+
+    async def _meet(
+        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], context: Any, stranger: Stranger
+    ) -> None:
+        parts = self._parts
+        first = await stream.first(FIRST_S)
         if first is None:
             return
         hello = first.hello
@@ -63,7 +70,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             version=PEER_VERSION,
             kind=parts.serving.kind,
         )
-        await Inbound(parts, peer, nonce).run(stream, welcome)
+        await Inbound(parts, peer, nonce, stranger.leave).run(stream, welcome)
 
     def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
         """Raises :class:`PinyonError` for whom we do not speak with."""

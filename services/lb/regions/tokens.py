@@ -32,6 +32,7 @@ from pinyon.routing.geography import Geography
 from pinyon.runtime.logging import get_logger
 from services.lb.access_log import AccessLog
 from services.lb.ask import Ask
+from services.lb.budget import Budget
 from services.lb.dispatcher import Dispatcher
 from services.lb.models import Models
 from services.lb.regions.arrival import Arrivals, ForwardedTurn
@@ -43,6 +44,9 @@ from services.lb.ways import Ways
 __all__ = ["TokenServing"]
 
 _log = get_logger("lb.regions")
+
+REQUEST_BYTES = 4096
+"""What a request holds beside its prompt, about."""
 
 
 class TokenServing:
@@ -58,15 +62,18 @@ class TokenServing:
         models: Models,
         dispatcher: Dispatcher,
         access: AccessLog,
+        budget: Budget,
         timeout_s: float,
         clock: Clock,
     ) -> None:
+        """``budget``: of bytes that requests of other regions hold here."""
         self.arrivals = arrivals
         self.secret = secret
         self.ways = ways
         self.models = models
         self.dispatcher = dispatcher
         self.access = access
+        self.budget = budget
         self.timeout_s = timeout_s
         self.clock = clock
 
@@ -79,6 +86,10 @@ class TokenServing:
 
     def states(self, sharing: int) -> list[peer_pb2.ModelState]:
         return [self.arrivals.state(model, self.ways.states(model, sharing)) for model in self.ways.models]
+
+
+def _give_back(budget: Budget, size: int, name: str) -> None:
+    budget.take(-size, name)
 
 
 class _TokenRequests:
@@ -116,7 +127,12 @@ class _TokenRequests:
         if self._session.running >= REQUESTS_MAX:
             self._fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
             return
-        self._session.begin(stream_id, self._serve(stream_id, submission, forwarded), submission.request_id)
+        budget, name, size = self._parts.budget, self._session.peer.name, len(forwarded.submission) + REQUEST_BYTES
+        if not budget.take(size, name):
+            self._fail(stream_id, ResourceExhausted("requests of other regions hold too much", field=REGION_FIELD))
+            return
+        serving = self._serve(stream_id, submission, forwarded)
+        self._session.begin(stream_id, serving, submission.request_id, lambda: _give_back(budget, size, name))
 
     async def _serve(
         self, stream_id: int, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest

@@ -39,6 +39,11 @@ class LbSessions:
         return len(self._open)
 
     @property
+    def told(self) -> int:
+        """Load balancers that have asked to be told of the load, and push by it."""
+        return sum([session.tells for session in self._open])
+
+    @property
     def unsent(self) -> int:
         """Changes that wait to be sent, over all sessions."""
         return sum(session.updates.unsent for session in list(self._open))
@@ -106,9 +111,17 @@ class LbSession:
             interval_s = max(parts.settings.load_interval_s, message.load_interval_ms / 1e3)
             self._teller = LoadTeller(LoadNews(self._told, interval_s), self.updates.nudge, parts.clock)
 
+    @property
+    def tells(self) -> bool:
+        return self._teller is not None
+
     def _told(self) -> worker_pb2.Load:
         load = self._sessions.load()
         load.received = self._received
+        if load.room:
+            # Of several that each believed all of it, all would send as much. One place each they have, so that none
+            # of them waits for one that the others leave free.
+            load.room = max(1, load.room // max(1, self._sessions.told))
         return load
 
     async def _messages(self) -> AsyncGenerator[worker_pb2.SessionResponse, None]:

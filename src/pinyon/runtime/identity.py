@@ -116,11 +116,11 @@ def check_claim(context: Any, role: str, instance_id: str) -> None:
 def cluster_identities(
     prefill: int, decode: int, mixed: int, stores: int, lbs: int, prefix: str = ""
 ) -> Iterator[Identity]:
-    """The processes of a local cluster, by the ids they have there, and an admin. ``prefix``: of the ids of its
-    services."""
+    """The processes of a local cluster, by the ids they have there, which begin with ``prefix``; the controller, Redis
+    and an admin, which are called the same in all that belong together."""
     yield Identity(ADMIN, "admin")
     yield Identity(CONDUCTOR, f"{prefix}conductor")
-    yield Identity(CONTROLLER, f"{prefix}controller")
+    yield Identity(CONTROLLER, "controller")
     yield Identity(REDIS, "redis")
     for role, kind, count in (
         *((WORKER, "prefill", prefill), (WORKER, "decode", decode), (WORKER, "mixed", mixed)),

@@ -11,12 +11,19 @@ from pathlib import Path
 import pytest
 
 from services.conductor.settings import ConductorSettings
+from services.controller.settings import ControllerSettings
 from services.kvstore.settings import KvStoreSettings
 from services.lb.settings import LbSettings
 from services.worker.settings import WorkerSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-SETTINGS = {"CONDUCTOR": ConductorSettings, "KVSTORE": KvStoreSettings, "LB": LbSettings, "WORKER": WorkerSettings}
+SETTINGS = {
+    "CONDUCTOR": ConductorSettings,
+    "CONTROLLER": ControllerSettings,
+    "KVSTORE": KvStoreSettings,
+    "LB": LbSettings,
+    "WORKER": WorkerSettings,
+}
 WANTED = {
     "PINYON_MODEL_DIR": "/models/one",
     "PINYON_SECOND_MODEL_DIR": "/models/two",
@@ -29,6 +36,14 @@ OVERRIDES = {
     "second model": (
         ("compose.second-model.yaml",),
         {"lb": "PINYON_LB_MORE_MODELS: two=/second-model", "second-mixed": "PINYON_WORKER_SERVED_MODEL_NAME: two"},
+    ),
+    "regions": (
+        ("compose.regions.yaml",),
+        {
+            "lb": "PINYON_LB_REGION: us",
+            "eu-lb": "PINYON_LB_CONTROLLER: controller:7100",
+            "controller": "PINYON_CONTROLLER_STATE_FILE: /var/lib/pinyon/controller.json",
+        },
     ),
     "keys": (("compose.keys.yaml",), {"lb": "PINYON_LB_API_KEYS_FILE: /run/pinyon/keys"}),
 }
@@ -61,9 +76,15 @@ def test_what_the_files_come_to_is_known_to_the_services(name: str) -> None:
     found = services(ended.stdout)
     for service, setting in expected.items():
         assert setting in found[service]
-    for kind, setting in re.findall(r"\bPINYON_(CONDUCTOR|KVSTORE|LB|WORKER)_([A-Z_]+):", ended.stdout):
+    for kind, setting in re.findall(r"\bPINYON_(CONDUCTOR|CONTROLLER|KVSTORE|LB|WORKER)_([A-Z_]+):", ended.stdout):
         assert setting.lower() in SETTINGS[kind].model_fields, setting
     for service, text in found.items():
         assert "max-size: 10m" in text, service
         assert "no-new-privileges:true" in text, service
         assert ("healthcheck:" in text) == (service not in ("certs", "admin")), service
+    volume = re.compile(r"(?<![\w-])tls-[\w-]+")
+    made = set(volume.findall(found["certs"]))
+    for service, text in found.items():
+        assert set(volume.findall(text)) <= made, f"nobody makes a certificate for {service}"
+    for whose in re.findall(r"/certs/(\w+/[\w-]+)", found["certs"]):
+        assert f"- {whose}\n" in found["certs"], f"{whose} has a volume and no certificate"

@@ -40,7 +40,7 @@ def test_the_built_in_model_s_whole_context_has_room_wherever_it_runs() -> None:
         for path in sorted(DEPLOY.glob("compose*.yaml"))
         for blocks in re.findall(r"POOL_BLOCKS: \$\{PINYON_POOL_BLOCKS:-(\d+)\}", path.read_text())
     ]
-    assert len(composed) == 2
+    assert len(composed) == 3
     assert settings.pool_blocks * settings.block_tokens >= context
     assert spec.pool_blocks * spec.block_tokens >= context
     assert min(composed) * settings.block_tokens >= context

@@ -1,0 +1,63 @@
+"""The regional controller as a process on this machine, beside the regions that it is told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pinyon.runtime.identity import CONTROLLER
+from pinyon.runtime.redis_server import RedisServer
+from services.process import INTERPRETER, Launch, ServiceProcess
+
+__all__ = ["LocalController"]
+
+START_S = 30.0
+
+Progress = Callable[[str], None]
+
+
+class LocalController:
+    """``start`` → ``stop``. For a supervisor it looks like a cluster of one service.
+
+    ``address`` is where its gRPC listens; ``folder`` keeps what it knows over its own restarts.
+    """
+
+    def __init__(
+        self, address: str, folder: Path, log_dir: Path, arguments: Sequence[str] = (), launch: Launch = INTERPRETER
+    ) -> None:
+        self.redis: RedisServer | None = None
+        self.address = address
+        log_dir.mkdir(parents=True, exist_ok=True)
+        host = address.rpartition(":")[0]
+        own = (
+            *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
+            *("--metrics-listen", f"{host}:0", "--state-file", str(folder / "controller.json")),
+        )
+        self._service = ServiceProcess(
+            CONTROLLER, "services.controller", [*own, *arguments], log_dir / f"{CONTROLLER}.log", launch
+        )
+        self.services = {CONTROLLER: self._service}
+
+    def start(self, tls_dir: Path | None, progress: Progress = lambda _: None) -> None:
+        """With the certificate in ``tls_dir``, if there is TLS. Raises :class:`PinyonError` if it does not serve."""
+        if tls_dir is not None:
+            self._service.arguments += ["--tls-dir", str(tls_dir)]
+        self._service.spawn()
+        self._service.wait_ready(time.monotonic() + START_S)
+        endpoints = self._service.endpoints
+        self._service.arguments[self._service.arguments.index("--http-listen") + 1] = endpoints["http"]
+        progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in endpoints.items())}")
+
+    def restart(self, name: str = CONTROLLER, wait: bool = True) -> ServiceProcess:
+        """Start it again where it was; without ``wait`` the caller waits."""
+        if self._service.alive:
+            raise RuntimeError(f"{name} is still running")
+        self._service.spawn()
+        if wait:
+            self._service.wait_ready(time.monotonic() + START_S)
+        return self._service
+
+    def stop(self) -> None:
+        """At once: nobody is to stand in for load balancers that end now, and nothing is kept."""
+        self._service.kill()
