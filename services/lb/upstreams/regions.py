@@ -13,6 +13,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.messages.request_class import class_to_proto
 from pinyon.routing.layer import Layer
+from pinyon.routing.refusals import Refusals
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.under_way import UnderWay
@@ -41,6 +42,7 @@ class RegionTargets:
         self._listed: dict[str, set[str]] = {}
         """Models that each load balancer serves."""
         self._under_way = UnderWay()
+        self._refusals = Refusals()
 
     # -- what is heard of them (services.lb.regions.links.Hears)
 
@@ -64,7 +66,7 @@ class RegionTargets:
             remote.set_live(name, True)
             remote.set_draining(name, draining)
             remote.set_distance(name, distance_s)
-            remote.report(name, report, now_s, unseen.get(model, 0))
+            remote.report(name, self._refusals.believed(name, report, now_s), now_s, unseen.get(model, 0))
             served.look()
         self._models.tell()
 
@@ -84,6 +86,7 @@ class RegionTargets:
 
     def gone(self, name: str) -> None:
         """It is no load balancer of ours any more."""
+        self._refusals.gone(name)
         self._models.know({other: region for other, region in self._models.others.items() if other != name})
         self._under_way.forget(name)
         for model in self._listed.pop(name, set()):
@@ -136,13 +139,15 @@ class RegionTargets:
         self._models.tell()
 
     def answered(self, target: str, began_s: float) -> None:
-        """Nothing follows: it says itself how it is."""
+        """It serves what was sent there then; how it is it says itself."""
+        self._refusals.accepted(target, began_s)
 
     def failed(self, target: str, *, absent: bool = False) -> None:
         """Nothing follows: what its servers do is its own load balancer's business, and the session's end is heard."""
 
     def refused(self, target: str, rest_s: float) -> None:
-        """It has room for nobody until it says so again."""
+        """It has room for nobody until it says so again, and is believed again."""
+        self._refusals.refused(target, self._clock())
         for model in self._listed.get(target, ()):
             remote = self._models.by_name[model].layers.remote
             known = remote.get(target)
