@@ -98,6 +98,7 @@ PUSHING: Final = (
     _in_one(SP_P, "cache_aware", PAPERS),
     _in_one("SP-P, credits", "cache_aware", "pending"),
     _in_one("skywalker", "skywalker", PAPERS),
+    _in_one("pinyon", "skywalker", "pending"),
 )
 
 
@@ -174,7 +175,8 @@ def _fig9(tell: Tell, quick: bool) -> Result:
     ]
     note = (
         "Credits: no more are pushed between two probes than an instance says that it has room for; without, any "
-        "number are while nobody waited at the last probe. `without room` are requests that were pushed and have none."
+        "number are while nobody waited at the last probe. `pinyon` is `skywalker` with credits, and a few may wait at the "
+        "full instance that alone has most of their prompt. `without room` are requests that were pushed and have none."
     )
     groups = tuple(str(clients) for clients in dict.fromkeys(clients for clients, _ in runs))
     picture = Picture(
