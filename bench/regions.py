@@ -79,7 +79,8 @@ def main() -> None:
         "regions",
         {
             "workloads": workloads, "systems": systems, "instances_per_region": chosen.instances,
-            "max_batch": chosen.max_batch, "seconds": chosen.seconds, "seed": chosen.seed, "engine": "paced, l4-llama-8b",
+            "max_batch": chosen.max_batch, "seconds": chosen.seconds, "seed": chosen.seed,
+            "engine": "paced, l4-llama-8b",
         },
     )  # fmt: skip
     found: dict[tuple[str, str], dict[str, Any]] = {}

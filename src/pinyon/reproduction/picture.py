@@ -15,6 +15,8 @@ _ACROSS = 2
 """Panels."""
 _LETTER = 7
 """Width of one, on average at most."""
+_DIGIT = 6
+"""Of the numbers at bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,13 @@ def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -
 
 
 def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list[str]:
-    scale = ticks_from_zero([value for values in panel.values.values() for value in values if value is not None])
-    out = _y_axis(panel.y_label, panel.form, scale, left, top)
     group_width = _WIDTH / len(panel.groups)
     bar_width = 0.84 * group_width / len(panel.values)
+    known = [value for values in panel.values.values() for value in values if value is not None]
+    upright = max([len(format(value, panel.form)) for value in known], default=0) * _DIGIT > bar_width
+    """Numbers stand on their bars where they would run into each other; above the highest one is room for that."""
+    scale = ticks_from_zero([1.1 * value for value in known] if upright else known)
+    out = _y_axis(panel.y_label, panel.form, scale, left, top)
     for group, name in enumerate(panel.groups):
         begin = left + group * group_width
         out.append(text(begin + group_width / 2, top + _HEIGHT + 20, name, 'text-anchor="middle"'))
@@ -145,13 +150,21 @@ def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list
                 continue
             x, height = begin + 0.08 * group_width + number * bar_width, _HEIGHT * value / scale[-1]
             out.append(rect(x, top + _HEIGHT - height, 0.92 * bar_width, height, colours[label]))
-            at = f'text-anchor="middle" font-size="10" fill="{colours[label]}"'
-            out.append(text(x + 0.46 * bar_width, top + _HEIGHT - height - 4, format(value, panel.form), at))
+            at, up = f'font-size="10" fill="{colours[label]}"', top + _HEIGHT - height - 4
+            middle = x + 0.46 * bar_width
+            if upright:
+                middle += 4
+                at += f' transform="rotate(-90 {middle:.1f} {up:.1f})"'
+            else:
+                at += ' text-anchor="middle"'
+            out.append(text(middle, up, format(value, panel.form), at))
     return out
 
 
 def _y_axis(label: str, form: str, scale: Sequence[float], left: float, top: float) -> list[str]:
     out = []
+    if form.endswith("f") and all(tick == round(tick) for tick in scale):
+        form = ",.0f"
     for tick in scale:
         y = top + _HEIGHT * (1 - tick / scale[-1])
         out.append(line((left, y), (left + _WIDTH, y), "#dddddd" if tick else "#444444"))

@@ -175,16 +175,17 @@ def _fig9(tell: Tell, quick: bool) -> Result:
     ]
     note = (
         "Credits: no more are pushed between two probes than an instance says that it has room for; without, any "
-        "number are while nobody waited at the last probe. `pinyon` is `skywalker` with credits, and a few may wait at the "
-        "full instance that alone has most of their prompt. `without room` are requests that were pushed and have none."
+        "number are while nobody waited at the last probe. `pinyon` is `skywalker` with credits, and a few may wait "
+        "at the full instance that alone has half of their prompt. `without room` are requests that were pushed and "
+        "have none."
     )
-    groups = tuple(str(clients) for clients in dict.fromkeys(clients for clients, _ in runs))
+    groups = tuple(dict.fromkeys(clients for clients, _ in runs))
     picture = Picture(
         "SkyWalker Fig. 9",
         [
             _bars("Throughput", "thousand output tokens/s", groups, runs, lambda found: _tokens(found) / 1e3, ".1f"),
-            _bars("TTFT, P90", "s", groups, runs, lambda found: found.measured.ttft.p90, ".1f"),
-            _bars("End to end, P50", "s", groups, runs, lambda found: found.measured.e2e.p50, ".0f"),
+            _bars("TTFT, P90", "seconds", groups, runs, lambda found: found.measured.ttft.p90, ".1f"),
+            _bars("End to end, P50", "seconds", groups, runs, lambda found: found.measured.e2e.p50, ".0f"),
             _bars("Hits", "of prompt tokens", groups, runs, lambda found: found.measured.hits, ".0%"),
         ],
     )
@@ -249,26 +250,27 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             "over time: what credits are for; agrees if there are no more of them with credits. Not in the paper",
         ),
     ]
-    points = {name: [(float(size), _tokens(runs[size, name])) for size in sizes] for name in (LOCAL, SHARED, CREDITS)}
-    panel = Courses(
-        "Throughput", "instances", "output tokens/s", [Course(name, each) for name, each in points.items()], (), ",.0f"
-    )
+    panels = [
+        _bars("Throughput", "output tokens/s", sizes, runs, _tokens, ",.0f", "instances"),
+        _bars("TTFT, P90", "seconds", sizes, runs, lambda found: found.measured.ttft.p90, ".1f", "instances"),
+    ]
     columns = [Column("instances", "instances", "d"), Column("system", "system"), *COLUMNS]
     notes = [MODEL_NOTE, LENGTHS_NOTE, *([QUICK_NOTE] if quick else [])]
-    return Result(columns, rows, claims, notes, Picture("SkyWalker Fig. 10", [panel]))
+    return Result(columns, rows, claims, notes, Picture("SkyWalker Fig. 10", panels))
 
 
 def _bars(
     title: str,
     label: str,
-    groups: Sequence[str],
+    groups: Sequence[int],
     runs: dict[tuple[int, str], Ran],
     value: Callable[[Ran], float],
     form: str,
+    what: str = "clients",
 ) -> Bars:
     names = dict.fromkeys(name for _, name in runs)
-    values = {name: [value(runs[int(group), name]) for group in groups] for name in names}
-    return Bars(title, label, groups, values, form)
+    values = {name: [value(runs[group, name]) for group in groups] for name in names}
+    return Bars(title, label, [f"{group} {what}" for group in groups], values, form)
 
 
 FIG4B = Figure(
