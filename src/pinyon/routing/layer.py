@@ -166,11 +166,18 @@ class Layer:
             return full
         return self._policy.choose(request, available) if available else None
 
-    def waits_for(
-        self, request: Routed, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
-    ) -> Target | None:
-        """Who has no room and :meth:`choose` names nevertheless."""
-        return self._waits_for(request, self.available(now_s, allowed, exclude), now_s, allowed, exclude)
+    def may_wait(self, request: Routed, now_s: float, exclude: Container[str] = ()) -> bool:
+        """Whether :meth:`choose` would name a full one, where a conductor has the choice: nowhere that it may choose do
+        so many wait that one more may not."""
+        available = self.available(now_s, exclude=exclude)
+        if self._waits_for(request, available, now_s, None, exclude) is None:
+            return False
+        some = {target.name for target in available} | {target.name for target in self.full(now_s, exclude=exclude)}
+        for target in self._targets.values():
+            sound = target.batches and target.live and not target.draining and target.name not in exclude
+            if sound and target.name not in some:
+                return False
+        return True
 
     def _waits_for(
         self,

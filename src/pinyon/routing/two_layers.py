@@ -76,7 +76,7 @@ class TwoLayers:
         if here:
             if conducted:
                 local, exclude = self.local, route.exclude
-                if local.has_room(now_s, exclude=exclude) or local.waits_for(route.routed, now_s, exclude=exclude):
+                if local.has_room(now_s, exclude=exclude) or local.may_wait(route.routed, now_s, exclude):
                     return Choice(Where.LOCAL)
             else:
                 target = self.local.choose(route.routed, now_s, exclude=route.exclude)

@@ -156,7 +156,7 @@ def test_a_few_wait_at_a_full_one_that_alone_has_half_of_their_prompt() -> None:
     for rule in ("pending:door=0", "pending:credits=false", "outstanding:limit=1"):
         local.use(pushing=PUSHING_RULES.make(rule))
         local.report("a", Report(pending=1, received=2), 0.0)
-        assert local.waits_for(ASK, 0.0) is None
+        assert not local.may_wait(ASK, 0.0)
 
 
 def test_a_request_stays_in_the_region_while_few_wait_where_its_prompt_is() -> None:
@@ -166,6 +166,11 @@ def test_a_request_stays_in_the_region_while_few_wait_where_its_prompt_is() -> N
     assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
     assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
     assert two.choose(Route(Routed()), 0.0) == Choice(Where.REMOTE, "eu")
+    two.local.report("a", Report(pending=16), 0.0)
+    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
+    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.REMOTE, "eu"), "that one might get it"
+    two.local.set_draining("a", True)
+    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
     two.local.report("b", Report(pending=16, received=1), 0.0)
     assert two.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
 
