@@ -25,8 +25,8 @@ REGIONS = ("us", "eu", "asia")
 BLOCK_TOKENS = 16
 POOL_BLOCKS = 2440
 """Of an L4 beside Llama-3.1-8B's weights: about 39,000 tokens."""
-INSTANCES = 4
-"""The paper's, in each region."""
+INSTANCES: Mapping[str, int] = {"arena": 8, "wildchat": 8, "tree": 12, "mixed-tree": 12}
+"""The paper's, in all regions: its unbalanced eight for conversations, as in the simulator's Fig. 8."""
 SYSTEM_NAMES = ("gateway", "rr", "ll", "ch", "sgl", "skywalker-ch", "skywalker", "pinyon")
 CLIENTS: Mapping[str, Mapping[str, int]] = {
     "arena": {"us": 80, "eu": 80, "asia": 80},
@@ -34,7 +34,7 @@ CLIENTS: Mapping[str, Mapping[str, int]] = {
     "tree": {"us": 40, "eu": 20, "asia": 20},
     "mixed-tree": {"us": 2, "eu": 20, "asia": 20},
 }
-"""§5.1, for :data:`INSTANCES`; with fewer there are as many fewer clients."""
+"""§5.1, for :data:`INSTANCES`; there are as many for each instance here."""
 
 
 def sources_of(workload: str, seed: int) -> dict[str, Source]:
@@ -49,7 +49,9 @@ def sources_of(workload: str, seed: int) -> dict[str, Source]:
 
 
 def clients_of(workload: str, instances: int) -> dict[str, int]:
-    return {region: max(1, count * instances // INSTANCES) for region, count in CLIENTS[workload].items()}
+    """``instances``: in each region."""
+    total = instances * len(REGIONS)
+    return {region: max(1, count * total // INSTANCES[workload]) for region, count in CLIENTS[workload].items()}
 
 
 def run_one(
