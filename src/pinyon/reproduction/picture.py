@@ -17,6 +17,8 @@ _LETTER = 7
 """Width of one, on average at most."""
 _DIGIT = 6
 """Of the numbers at bars."""
+_BELOW_TITLE = 10
+"""Free above a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,12 @@ def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list
     group_width = _WIDTH / len(panel.groups)
     bar_width = 0.84 * group_width / len(panel.values)
     known = [value for values in panel.values.values() for value in values if value is not None]
-    upright = max([len(format(value, panel.form)) for value in known], default=0) * _DIGIT > bar_width
-    """Numbers stand on their bars where they would run into each other; above the highest one is room for that."""
-    scale = ticks_from_zero([1.1 * value for value in known] if upright else known)
+    longest = max([len(format(value, panel.form)) for value in known], default=0) * _DIGIT
+    upright = longest > bar_width
+    """Numbers stand on their bars where they would run into each other."""
+    scale = ticks_from_zero(known)
+    if upright and _HEIGHT * (1 - max(known) / scale[-1]) + _BELOW_TITLE < longest:
+        scale = ticks_from_zero([1.1 * value for value in known])
     out = _y_axis(panel.y_label, panel.form, scale, left, top)
     for group, name in enumerate(panel.groups):
         begin = left + group * group_width
