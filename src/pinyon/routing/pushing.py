@@ -136,8 +136,9 @@ class Pending:
             return False
         if report.available != UNKNOWN or report.pending == UNKNOWN:  # another region, or nobody knows who waits there
             return False
-        room = settings.burst if report.room == UNKNOWN and not report.pending else max(0, report.room)
-        return report.pending + max(0, target.unseen - room) < settings.door
+        if report.room == UNKNOWN and not report.pending:  # it may be full, or not: the next report says
+            return False
+        return report.pending + max(0, target.unseen - max(0, report.room)) < settings.door
 
 
 PUSHING_RULES: Registry[PushingRule] = Registry(

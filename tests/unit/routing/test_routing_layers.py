@@ -70,8 +70,12 @@ def test_who_cannot_say_how_much_room_it_has_gets_a_burst() -> None:
     local.sent(ASK, "a")
     local.sent(ASK, "a")
     assert local.spare(0.0) == 0
+    assert local.choose(ASK, 0.0) is None, "nor does anybody wait there for what it has"
     local.report("a", Report(pending=0), 0.1)
     assert local.spare(0.1) == 2
+    local.report("a", Report(pending=1), 0.2)
+    assert local.choose(ASK, 0.2) is local.get("a"), "it is full"
+    assert local.choose(Routed(), 0.2) is None
 
 
 def test_what_a_conductor_is_asked_for_takes_a_credit_at_once() -> None:
