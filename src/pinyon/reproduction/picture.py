@@ -1,4 +1,5 @@
-"""Pictures as SVG text: courses over a logarithmic x axis, and bars side by side; y axes are linear from 0."""
+"""Pictures as SVG text: courses, over a logarithmic x axis most often, and bars side by side; y axes are linear from
+0."""
 
 from __future__ import annotations
 
@@ -47,6 +48,8 @@ class Courses:
     marks: Sequence[Mark] = ()
     form: str = ".0%"
     """Of y's numbers."""
+    linear: bool = False
+    """The x axis, from the least to the largest x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +118,15 @@ def _labels(panel: Courses | Bars) -> list[str]:
 
 def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -> list[str]:
     xs = [x for course in panel.courses for x, _ in course.points] or [1.0]
-    low, high = math.log(min(xs)), math.log(max(xs))
+    low, high = _on_axis(panel, min(xs)), _on_axis(panel, max(xs))
     scale = ticks_from_zero([y for course in panel.courses for _, y in course.points])
 
     def at_x(x: float) -> float:
-        return left + _WIDTH * (math.log(x) - low) / ((high - low) or 1)
+        return left + _WIDTH * (_on_axis(panel, x) - low) / ((high - low) or 1)
 
     out = _y_axis(panel.y_label, panel.form, scale, left, top)
-    for tick in round_ticks(min(xs), max(xs)):
+    linear = [tick for tick in ticks_from_zero(xs) if min(xs) <= tick <= max(xs)]
+    for tick in linear if panel.linear else round_ticks(min(xs), max(xs)):
         out.append(line((at_x(tick), top + _HEIGHT), (at_x(tick), top + _HEIGHT + 5), "#444444"))
         out.append(text(at_x(tick), top + _HEIGHT + 19, _short(tick), 'text-anchor="middle" font-size="11"'))
     out.append(text(left + _WIDTH / 2, top + _HEIGHT + 40, panel.x_label, 'text-anchor="middle"'))
@@ -133,6 +137,10 @@ def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -
         path = [(at_x(x), top + _HEIGHT * (1 - y / scale[-1])) for x, y in course.points]
         out.append(polyline(path, colours[course.label], 2, dashed=course.dashed))
     return out
+
+
+def _on_axis(panel: Courses, x: float) -> float:
+    return x if panel.linear else math.log(x)
 
 
 def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list[str]:

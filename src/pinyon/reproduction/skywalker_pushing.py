@@ -56,10 +56,12 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
         )
     ]
     courses = [
-        Course(f"instance {place + 1}", [(1.0 + second, share) for second, share in enumerate(used)])
+        Course(f"instance {place + 1}", [(float(second), share) for second, share in enumerate(used)])
         for place, used in enumerate(zip(*runs["rr"].used, strict=True))
     ]
-    picture = Picture("SkyWalker Fig. 4b", [Courses("Round robin", "s", "KV memory that requests hold", courses)])
+    picture = Picture(
+        "SkyWalker Fig. 4b", [Courses("Round robin", "seconds", "KV memory that requests hold", courses, linear=True)]
+    )
     columns = [
         Column("system", "system"),
         Column("instance", "instance", "d"),

@@ -36,7 +36,7 @@ def drawn(picture: Picture) -> ElementTree.Element:
 def test_courses(courses: list[tuple[str, list[tuple[float, float]]]], title: str) -> None:
     made = [Course(label, points, dashed=number % 2 == 1) for number, (label, points) in enumerate(courses)]
     marks = [Mark("here", courses[0][1][0][0])]
-    root = drawn(Picture(title, [Courses("one", "x", "y", made, marks), Courses("two", "x", "y", made)]))
+    root = drawn(Picture(title, [Courses("one", "x", "y", made, marks), Courses("two", "x", "y", made, linear=True)]))
     assert len(list(root.iter(f"{SVG}polyline"))) == 2 * len(courses)
     texts = [text.text or "" for text in root.iter(f"{SVG}text")]
     assert title in texts
