@@ -20,7 +20,7 @@ from pinyon.simulator.regions.settings import System
 from services.cluster import ClusterSpec, LocalCluster
 from services.regions import LocalRegions, RegionsSpec
 
-__all__ = ["MODEL", "Live", "Run", "live", "measure"]
+__all__ = ["MAX_BATCH", "MODEL", "Live", "Run", "live", "measure"]
 
 MODEL = "pinyon-tiny"
 BLOCK_TOKENS = 16
@@ -43,7 +43,9 @@ class Live:
 
 
 @contextmanager
-def live(system: System, regions: tuple[str, ...], instances: int, delays: Delays, pool_blocks: int) -> Iterator[Live]:
+def live(
+    system: System, regions: tuple[str, ...], instances: int, delays: Delays, pool_blocks: int, max_batch: int
+) -> Iterator[Live]:
     """``instances`` in each region. A system that is ``alone`` in one has its only load balancer there, which pushes to
     the instances of all."""
 
@@ -54,7 +56,7 @@ def live(system: System, regions: tuple[str, ...], instances: int, delays: Delay
     spec = ClusterSpec(
         prefill=0, decode=0, mixed=instances, stores=0, engine="paced", engine_profile="l4-llama-8b",
         pool_blocks=pool_blocks, block_tokens=BLOCK_TOKENS, log_level="warning",
-        extra={"lb": routing, "mixed": ("--max-batch", str(MAX_BATCH))},
+        extra={"lb": routing, "mixed": ("--max-batch", str(max_batch))},
     )  # fmt: skip
     if system.alone:
         names = [(number, regions[number // instances]) for number in range(instances * len(regions))]

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pinyon.batching import BatchRequest, Fcfs
 from pinyon.decisions import Admission, Grant
+from pinyon.decisions.admission import RECENT
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations
 
@@ -45,6 +46,8 @@ class Model(RuleBasedStateMachine):
         self.leases: dict[int, tuple[float, list[int]]] = {}
         self.overdue: set[int] = set()
         self.held: list[list[int]] = []
+        self.anew: list[int] = []
+        """Of each that was admitted, blocks that nobody else had."""
         self.promised: dict[bytes, int] = {}
         """Blocks without content that somebody has who will compute it: of each key the first one."""
 
@@ -116,6 +119,7 @@ class Model(RuleBasedStateMachine):
             assert reservation.held <= min(request.reusable, request.blocks)
             shared = self.promises(request, reservation.held)
             end = reservation.held + len(shared)
+            self.anew.append(len(set(reservation.table) - self.references().keys()))
             assert reservation.table[reservation.held : end] == shared, "what others compute is there once"
             assert not set(reservation.table[end:]) & self.references().keys()
             if request.computes:
@@ -282,6 +286,10 @@ class Model(RuleBasedStateMachine):
         assert self.reservations.next_deadline() == min(running, default=None)
         assert self.pool.used == len(self.references())
         assert self.waiting or not self.pool.eviction.wanted
+        if self.granted:
+            grown = sum(len(reservation.table) - request.blocks for reservation, request in self.granted.values())
+            latest = self.anew[-RECENT:]
+            assert self.admission.next_blocks == sum(latest) / len(latest) + grown / len(self.granted)
 
     def teardown(self) -> None:
         """Whoever waits gets its blocks when the others gave theirs back, and then nothing is left."""

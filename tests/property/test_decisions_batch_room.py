@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pinyon.batching import BatchRequest, Prompt
 from pinyon.decisions import InstanceConfig, InstanceDecisions
+from pinyon.decisions.admission import RECENT
 
 MAX_BATCH = 3
 
@@ -116,7 +117,7 @@ class Instance:
         queued = list(self.prompts.values()).count("queued")
         if not look.room or queued:
             return
-        size = max(1, int(self.parts.admission.mean_blocks))
+        size = max(1, int(self.parts.admission.next_blocks))
         for _ in range(look.room):
             self.ask(self.submit(size, "here"))
         assert "waits" not in self.requests.values()
@@ -164,3 +165,42 @@ def test_an_idle_one_says_what_those_that_ended_had() -> None:
     assert world.parts.room.look(1, 0).room == 0
     world.end(number)
     assert world.parts.room.look(0, 0).room == 1
+
+
+@given(
+    pool_blocks=st.integers(60, 400),
+    shared=st.integers(1, 40),
+    own=st.integers(1, 4),
+    ended=st.integers(0, RECENT),
+)
+@settings(max_examples=200)
+def test_where_all_share_a_prefix_as_many_have_room_as_is_said(
+    pool_blocks: int, shared: int, own: int, ended: int
+) -> None:
+    config = InstanceConfig(pool_blocks, 4, 512, 4096, 512, active_prefills=2, max_prefills=1024)
+    parts = InstanceDecisions(config)
+    keys = tuple(bytes([number]) * 16 for number in range(shared))
+    tables: dict[int, list[int]] = {}
+
+    def submit(number: int) -> bool:
+        parts.admission.enqueue(BatchRequest(number, 4 * (shared + own), shared + own, keys, shared))
+        for grant in parts.admission.admit(0.0):
+            tables[grant.number] = grant.reservation.table
+            if number == 0:
+                parts.reservations.publish(tables[0][:shared], keys, 0.0)
+        return number in tables
+
+    number = 0
+    while number <= RECENT:
+        if not submit(number):
+            return  # the pool is too small to say anything
+        number += 1
+    for each in range(ended):  # the first one, too, that computed what the others use still
+        parts.admission.end(each)
+        parts.reservations.release(tables.pop(each), 0.0)
+    room = parts.room.look(len(tables), 0).room
+    found = 0
+    while submit(number):
+        found, number = found + 1, number + 1
+    assert room == min(found, 512)
+    assert parts.room.look(len(tables) + 1, 0).room == 0

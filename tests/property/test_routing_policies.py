@@ -72,7 +72,8 @@ def test_pairs_fit(name: str, asked: list[tuple[list[Candidate], Routed, set[str
             ids = pair.prefill.instance_id, pair.decode.instance_id
             assert ids in possible
             roomy = {each for each in possible if not full.intersection(each)}
-            assert not roomy or ids in roomy
+            waits = name == "skywalker" and ids[0] == ids[1] and not {ids[0]} - full  # for what was sent there
+            assert not roomy or ids in roomy or waits
         # the same questions in the same order get the same answers, however the list is ordered
         assert choose_pair(serving_groups(candidates[::-1], 50, exclude), layers[1], request, now_s) == pair
         if pair is not None:

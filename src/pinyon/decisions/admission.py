@@ -8,6 +8,7 @@ Whatever gives blocks back may make room for somebody: :meth:`Admission.admit` s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ from pinyon.paging import BlockPool, Reservation, Reservations
 
 __all__ = ["Admission", "Grant"]
 
+RECENT = 16
+"""Admitted last, whose needs stand for those of the next one: so many later, the first one of a prefix that all share
+does not count any more."""
 USUAL_WEIGHT = 0.125
 """Of the last one, in the mean of those that ended."""
 
@@ -63,9 +67,11 @@ class Admission:
         """The admitted ones, as they were admitted."""
         self._blocks: dict[int, int] = {}
         """Of each admitted one."""
-        self._held = 0
-        """All of them together."""
-        self._usual = 0.0
+        self._grown = 0
+        """Of these, those that came since they were admitted, of all together."""
+        self._anew: deque[int] = deque(maxlen=RECENT)
+        """Blocks that others cannot have any more, of each that was admitted lately."""
+        self._usual_growth = 0.0
         """Mean of those that ended last."""
         self._foreign = 0
         """Of those that wait, prompts for other instances."""
@@ -98,11 +104,15 @@ class Admission:
         return self._slots - len(self._decoded)
 
     @property
-    def mean_blocks(self) -> float:
-        """Blocks of an admitted one, in the mean; what they share, and others do not hold, counts once. Of those that
-        ended last while there is none; 0: there never was one."""
+    def next_blocks(self) -> float:
+        """Blocks that others cannot have any more if one more is admitted, in the mean: as many as those admitted last
+        took when they were, without what others had in use already, and as many as those that are here have grown by
+        (as those that ended last did, while nobody is here). 0: there never was one."""
+        if not self._anew:
+            return 0.0
         admitted = len(self._blocks)
-        return min(self._held, self._pool.used) / admitted if admitted else self._usual
+        growth = self._grown / admitted if admitted else self._usual_growth
+        return sum(self._anew) / len(self._anew) + growth
 
     def enqueue(self, request: BatchRequest) -> None:
         """It waits for its blocks. Raises ``ValueError`` if its number is known or the pool can never have so many."""
@@ -126,10 +136,9 @@ class Admission:
             raise KeyError(number)
         self._decoded.discard(number)
         self.prefixes.remove(number)
-        blocks = self._blocks.pop(number)
-        self._held -= blocks
-        self._usual += (USUAL_WEIGHT if self._usual else 1.0) * (blocks - self._usual)
-        del self._requests[number]
+        grown = self._blocks.pop(number) - self._requests.pop(number).blocks
+        self._grown -= grown
+        self._usual_growth += USUAL_WEIGHT * (grown - self._usual_growth)
 
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
         """So many more blocks for an admitted one; None when there is no room. Raises ``KeyError`` if it is none."""
@@ -137,7 +146,7 @@ class Admission:
         blocks = self._reservations.grow(count, now_s)
         if blocks is not None:
             self._blocks[number] = held + count
-            self._held += count
+            self._grown += count
         return blocks
 
     def admit(self, now_s: float) -> list[Grant]:
@@ -153,6 +162,7 @@ class Admission:
     def _grant(self, number: int, now_s: float) -> Grant:
         request = self._waiting.pop(number)
         self._foreign -= not request.decodes
+        used = self._pool.used
         reservation = self._reservations.reserve(
             request.block_keys[: request.reusable],
             request.blocks,
@@ -167,7 +177,7 @@ class Admission:
             self._decoded.add(number)
             self.prefixes.add(number, request.block_keys[: request.reusable])
         self._blocks[number] = request.blocks
-        self._held += request.blocks
+        self._anew.append(self._pool.used - used)
         self._requests[number] = request
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
         return Grant(number, reservation, self._policy.passed_over_s(number))
@@ -234,8 +244,8 @@ class Admission:
             raise RuntimeError("admission: others wait for the policy, or have blocks spared, than wait")
         if len(self.prefixes) != len(self._decoded):
             raise RuntimeError("admission: prefixes are known of others than are decoded")
-        if self._held != sum(self._blocks.values()):
-            raise RuntimeError("admission: blocks that all hold are not those that each holds")
+        if self._grown != sum([held - self._requests[number].blocks for number, held in self._blocks.items()]):
+            raise RuntimeError("admission: blocks that all have grown by are not those that each has")
         if self._foreign != sum([not request.decodes for request in self._waiting.values()]):
             raise RuntimeError("admission: prompts that wait are counted wrongly")
         if len(self._decoded) > min(self._slots, self._policy.running):

@@ -51,9 +51,9 @@ class BatchRoom:
         memory yet. ``elsewhere``: of those that do not wait for memory, those whose prompt another instance computes.
 
         ``room`` is 0 while anybody waits. Else it is what the places of the batch allow, and what the free and cached
-        blocks do if each takes as many as those that are here have in the mean (as those that ended last had, while
-        nobody is here; as a place's share of the pool, if nobody ever was), less those that are here and have not asked
-        for theirs. At most ``max_batch``. It does not foresee that those that run grow.
+        blocks do if each takes as many as those admitted last did beside what others had in use
+        (:attr:`Admission.next_blocks`; a place's share of the pool, if nobody ever was here), less those that are here
+        and have not asked for theirs. At most ``max_batch``.
         """
         admission, prompts = self._admission, self._prompts
         asking = admission.waiting - admission.waiting_prompts
@@ -67,6 +67,6 @@ class BatchRoom:
             return BatchLoad(waiting, running, 0)
         coming = max(0, with_memory - admission.decoded)
         places = min(self._max_batch - in_batch, admission.free_slots - coming)
-        each = max(1, math.ceil(admission.mean_blocks or self._pool_blocks // self._max_batch))
+        each = max(1, math.ceil(admission.next_blocks or self._pool_blocks // self._max_batch))
         by_memory = admission.room_blocks // each - coming - prompts.foreign_queued
         return BatchLoad(0, running, max(0, min(places, by_memory)))

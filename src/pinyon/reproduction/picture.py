@@ -1,4 +1,5 @@
-"""Pictures as SVG text: courses over a logarithmic x axis, and bars side by side; y axes are linear from 0."""
+"""Pictures as SVG text: courses, over a logarithmic x axis most often, and bars side by side; y axes are linear from
+0."""
 
 from __future__ import annotations
 
@@ -15,6 +16,10 @@ _ACROSS = 2
 """Panels."""
 _LETTER = 7
 """Width of one, on average at most."""
+_DIGIT = 6
+"""Of the numbers at bars."""
+_BELOW_TITLE = 10
+"""Free above a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Courses:
     marks: Sequence[Mark] = ()
     form: str = ".0%"
     """Of y's numbers."""
+    linear: bool = False
+    """The x axis, from the least to the largest x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +118,15 @@ def _labels(panel: Courses | Bars) -> list[str]:
 
 def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -> list[str]:
     xs = [x for course in panel.courses for x, _ in course.points] or [1.0]
-    low, high = math.log(min(xs)), math.log(max(xs))
+    low, high = _on_axis(panel, min(xs)), _on_axis(panel, max(xs))
     scale = ticks_from_zero([y for course in panel.courses for _, y in course.points])
 
     def at_x(x: float) -> float:
-        return left + _WIDTH * (math.log(x) - low) / ((high - low) or 1)
+        return left + _WIDTH * (_on_axis(panel, x) - low) / ((high - low) or 1)
 
     out = _y_axis(panel.y_label, panel.form, scale, left, top)
-    for tick in round_ticks(min(xs), max(xs)):
+    linear = [tick for tick in ticks_from_zero(xs) if min(xs) <= tick <= max(xs)]
+    for tick in linear if panel.linear else round_ticks(min(xs), max(xs)):
         out.append(line((at_x(tick), top + _HEIGHT), (at_x(tick), top + _HEIGHT + 5), "#444444"))
         out.append(text(at_x(tick), top + _HEIGHT + 19, _short(tick), 'text-anchor="middle" font-size="11"'))
     out.append(text(left + _WIDTH / 2, top + _HEIGHT + 40, panel.x_label, 'text-anchor="middle"'))
@@ -131,11 +139,21 @@ def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -
     return out
 
 
+def _on_axis(panel: Courses, x: float) -> float:
+    return x if panel.linear else math.log(x)
+
+
 def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list[str]:
-    scale = ticks_from_zero([value for values in panel.values.values() for value in values if value is not None])
-    out = _y_axis(panel.y_label, panel.form, scale, left, top)
     group_width = _WIDTH / len(panel.groups)
     bar_width = 0.84 * group_width / len(panel.values)
+    known = [value for values in panel.values.values() for value in values if value is not None]
+    longest = max([len(format(value, panel.form)) for value in known], default=0) * _DIGIT
+    upright = longest > bar_width
+    """Numbers stand on their bars where they would run into each other."""
+    scale = ticks_from_zero(known)
+    if upright and _HEIGHT * (1 - max(known) / scale[-1]) + _BELOW_TITLE < longest:
+        scale = ticks_from_zero([1.1 * value for value in known])
+    out = _y_axis(panel.y_label, panel.form, scale, left, top)
     for group, name in enumerate(panel.groups):
         begin = left + group * group_width
         out.append(text(begin + group_width / 2, top + _HEIGHT + 20, name, 'text-anchor="middle"'))
@@ -145,13 +163,21 @@ def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list
                 continue
             x, height = begin + 0.08 * group_width + number * bar_width, _HEIGHT * value / scale[-1]
             out.append(rect(x, top + _HEIGHT - height, 0.92 * bar_width, height, colours[label]))
-            at = f'text-anchor="middle" font-size="10" fill="{colours[label]}"'
-            out.append(text(x + 0.46 * bar_width, top + _HEIGHT - height - 4, format(value, panel.form), at))
+            at, up = f'font-size="10" fill="{colours[label]}"', top + _HEIGHT - height - 4
+            middle = x + 0.46 * bar_width
+            if upright:
+                middle += 4
+                at += f' transform="rotate(-90 {middle:.1f} {up:.1f})"'
+            else:
+                at += ' text-anchor="middle"'
+            out.append(text(middle, up, format(value, panel.form), at))
     return out
 
 
 def _y_axis(label: str, form: str, scale: Sequence[float], left: float, top: float) -> list[str]:
     out = []
+    if form.endswith("f") and all(tick == round(tick) for tick in scale):
+        form = ",.0f"
     for tick in scale:
         y = top + _HEIGHT * (1 - tick / scale[-1])
         out.append(line((left, y), (left + _WIDTH, y), "#dddddd" if tick else "#444444"))

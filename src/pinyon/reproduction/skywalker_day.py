@@ -72,7 +72,7 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
             "within a fifth",
         ),
     ]
-    hours = [0.25 + place * DAY_H / len(together) for place in range(len(together))]
+    hours = [place * DAY_H / len(together) for place in range(len(together))]
     courses = [
         Course(name, list(zip(hours, each, strict=True)), dashed=name == "together")
         for name, each in {**loads, "together": together}.items()
@@ -87,7 +87,13 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         "SkyWalker Fig. 3",
         [
             Courses(
-                "Load (by construction)", "hour of the day, UTC", "of the largest region's peak", courses, (), ".1f"
+                "Load (by construction)",
+                "hour of the day, UTC",
+                "of the largest region's peak",
+                courses,
+                (),
+                ".1f",
+                linear=True,
             ),
             Bars("Cost", "shared = 1", ("one day",), {name: [*each] for name, each in bars.items()}, ".2f"),
         ],

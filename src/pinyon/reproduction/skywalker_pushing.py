@@ -56,10 +56,12 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
         )
     ]
     courses = [
-        Course(f"instance {place + 1}", [(1.0 + second, share) for second, share in enumerate(used)])
+        Course(f"instance {place + 1}", [(float(second), share) for second, share in enumerate(used)])
         for place, used in enumerate(zip(*runs["rr"].used, strict=True))
     ]
-    picture = Picture("SkyWalker Fig. 4b", [Courses("Round robin", "s", "KV memory that requests hold", courses)])
+    picture = Picture(
+        "SkyWalker Fig. 4b", [Courses("Round robin", "seconds", "KV memory that requests hold", courses, linear=True)]
+    )
     columns = [
         Column("system", "system"),
         Column("instance", "instance", "d"),
@@ -91,13 +93,14 @@ CLIENTS9 = (30, 75, 90)
 """§5.2 has 30; the others are ours: where memory gets full."""
 LIMITS = (20, 30, 40, 50)
 """§3.3: where the number of requests that an instance can have at once ranges."""
-BP, SP_P = "BP", "SP-P"
+BP, SP_P, CREDITS = "BP", "SP-P", "pinyon"
 PUSHING: Final = (
     _in_one(BP, "cache_aware"),
     *(_in_one(f"SP-O {limit}", "cache_aware", f"outstanding:limit={limit}") for limit in LIMITS),
     _in_one(SP_P, "cache_aware", PAPERS),
     _in_one("SP-P, credits", "cache_aware", "pending"),
     _in_one("skywalker", "skywalker", PAPERS),
+    _in_one(CREDITS, "skywalker", "pending"),
 )
 
 
@@ -120,6 +123,11 @@ def _fig9(tell: Tell, quick: bool) -> Result:
         for clients in CLIENTS9[1:]
         if not quick
     )
+    waiting = "; ".join(
+        f"{_tokens(runs[clients, CREDITS]) / _tokens(runs[clients, BP]):.2f}× with {clients} clients"
+        for clients in CLIENTS9[1:]
+        if not quick
+    )
     claims = [
         Claim(
             "SP-P improves service throughput by 1.27×",
@@ -132,7 +140,7 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             "waits for room: there is nothing for selective pushing to do. Where memory is full, it does not help "
             f"either: {full or 'not looked at, quick'}. A tree shares nearly all that it holds, and whoever is at the "
             "head of a queue in front of full instances goes to the first one that has room, not to the one that has "
-            "its tree",
+            f"its tree. With pinyon's a few wait there: {waiting or 'not looked at, quick'}",
         ),
         Claim(
             "significantly reduces P90 TTFT by 18.47× compared to BP",
@@ -174,15 +182,17 @@ def _fig9(tell: Tell, quick: bool) -> Result:
     ]
     note = (
         "Credits: no more are pushed between two probes than an instance says that it has room for; without, any "
-        "number are while nobody waited at the last probe. `without room` are requests that were pushed and have none."
+        "number are while nobody waited at the last probe. `pinyon` is `skywalker` with credits, and a few may wait "
+        "at the full instance that alone has half of their prompt. `without room` are requests that were pushed and "
+        "have none."
     )
-    groups = tuple(str(clients) for clients in dict.fromkeys(clients for clients, _ in runs))
+    groups = tuple(dict.fromkeys(clients for clients, _ in runs))
     picture = Picture(
         "SkyWalker Fig. 9",
         [
             _bars("Throughput", "thousand output tokens/s", groups, runs, lambda found: _tokens(found) / 1e3, ".1f"),
-            _bars("TTFT, P90", "s", groups, runs, lambda found: found.measured.ttft.p90, ".1f"),
-            _bars("End to end, P50", "s", groups, runs, lambda found: found.measured.e2e.p50, ".0f"),
+            _bars("TTFT, P90", "seconds", groups, runs, lambda found: found.measured.ttft.p90, ".1f"),
+            _bars("End to end, P50", "seconds", groups, runs, lambda found: found.measured.e2e.p50, ".0f"),
             _bars("Hits", "of prompt tokens", groups, runs, lambda found: found.measured.hits, ".0%"),
         ],
     )
@@ -198,7 +208,7 @@ def _tokens(found: Ran) -> float:
 CLIENTS10: Final = (("us", 120), ("asia", 40), ("eu", 40))
 SIZES = (6, 9, 12, 15)
 """Instances; §5.2 names 9 and 12."""
-LOCAL, SHARED, CREDITS = "region-local", "skywalker", "pinyon"
+LOCAL, SHARED = "region-local", "skywalker"
 
 
 def _fig10(tell: Tell, quick: bool) -> Result:
@@ -244,29 +254,31 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             Basis.MODELLED,
             sum(fewer.values()) < sum(more.values()),
             "of the probe interval. Requests that were pushed to an instance that has no room for them, in the mean "
-            "over time: what credits are for; agrees if there are no more of them with credits. Not in the paper",
+            "over time: what credits are for; agrees if there are no more of them with credits, though some wait then "
+            "where their prompt is. Not in the paper",
         ),
     ]
-    points = {name: [(float(size), _tokens(runs[size, name])) for size in sizes] for name in (LOCAL, SHARED, CREDITS)}
-    panel = Courses(
-        "Throughput", "instances", "output tokens/s", [Course(name, each) for name, each in points.items()], (), ",.0f"
-    )
+    panels = [
+        _bars("Throughput", "output tokens/s", sizes, runs, _tokens, ",.0f", "instances"),
+        _bars("TTFT, P90", "seconds", sizes, runs, lambda found: found.measured.ttft.p90, ".1f", "instances"),
+    ]
     columns = [Column("instances", "instances", "d"), Column("system", "system"), *COLUMNS]
     notes = [MODEL_NOTE, LENGTHS_NOTE, *([QUICK_NOTE] if quick else [])]
-    return Result(columns, rows, claims, notes, Picture("SkyWalker Fig. 10", [panel]))
+    return Result(columns, rows, claims, notes, Picture("SkyWalker Fig. 10", panels))
 
 
 def _bars(
     title: str,
     label: str,
-    groups: Sequence[str],
+    groups: Sequence[int],
     runs: dict[tuple[int, str], Ran],
     value: Callable[[Ran], float],
     form: str,
+    what: str = "clients",
 ) -> Bars:
     names = dict.fromkeys(name for _, name in runs)
-    values = {name: [value(runs[int(group), name]) for group in groups] for name in names}
-    return Bars(title, label, groups, values, form)
+    values = {name: [value(runs[group, name]) for group in groups] for name in names}
+    return Bars(title, label, [f"{group} {what}" for group in groups], values, form)
 
 
 FIG4B = Figure(

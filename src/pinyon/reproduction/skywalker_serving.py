@@ -61,9 +61,9 @@ def _picture(runs: Runs) -> Picture:
         "SkyWalker Fig. 8",
         [
             bars("Throughput", "thousand output tokens/s", lambda each: each.output_tokens_per_s / 1e3, ".1f"),
-            bars("TTFT, mean", "s", lambda each: each.ttft.mean, ".1f"),
-            bars("TTFT, P90", "s", lambda each: each.ttft.p90, ".1f"),
-            bars("End to end, P50", "s", lambda each: each.e2e.p50, ".0f"),
+            bars("TTFT, mean", "seconds", lambda each: each.ttft.mean, ".1f"),
+            bars("TTFT, P90", "seconds", lambda each: each.ttft.p90, ".1f"),
+            bars("End to end, P50", "seconds", lambda each: each.e2e.p50, ".0f"),
         ],
     )
 

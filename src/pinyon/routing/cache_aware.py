@@ -72,6 +72,9 @@ class CacheAware:
                 smallest = target
         return smallest
 
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
     def sent(self, request: Routed, name: str) -> None:
         if self._trie.bit(name):
             self._trie.insert(request.keys, name)

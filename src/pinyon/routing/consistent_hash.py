@@ -55,5 +55,8 @@ class ConsistentHash:
                 return among[owner]
         return least_full(available)
 
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
     def sent(self, request: Routed, name: str) -> None:
         pass

@@ -5,7 +5,7 @@ There are two (SkyWalker §3.1): the instances of the region, and the load balan
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from pinyon.routing.pushing import UNLIMITED, PushingRule
 from pinyon.routing.target import UNKNOWN, Report, Target
@@ -138,6 +138,18 @@ class Layer:
             and pushing.spare(target, now_s)
         ]
 
+    def full(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> list[Target]:
+        """Those that have no room now, and one more may wait there."""
+        pushing = self._pushing
+        return [
+            target
+            for target in self._targets.values()
+            if (allowed is None or target.name in allowed)
+            and target.name not in exclude
+            and not pushing.spare(target, now_s)
+            and pushing.admits(target, now_s)
+        ]
+
     def with_room(self, now_s: float) -> int:
         """Targets with a batch that are available: what other regions are told."""
         return sum([target.batches for target in self.available(now_s)])
@@ -149,7 +161,35 @@ class Layer:
     ) -> Target | None:
         """Where it goes, None if nobody is available. Changes nothing: see :meth:`sent`."""
         available = self.available(now_s, allowed, exclude)
+        full = self._waits_for(request, available, now_s, allowed, exclude)
+        if full is not None:
+            return full
         return self._policy.choose(request, available) if available else None
+
+    def may_wait(self, request: Routed, now_s: float, exclude: Container[str] = ()) -> bool:
+        """Whether :meth:`choose` would name a full one, where a conductor has the choice: nowhere that it may choose do
+        so many wait that one more may not."""
+        available = self.available(now_s, exclude=exclude)
+        if self._waits_for(request, available, now_s, None, exclude) is None:
+            return False
+        some = {target.name for target in available} | {target.name for target in self.full(now_s, exclude=exclude)}
+        for target in self._targets.values():
+            sound = target.batches and target.live and not target.draining and target.name not in exclude
+            if sound and target.name not in some:
+                return False
+        return True
+
+    def _waits_for(
+        self,
+        request: Routed,
+        available: Sequence[Target],
+        now_s: float,
+        allowed: Container[str] | None,
+        exclude: Container[str],
+    ) -> Target | None:
+        if len(available) == len(self._targets):
+            return None
+        return self._policy.waits_for(request, available, self.full(now_s, allowed, exclude))
 
     def hold(self) -> None:
         """A request will be pushed to one of them, and it is not known yet to which: a conductor is asked."""

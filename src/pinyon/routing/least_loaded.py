@@ -25,5 +25,8 @@ class LeastLoaded:
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
         return least_full(available)
 
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
     def sent(self, request: Routed, name: str) -> None:
         pass

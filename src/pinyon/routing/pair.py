@@ -21,14 +21,15 @@ __all__ = ["choose_pair"]
 def choose_pair(groups: Sequence[Group], layer: Layer, request: Routed, now_s: float) -> Pair | None:
     """A pair of one of the groups (:func:`pinyon.routing.groups.serving_groups`); None when there are none.
 
-    Those that have room, by the layer's pushing rule; if there is no such pair, whoever there is.
+    Those that have room, by the layer's pushing rule, or a mixed instance that is full, where the policy has the
+    request wait for what is there; if there is no such pair, whoever there is.
     """
     able = {target.name for target in layer.available(now_s)}
-    pair = _choose(groups, layer, request, able)
-    return _choose(groups, layer, request, {target.name for target in layer}) if pair is None else pair
+    pair = _choose(groups, layer, request, able, {target.name for target in layer.full(now_s)})
+    return _choose(groups, layer, request, {target.name for target in layer}, set()) if pair is None else pair
 
 
-def _choose(groups: Sequence[Group], layer: Layer, request: Routed, able: set[str]) -> Pair | None:
+def _choose(groups: Sequence[Group], layer: Layer, request: Routed, able: set[str], full: set[str]) -> Pair | None:
     prefills: dict[str, tuple[Candidate, Group]] = {}
     for group in groups:
         if any(each.instance_id in able for each in group.decodes):
@@ -36,6 +37,15 @@ def _choose(groups: Sequence[Group], layer: Layer, request: Routed, able: set[st
                 if each.instance_id in able:
                     prefills[each.instance_id] = each, group
     targets = _targets(layer, list(prefills))
+    alone = {
+        each.instance_id: each
+        for group in (groups if full else ())
+        for each in group.prefills
+        if each.instance_id in full and each in group.decodes
+    }
+    waits_for = layer.policy.waits_for(request, targets, _targets(layer, list(alone)))
+    if waits_for is not None:
+        return Pair(alone[waits_for.name], alone[waits_for.name])
     if not targets:
         return None
     prefill, group = prefills[layer.policy.choose(request, targets).name]

@@ -31,7 +31,8 @@ class PrefixTreeSettings:
 
 
 class PrefixTree:
-    """Of those that have the longest prefix the least busy; of those that are equally so, the nearest."""
+    """Of those that have the longest prefix the least busy; of those that are equally so, the nearest. A full one, if
+    ``explore_below`` of the prompt is there that those with room do not have."""
 
     name: ClassVar[str] = "skywalker"
 
@@ -59,9 +60,21 @@ class PrefixTree:
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
         match = self.match(request, available)
         if match.chunks and match.chunks >= self._settings.explore_below * request.chunks:
-            trie = self.trie
-            return least_full([target for target in available if match.targets & trie.bit(target.name)])
+            return self._least_full(available, match)
         return least_full(available)
+
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        if not full or not request.chunks:
+            return None
+        there = self.match(request, full)
+        gained = there.chunks - self.match(request, available).chunks
+        if gained <= 0 or gained < self._settings.explore_below * request.chunks:
+            return None
+        return self._least_full(full, there)
+
+    def _least_full(self, targets: Sequence[Target], match: Match) -> Target:
+        trie = self.trie
+        return least_full([target for target in targets if match.targets & trie.bit(target.name)])
 
     def sent(self, request: Routed, name: str) -> None:
         bit = self.trie.bit(name)

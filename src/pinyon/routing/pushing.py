@@ -5,6 +5,10 @@ How many may be pushed then, until the next probe says more? The paper's answer 
 ms, a burst that comes between two of them all goes to targets that looked free, and every region sends its own to the
 same one. So here a target's report is worth *credits*: as many requests as it has room for, ``burst`` where it cannot
 say, and those that are not in the report are taken off.
+
+Who is next in the queue when a target has room is sent there, and computes again what another target holds that is full
+at this moment: where many share prefixes, that fills the memory of all with the same. So a few may wait at the *door*
+of a full target, if a policy wants them there for what it holds.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ class PushingRule(Protocol):
         """Requests that may be pushed there now; 0: it is not available."""
         ...
 
+    def admits(self, target: Target, now_s: float) -> bool:
+        """It is not available, and yet one that finds its prompt there may be pushed, and wait at its door."""
+        ...
+
 
 class Blind:
     """Whoever lives gets whatever comes: what round robin and least load do elsewhere."""
@@ -40,6 +48,9 @@ class Blind:
 
     def spare(self, target: Target, now_s: float) -> int:
         return UNLIMITED if target.live and not target.draining else 0
+
+    def admits(self, target: Target, now_s: float) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +77,22 @@ class Outstanding:
             return 0
         return max(0, self._limit - target.outstanding)
 
+    def admits(self, target: Target, now_s: float) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class PendingSettings:
     """``credits``: no more between two reports than there is room for; without, as in the paper. ``burst``: that many
     for a target that does not say how much room it has. ``stale_s``: a report older than this speaks for nobody.
-    ``queue``: requests that may wait at another region's load balancer (τ of Listing 1)."""
+    ``queue``: requests that may wait at another region's load balancer (τ of Listing 1). ``door``: requests that may
+    wait at a full instance that has their prompt; 0: they go to whoever has room. Only with credits."""
 
     credits: bool = True
     burst: int = 4
     stale_s: float = 1.0
     queue: int = 10
+    door: int = 16
 
     def __post_init__(self) -> None:
         if not 1 <= self.burst <= 1 << 20:
@@ -85,6 +101,8 @@ class PendingSettings:
             raise ValueError(f"stale_s must be from {PROBE_S} to 3600 s")
         if not 0 <= self.queue <= 1 << 20:
             raise ValueError("queue must be from 0 to 1048576")
+        if not 0 <= self.door <= 1 << 20:
+            raise ValueError("door must be from 0 to 1048576")
 
 
 class Pending:
@@ -111,6 +129,16 @@ class Pending:
         # One at the door: until the next report says that a place has become free, it would stay empty.
         room = settings.burst if report.room == UNKNOWN else max(1, report.room)
         return max(0, room - target.unseen)
+
+    def admits(self, target: Target, now_s: float) -> bool:
+        settings, report = self._settings, target.report
+        if not settings.credits or not target.live or target.draining or now_s - target.reported_s > settings.stale_s:
+            return False
+        if report.available != UNKNOWN or report.pending == UNKNOWN:  # another region, or nobody knows who waits there
+            return False
+        if report.room == UNKNOWN and not report.pending:  # it may be full, or not: the next report says
+            return False
+        return report.pending + max(0, target.unseen - max(0, report.room)) < settings.door
 
 
 PUSHING_RULES: Registry[PushingRule] = Registry(

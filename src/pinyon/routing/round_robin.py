@@ -35,6 +35,9 @@ class RoundRobin:
                 best, best_rank = target, rank
         return best
 
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
     def sent(self, request: Routed, name: str) -> None:
         self._turn += 1
         if name in self._turns:

@@ -42,6 +42,11 @@ class TargetPolicy(Protocol):
         """One of those, which are not none. Changes nothing that :meth:`sent` could not."""
         ...
 
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        """One of the ``full``, where it is better off waiting for what that one alone holds than where there is room,
+        if there is any. Changes nothing."""
+        ...
+
     def sent(self, request: Routed, name: str) -> None:
         """The request went there, whoever chose so."""
 

@@ -75,7 +75,8 @@ class TwoLayers:
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if here:
             if conducted:
-                if self.local.has_room(now_s, exclude=route.exclude):
+                local, exclude = self.local, route.exclude
+                if local.has_room(now_s, exclude=exclude) or local.may_wait(route.routed, now_s, exclude):
                     return Choice(Where.LOCAL)
             else:
                 target = self.local.choose(route.routed, now_s, exclude=route.exclude)

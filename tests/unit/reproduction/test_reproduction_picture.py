@@ -36,7 +36,7 @@ def drawn(picture: Picture) -> ElementTree.Element:
 def test_courses(courses: list[tuple[str, list[tuple[float, float]]]], title: str) -> None:
     made = [Course(label, points, dashed=number % 2 == 1) for number, (label, points) in enumerate(courses)]
     marks = [Mark("here", courses[0][1][0][0])]
-    root = drawn(Picture(title, [Courses("one", "x", "y", made, marks), Courses("two", "x", "y", made)]))
+    root = drawn(Picture(title, [Courses("one", "x", "y", made, marks), Courses("two", "x", "y", made, linear=True)]))
     assert len(list(root.iter(f"{SVG}polyline"))) == 2 * len(courses)
     texts = [text.text or "" for text in root.iter(f"{SVG}text")]
     assert title in texts
@@ -57,3 +57,14 @@ def test_the_same_label_has_the_same_colour_in_all_panels() -> None:
     root = drawn(Picture("both", [left, right]))
     fills = [box.attrib["fill"] for box in list(root.iter(f"{SVG}rect"))[1:]]
     assert fills[1] == fills[2] != fills[0]
+
+
+def test_numbers_stand_upright_where_they_would_run_into_each_other() -> None:
+    def upright(labels: int) -> bool:
+        bars = Bars("bars", "y", ["a", "b", "c"], {str(number): [0.92] * 3 for number in range(labels)})
+        numbers = [each for each in drawn(Picture("p", [bars])).iter(f"{SVG}text") if each.text == "92%"]
+        assert len(numbers) == 3 * labels
+        return all("rotate" in each.attrib.get("transform", "") for each in numbers)
+
+    assert not upright(3)
+    assert upright(9)

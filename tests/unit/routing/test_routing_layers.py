@@ -53,7 +53,7 @@ def test_between_two_reports_no_more_are_pushed_than_there_is_room_for() -> None
     local.report("a", Report(pending=0, room=3), 0.0)
     sent = [local.sent(ASK, "a") for _ in range(3) if local.spare(0.0)]
     assert len(sent) == 3
-    assert local.choose(ASK, 0.0) is None
+    assert local.choose(Routed(), 0.0) is None
     local.ended(sent[0])  # it has left, so there is room for another one
     assert local.spare(0.0) == 1
     local.report("a", Report(pending=0, room=2, received=1), 0.1)  # two were under way when it said so
@@ -70,8 +70,12 @@ def test_who_cannot_say_how_much_room_it_has_gets_a_burst() -> None:
     local.sent(ASK, "a")
     local.sent(ASK, "a")
     assert local.spare(0.0) == 0
+    assert local.choose(ASK, 0.0) is None, "nor does anybody wait there for what it has"
     local.report("a", Report(pending=0), 0.1)
     assert local.spare(0.1) == 2
+    local.report("a", Report(pending=1), 0.2)
+    assert local.choose(ASK, 0.2) is local.get("a"), "it is full"
+    assert local.choose(Routed(), 0.2) is None
 
 
 def test_what_a_conductor_is_asked_for_takes_a_credit_at_once() -> None:
@@ -135,6 +139,80 @@ def test_the_longest_prefix_wins_and_below_half_of_it_the_least_busy() -> None:
     assert local.choose(ASK, 0.0) is local.get("a")  # half of it is there
     assert local.choose(Routed(ASK.keys + ASK.keys), 0.0) is local.get("b")
     assert local.choose(ASK, 0.0, exclude="a") is local.get("b")
+
+
+def test_a_few_wait_at_a_full_one_that_alone_has_half_of_their_prompt() -> None:
+    local = layer(pushing="pending:door=2", names="ab")
+    local.sent(ASK, "a")
+    local.report("a", Report(pending=1, received=1), 0.0)
+    local.report("b", Report(pending=0, room=9), 0.0)
+    assert local.choose(ASK, 0.0) is local.get("a")
+    assert local.choose(Routed(ASK.keys + bytes(8 * 9)), 0.0) is local.get("b"), "less than half of it is there"
+    assert local.choose(Routed(), 0.0) is local.get("b")
+    assert local.choose(ASK, 0.0, exclude="a") is local.get("b")
+    assert local.choose(ASK, 1.1) is None, "nothing was heard of them for long"
+    local.sent(ASK, "a")
+    assert local.choose(ASK, 0.0) is local.get("b"), "two wait there"
+    local.report("a", Report(pending=1, received=2), 0.0)
+    assert local.choose(ASK, 0.0) is local.get("a")
+    local.sent(Routed(ASK.keys[: 8 * 5]), "b")
+    assert local.choose(ASK, 0.0) is local.get("b"), "what is missing there is soon computed"
+    for rule in ("pending:door=0", "pending:credits=false", "outstanding:limit=1"):
+        local.use(pushing=PUSHING_RULES.make(rule))
+        local.report("a", Report(pending=1, received=2), 0.0)
+        assert not local.may_wait(ASK, 0.0)
+
+
+def test_a_request_stays_in_the_region_while_few_wait_where_its_prompt_is() -> None:
+    two = TwoLayers("us", full(), regions("eu"))
+    two.local.sent(ASK, "b")
+    two.local.report("b", Report(pending=1, received=1), 0.0)
+    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
+    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
+    assert two.choose(Route(Routed()), 0.0) == Choice(Where.REMOTE, "eu")
+    two.local.report("a", Report(pending=16), 0.0)
+    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
+    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.REMOTE, "eu"), "that one might get it"
+    two.local.set_draining("a", True)
+    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
+    two.local.report("b", Report(pending=16, received=1), 0.0)
+    assert two.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
+
+
+@given(
+    sent=st.lists(st.tuples(st.sampled_from("abc"), st.text("xy", max_size=6)), max_size=6),
+    waiting=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    prompt=st.text("xy", max_size=6),
+)
+def test_who_waits_gains_half_of_its_prompt(sent: list[tuple[str, str]], waiting: list[int], prompt: str) -> None:
+    def asked(text: str) -> Routed:
+        return Routed(byte_keys(b"root", text.encode(), 1))
+
+    local = layer(pushing="pending:door=3", names="abc")
+    for name, text in sent:
+        local.sent(asked(text), name)
+    for name, count in zip("abc", waiting, strict=True):
+        target = local.get(name)
+        assert target is not None
+        local.report(name, Report(pending=count, room=1, received=target.sent), 0.0)
+
+    def held(name: str) -> int:
+        texts = [text for each, text in sent if each == name]
+        return max([length for length in range(len(prompt) + 1) for text in texts if text[:length] == prompt[:length]])
+
+    def most(names: list[str]) -> int:
+        return max([held(name) for name in names if any(each == name for each, _ in sent)], default=0)
+
+    free = [name for name, count in zip("abc", waiting, strict=True) if not count]
+    full = [name for name, count in zip("abc", waiting, strict=True) if 0 < count < 3]
+    chosen = local.choose(asked(prompt), 0.0)
+    gained = most(full) - most(free)
+    if gained > 0 and gained >= len(prompt) / 2:
+        assert chosen is not None
+        assert chosen.name in full
+        assert held(chosen.name) == most(full)
+    else:
+        assert chosen is None if not free else chosen is not None and chosen.name in free
 
 
 def test_of_equally_busy_ones_the_nearest_gets_what_nobody_has_seen() -> None:

@@ -33,5 +33,8 @@ class GlobalView:
         most = max(held)
         return least_full([target for target, blocks in zip(available, held, strict=True) if blocks == most])
 
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
     def sent(self, request: Routed, name: str) -> None:
         pass
