@@ -141,6 +141,7 @@ class RegionLinks:
                 room=each.credits if each.HasField("credits") else UNKNOWN,
                 received=state.received,
                 available=each.available_instances,
+                instances=each.instances,
             )
             for each in state.models
             if each.instances

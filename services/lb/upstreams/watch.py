@@ -31,7 +31,10 @@ FAILURES = 2
 MISSES = 4
 """In a row, before a server that does not say how busy it is counts as one that never does."""
 REST = 5
-"""A server is asked how busy it is after so many times what the last answer took, at least."""
+"""A server is asked how busy it is after so many times what the last answer took, at least, unless what it said would
+be too old before it answers again (:class:`pinyon.routing.pushing.PendingSettings`)."""
+FRESH_S = 0.8
+"""Between two answers, if they take no longer than half of this; what takes longer says nothing of now."""
 MODELS_S = 10.0
 """Between two questions for its models."""
 METRICS_S = 60.0
@@ -184,14 +187,16 @@ class _Load:
             load = read_load(server.kind, page.body) if page.status == 200 else None
         except Unavailable:  # whether it is well, others find out
             load = None
-        if load is None:
+        took_s = self._clock() - began_s
+        if load is None or took_s > FRESH_S:
             self._missed()
         else:
             self._misses = 0
+        if load is not None:
             if capacity := server.room_for:
                 load = Report(load.pending, load.running, max(0, capacity - load.running))
             self._fleet.report(server, load, marks)
-        return max(self._times.load_s, REST * (self._clock() - began_s))
+        return max(self._times.load_s, min(REST * took_s, FRESH_S - 2 * took_s))
 
     def _missed(self) -> None:
         self._path = b"/metrics"

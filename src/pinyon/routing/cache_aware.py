@@ -75,6 +75,10 @@ class CacheAware:
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         return None
 
+    def affinity(self, request: Routed, name: str) -> int:
+        match = self._trie.match(request.keys, self._trie.bit(name))
+        return match.chunks if match.chunks > self._settings.threshold * request.chunks else 0
+
     def sent(self, request: Routed, name: str) -> None:
         if self._trie.bit(name):
             self._trie.insert(request.keys, name)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xxhash import xxh3_64_intdigest
+
 from pinyon.core.hash_ring import HashRing
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
@@ -57,6 +59,10 @@ class ConsistentHash:
 
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         return None
+
+    def affinity(self, request: Routed, name: str) -> int:
+        """Rings of several layers have nothing in common: of one target of each, the same one for the same key."""
+        return xxh3_64_intdigest(f"{request.hash_key}\0{name}".encode(), SEED) if request.hash_key else 0
 
     def sent(self, request: Routed, name: str) -> None:
         pass

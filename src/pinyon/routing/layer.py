@@ -97,6 +97,8 @@ class Layer:
         if target is None:
             return
         target.report, target.reported_s, target.ended = report, now_s, 0
+        if report.instances > 0:
+            target.capacity = report.instances
         if unseen != UNKNOWN:
             target.sent_before = target.sent - unseen
         else:
@@ -190,6 +192,10 @@ class Layer:
         if len(available) == len(self._targets):
             return None
         return self._policy.waits_for(request, available, self.full(now_s, allowed, exclude))
+
+    def affinity(self, request: Routed, target: Target) -> int:
+        """How much speaks for the target that it chose, beside those of other layers."""
+        return self._policy.affinity(request, target.name)
 
     def hold(self) -> None:
         """A request will be pushed to one of them, and it is not known yet to which: a conductor is asked."""

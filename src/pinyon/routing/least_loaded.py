@@ -28,5 +28,8 @@ class LeastLoaded:
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         return None
 
+    def affinity(self, request: Routed, name: str) -> int:
+        return 0
+
     def sent(self, request: Routed, name: str) -> None:
         pass

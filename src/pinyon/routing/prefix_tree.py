@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTrie
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_full
+from pinyon.routing.target_policy import Routed, near_least_full
 
 __all__ = ["PrefixTree"]
 
@@ -31,8 +31,8 @@ class PrefixTreeSettings:
 
 
 class PrefixTree:
-    """Of those that have the longest prefix the least busy; of those that are equally so, the nearest. A full one, if
-    ``explore_below`` of the prompt is there that those with room do not have."""
+    """Of those that have the longest prefix the least busy; of those that are about as busy, the nearest. A full one,
+    if ``explore_below`` of the prompt is there that those with room do not have."""
 
     name: ClassVar[str] = "skywalker"
 
@@ -61,7 +61,7 @@ class PrefixTree:
         match = self.match(request, available)
         if match.chunks and match.chunks >= self._settings.explore_below * request.chunks:
             return self._least_full(available, match)
-        return least_full(available)
+        return near_least_full(available)
 
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         if not full or not request.chunks:
@@ -74,7 +74,11 @@ class PrefixTree:
 
     def _least_full(self, targets: Sequence[Target], match: Match) -> Target:
         trie = self.trie
-        return least_full([target for target in targets if match.targets & trie.bit(target.name)])
+        return near_least_full([target for target in targets if match.targets & trie.bit(target.name)])
+
+    def affinity(self, request: Routed, name: str) -> int:
+        match = self.trie.match(request.keys, self.trie.bit(name))
+        return match.chunks if match.chunks >= self._settings.explore_below * request.chunks else 0
 
     def sent(self, request: Routed, name: str) -> None:
         bit = self.trie.bit(name)

@@ -124,7 +124,8 @@ class Pending:
             return 0
         if not settings.credits:
             return UNLIMITED
-        if report.pending == UNKNOWN and target.capacity:  # it tells nothing: what its batch holds is all we know
+        # It tells nothing: what its batch holds is all we know.
+        if report.pending == UNKNOWN and report.available == UNKNOWN and target.capacity:
             return max(0, target.capacity - target.outstanding)
         # One at the door: until the next report says that a place has become free, it would stay empty.
         room = settings.burst if report.room == UNKNOWN else max(1, report.room)

@@ -38,6 +38,9 @@ class RoundRobin:
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         return None
 
+    def affinity(self, request: Routed, name: str) -> int:
+        return 0
+
     def sent(self, request: Routed, name: str) -> None:
         self._turn += 1
         if name in self._turns:

@@ -29,6 +29,8 @@ class Report:
     """Of ours, in all, since it began to count; those that are under way are not in the other numbers."""
     available: int = UNKNOWN
     """Of a region: instances with room."""
+    instances: int = UNKNOWN
+    """Of a region: what its load is for."""
 
 
 class Target:
@@ -55,7 +57,7 @@ class Target:
         self.region = region
         """Where it is, if that is another one: regions may have several load balancers."""
         self.capacity = capacity
-        """Requests its batch holds; 0: it did not say."""
+        """Requests its batch holds, or instances of a region: loads are compared for that. 0: it did not say."""
         self.distance_s = distance_s
         """There and back, as measured; 0 for who is here."""
         self.batches = True

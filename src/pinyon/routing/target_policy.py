@@ -9,7 +9,7 @@ from typing import Protocol
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 
-__all__ = ["Routed", "TargetPolicy", "least_full"]
+__all__ = ["Routed", "TargetPolicy", "least_full", "near_least_full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class TargetPolicy(Protocol):
         if there is any. Changes nothing."""
         ...
 
+    def affinity(self, request: Routed, name: str) -> int:
+        """How much speaks for that target where those of several layers can be chosen; 0: nothing but its load."""
+        ...
+
     def sent(self, request: Routed, name: str) -> None:
         """The request went there, whoever chose so."""
 
@@ -58,5 +62,22 @@ def least_full(targets: Sequence[Target]) -> Target:
     for target in targets[1:]:
         rank = (target.fullness, target.distance_s, target.name)
         if rank < best_rank:
+            best, best_rank = target, rank
+    return best
+
+
+NEAR = 1.1
+"""So many times as full as the least full one is as good, if it is nearer."""
+
+
+def near_least_full(targets: Sequence[Target]) -> Target:
+    """The nearest, by measured round trips, of those that are hardly fuller than the least full one; of several that
+    are equally near, the least full."""
+    least = least_full(targets)
+    limit = NEAR * least.fullness
+    best, best_rank = least, (least.distance_s, least.fullness, least.name)
+    for target in targets:
+        rank = (target.distance_s, target.fullness, target.name)
+        if rank < best_rank and target.fullness <= limit:
             best, best_rank = target, rank
     return best

@@ -7,6 +7,7 @@ there are no loops, whatever load balancers believe of each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container
 from enum import StrEnum
 from typing import NamedTuple
@@ -73,19 +74,11 @@ class TwoLayers:
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
         """``conducted``: a conductor chooses the instance, and the local layer tells whether there is room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
-        if here:
-            if conducted:
-                local, exclude = self.local, route.exclude
-                if local.has_room(now_s, exclude=exclude) or local.may_wait(route.routed, now_s, exclude):
-                    return Choice(Where.LOCAL)
-            else:
-                target = self.local.choose(route.routed, now_s, exclude=route.exclude)
-                if target is not None:
-                    return Choice(Where.LOCAL, target.name)
-        name = self.adopted_for(route, now_s)
-        if name:
-            return Choice(Where.ADOPTED, name)
-        here = here or bool(self._adopted(route))
+        adopted = self._adopted(route)
+        served = self._served_here(route, here, adopted, now_s, conducted)
+        if served is not None:
+            return served
+        here = here or bool(adopted)
         if route.sender:
             return Choice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
@@ -94,6 +87,33 @@ class TwoLayers:
             if target is not None:
                 return Choice(Where.REMOTE, target.name)
         return Choice(Where.WAIT if here or allowed else Where.NOWHERE)
+
+    def _served_here(
+        self, route: Route, here: bool, adopted: Collection[str], now_s: float, conducted: bool
+    ) -> Choice | None:
+        """By an instance of the region, or one that was adopted, which counts as local (§4.2): the one that has the
+        prompt, else the least busy."""
+        found: Choice | None = None
+        best = (-1, 0.0)
+        for name in ([""] if here else []) + list(adopted):
+            layer = self.adopted[name][1] if name else self.local
+            if conducted:
+                room = layer.has_room(now_s, exclude=route.exclude)
+                if not room and not layer.may_wait(route.routed, now_s, route.exclude):
+                    continue
+                if not adopted:
+                    return Choice(Where.LOCAL)
+            target = layer.choose(route.routed, now_s, exclude=route.exclude)
+            if target is None and not conducted:
+                continue
+            if name:
+                choice = Choice(Where.ADOPTED, name)
+            else:
+                choice = Choice(Where.LOCAL, "" if target is None or conducted else target.name)
+            rank = (0, -math.inf) if target is None else (layer.affinity(route.routed, target), -target.fullness)
+            if found is None or rank > best:
+                found, best = choice, rank
+        return found
 
     def adopted_for(self, route: Route, now_s: float) -> str:
         """The adopted cluster with the most room for it; empty if none has any."""

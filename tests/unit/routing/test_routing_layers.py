@@ -308,6 +308,48 @@ def test_load_never_overrides_geography() -> None:
     assert us.choose(Route(ASK, ("mars",)), 0.0) == Choice(Where.NOWHERE)
 
 
+@pytest.mark.parametrize("conducted", [False, True])
+@pytest.mark.parametrize(("routing", "keeps"), [("skywalker", True), ("cache_aware", True), ("least_loaded", False)])
+def test_adopted_instances_count_as_local_ones(routing: str, keeps: bool, conducted: bool) -> None:
+    """§4.2: what they hold is looked at, not only whether the own ones are full."""
+    us = TwoLayers("us", layer(names="a", policy=routing), layer())
+    adopted = layer(names="x", policy=routing)
+    for each in (us.local, adopted):
+        for target in each:
+            each.report(target.name, Report(pending=0, running=0, room=4), 0.0)
+    us.adopted["eu/eu"] = "eu", adopted
+    prompt = Routed(b"".join(number.to_bytes(8, "little") for number in range(8)), "u")
+    adopted.sent(prompt, "x")
+    assert us.choose(Route(prompt), 0.0, conducted=conducted).where is (Where.ADOPTED if keeps else Where.LOCAL)
+    other = Routed(b"".join(number.to_bytes(8, "little") for number in range(100, 108)), "v")
+    assert us.choose(Route(other), 0.0, conducted=conducted).where is Where.LOCAL, "it is the less busy one"
+    us.local.report("a", Report(pending=1, running=9, room=0), 0.1)
+    assert us.choose(Route(other), 0.1, conducted=conducted) == (Where.ADOPTED, "eu/eu")
+
+
+def test_users_of_adopted_instances_stay_where_they_are() -> None:
+    us = TwoLayers("us", layer(names="ab", policy="consistent_hash"), layer())
+    us.adopted["eu/eu"] = "eu", layer(names="xy", policy="consistent_hash")
+    for each in (us.local, us.adopted["eu/eu"][1]):
+        for target in each:
+            each.report(target.name, Report(pending=0, running=0, room=400), 0.0)
+    chosen = {user: us.choose(Route(Routed(hash_key=f"u{user}")), 0.0) for user in range(200)}
+    assert {choice.where for choice in chosen.values()} == {Where.LOCAL, Where.ADOPTED}
+    for target in us.local:
+        us.local.report(target.name, Report(pending=0, running=50, room=400), 0.1)
+    assert chosen == {user: us.choose(Route(Routed(hash_key=f"u{user}")), 0.1) for user in range(200)}
+
+
+def test_a_region_is_as_busy_as_its_instances() -> None:
+    remote = layer()
+    for name, instances, running, distance_s in (("big", 100, 101, 0.02), ("tiny", 2, 100, 0.2), ("far", 100, 98, 0.2)):
+        remote.join(name, region=name, distance_s=distance_s)
+        remote.report(name, Report(0, running, room=4, available=1, instances=instances), 0.0)
+    chosen = remote.choose(Routed(), 0.0)
+    assert chosen is not None
+    assert chosen.name == "big", "of those that are about as busy, the nearest"
+
+
 def test_adopted_instances_are_where_they_are() -> None:
     """Who serves them does not change the law: neither for its own requests, nor for those that others send."""
     law = parse_geography({"regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["eu"], "to": ["us"]}]})

@@ -36,5 +36,8 @@ class GlobalView:
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         return None
 
+    def affinity(self, request: Routed, name: str) -> int:
+        return 0
+
     def sent(self, request: Routed, name: str) -> None:
         pass
