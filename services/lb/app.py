@@ -243,6 +243,7 @@ def build(
         settings.attempts,
         settings.placement_wait_s,
         settings.place_by == "routing",
+        settings.in_flight_limit,
     )
     bodies = Budget(settings.bodies_limit_mib << 20)
     access = AccessLog(settings.access_log, clock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -21,6 +21,7 @@ from services.lb.metrics import LbMetrics
 from services.lb.recorder import Recorder
 from services.lb.regions.links import RegionLinks
 from services.lb.request import RETRY_CODES, Delta, Request
+from services.lb.seekers import Seekers
 from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 
@@ -51,8 +52,10 @@ class Dispatcher:
         attempts: int,
         placement_wait_s: float,
         by_routing: bool = False,
+        slots: int = 1024,
     ) -> None:
-        """``by_routing``: instances are chosen here although a conductor answers, which only says who is there."""
+        """``by_routing``: instances are chosen here although a conductor answers, which only says who is there.
+        ``slots`` are the queue's."""
         self._clusters = clusters
         self._workers = workers
         self._ways = ways
@@ -64,6 +67,7 @@ class Dispatcher:
         self._attempts = attempts
         self._placement_wait_s = placement_wait_s
         self._by_routing = by_routing
+        self._seekers = Seekers(slots)
 
     async def run(self, request: Request, ticket: Turn) -> AsyncGenerator[Delta, None]:
         """What is new for the client, until the request has its ``finish_reason``; of a whole one all at once.
@@ -220,6 +224,13 @@ class Dispatcher:
     async def _place(self, request: Request, ticket: Turn) -> tuple[common_pb2.Placement, Cluster] | str:
         """Where the next attempt runs: on which instances of which cluster here, or the name of another region's load
         balancer. Waits a while for an instance if there is none."""
+        with ExitStack() as stack:
+            return await self._find(request, ticket, stack)
+
+    async def _find(
+        self, request: Request, ticket: Turn, stack: ExitStack
+    ) -> tuple[common_pb2.Placement, Cluster] | str:
+        seeks = False
         give_up_s = self._clock() + self._placement_wait_s
         while True:
             choice = self._ways.choose(request)
@@ -248,6 +259,9 @@ class Dispatcher:
             left_s = give_up_s - self._clock()
             if left_s <= 0:
                 raise self._nowhere(request, error)
+            if not seeks:
+                seeks = True
+                stack.enter_context(self._seekers.one(chosen=bool(request.ask.request_class.geographies)))
             await self._clusters.wait_change(min(left_s, POLL_S))
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.

@@ -10,7 +10,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Pending
 from pinyon.routing.two_layers import Route, TwoLayers
 
-__all__ = ["Demands", "Hold", "Room", "anybody", "has_room", "hold", "remote_pushing", "room_of"]
+__all__ = ["Demands", "Hold", "Room", "anybody", "for_region", "has_room", "hold", "remote_pushing", "room_of"]
 
 DEMANDS_MAX = 4096
 WAITING_DEMANDS_MAX = 256
@@ -81,7 +81,7 @@ class Demands:
 def has_room(two: TwoLayers, route: Route, now_s: float) -> bool:
     """Some target that may serve it."""
     here, others = _may(two, route)
-    if (here and two.local.has_room(now_s)) or two.adopted_for(route, now_s):
+    if (here and two.local.has_room(now_s, exclude=route.exclude)) or two.adopted_for(route, now_s):
         return True
     return bool(others) and two.remote.has_room(now_s, others, route.exclude)
 
@@ -89,7 +89,7 @@ def has_room(two: TwoLayers, route: Route, now_s: float) -> bool:
 def hold(two: TwoLayers, route: Route, now_s: float) -> Hold | None:
     """A place at the layer that it will go to, until its target is known."""
     here, others = _may(two, route)
-    if here and two.local.has_room(now_s):
+    if here and two.local.has_room(now_s, exclude=route.exclude):
         return Hold(two.local)
     if name := two.adopted_for(route, now_s):
         return Hold(two.adopted[name][1])
@@ -104,9 +104,9 @@ def anybody(two: TwoLayers, route: Route) -> bool:
     layers = [layer for _, layer in two.adopted.values()]
     if here:
         layers.append(two.local)
-    return any(target.live and target.batches for layer in layers for target in layer) or any(
-        target.live for target in two.remote if target.name in others and target.name not in route.exclude
-    )
+    return any(
+        target.live and target.batches and target.name not in route.exclude for layer in layers for target in layer
+    ) or any(target.live for target in two.remote if target.name in others and target.name not in route.exclude)
 
 
 def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
@@ -128,6 +128,12 @@ class Room(NamedTuple):
     available: int
     running: int
     share: int | None
+
+
+def for_region(two: TwoLayers, region: str) -> list[Layer]:
+    """What is served here for requests of another region, as far as law goes that speaks of all of them."""
+    may = two.geography.may
+    return [two.local, *(layer for of, layer in two.adopted.values() if may(region, of, (), "").allowed)]
 
 
 def room_of(layers: Collection[Layer], now_s: float, sharing: int) -> Room:

@@ -20,7 +20,7 @@ from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 from services.lb.request import Request
-from services.lb.room import Demands, Hold, Room, anybody, has_room, hold, remote_pushing, room_of
+from services.lb.room import Demands, Hold, Room, anybody, for_region, has_room, hold, remote_pushing, room_of
 
 __all__ = ["Ways", "WaysOptions"]
 
@@ -208,9 +208,9 @@ class Ways:
             target.live for _, layer in two.adopted.values() for target in layer if target.batches
         )
 
-    def states(self, model: str, sharing: int) -> Room:
+    def states(self, model: str, sharing: int, region: str) -> Room:
         """What another region is told, one of ``sharing`` load balancers that may send."""
-        return room_of(_own(self._by_model[model]), self._clock(), sharing)
+        return room_of(for_region(self._by_model[model], region), self._clock(), sharing)
 
     # -- requests
 

@@ -13,6 +13,7 @@ import pytest
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.routing.geography import parse_geography
 from pinyon.routing.target import Report
+from services.lb.regions.peer import Peer
 from services.lb.regions.proof import caller_proof, raw_proof
 from services.lb.upstreams.answer import HIGH_BYTES
 from tests.integration.controller_parts import running_controller
@@ -675,3 +676,73 @@ async def test_a_slow_client_is_waited_for_on_every_hop(tmp_path):
                     break
         writer.close()
         await regions.idle()
+
+
+# ---------------------------------------------------------------- who is in whose way
+
+
+async def test_requests_for_a_region_that_is_away_hold_up_nobody(tmp_path):
+    async with running_upstream_regions(
+        tmp_path, "us", linked=False, in_flight_limit=8, queue_limit=64, placement_wait_s=600.0
+    ) as regions:
+        us = regions["us"]
+        us.lb.regions.know([Peer("lb-eu", "eu", "127.0.0.1:1")])
+        away = [asyncio.ensure_future(us.chat(headers={"x-pinyon-geographies": "eu"})) for _ in range(16)]
+        await spin(lambda: sum(each.done() for each in away) == 14)
+        assert {(await each).status for each in away if each.done()} == {503}
+        assert (await us.chat()).status == 200
+        for each in away:
+            each.cancel()
+        await asyncio.gather(*away, return_exceptions=True)
+
+
+async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_model(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
+        us, eu = regions["us"], regions["eu"]
+        eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})
+        us.lb.regions.know([peer_of("eu", eu)])
+        await regions.knows("us", "eu", room=True, model="other")
+        assert (await us.post("/v1/completions", {"prompt": "x"})).status == 200
+
+
+async def test_what_a_dying_region_gives_back_goes_before_what_came_later(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", placement_wait_s=600.0) as regions:
+        us, eu = regions["us"], regions["eu"]
+        await regions.full("us")
+
+        async def forever(asked, wire):
+            await asyncio.Event().wait()
+
+        eu.servers[0].answer = forever
+        victims = [asyncio.ensure_future(us.chat(text="victim")) for _ in range(3)]
+        await spin(lambda: eu.servers[0].open == 3)
+        await regions.full("eu")
+        await regions.knows("us", "eu", room=False)
+        later = [asyncio.ensure_future(us.chat(text="later")) for _ in range(6)]
+        await spin(lambda: us.gauge("queue_requests") == 6)
+        await eu.lb.grpc.drain(0)
+        await spin(lambda: us.gauge("queue_requests") == 9)
+        served: list[str] = []
+
+        async def one(asked, wire):
+            served.append(asked.json["messages"][0]["content"])
+            await generate(asked, wire)
+
+        us.servers[0].answer = one
+        us.lb.models.use_pushing("outstanding:limit=1")
+        us.servers[0].waiting = 0
+        assert {(await each).status for each in (*victims, *later)} == {200}
+        assert served[:3] == ["victim"] * 3
+
+
+async def test_attempts_do_not_multiply_over_regions(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", attempts=3) as regions:
+        us, eu = regions["us"], regions["eu"]
+
+        async def poison(asked, wire):
+            wire.drop()
+
+        for bench in (us, eu):
+            bench.servers[0].answer = poison
+        assert (await us.chat()).status == 502
+        assert sum(us.asked) + sum(eu.asked) <= 3

@@ -125,3 +125,22 @@ async def test_servers_are_added_and_removed_by_hand(tmp_path):
         assert (len(own.asked), len(other.asked)) == (1, 3)
         await us.idle()
     await other.stop()
+
+
+async def test_who_left_in_good_order_is_stood_in_for_whoever_asks_first(tmp_path):
+    """Its region is known by its servers then, not by a load balancer any more."""
+    async with federated(tmp_path) as (_, _, regions):
+        us, eu = regions["us"], regions["eu"]
+        us.lb.app.draining = True
+        await us.lb.membership.close()
+        await us.lb.grpc.drain(0)
+        await until_adopted(regions)
+        await spin(lambda: not eu.lb.models.others)
+        assert (await eu.chat(headers={"x-pinyon-geographies": "us"})).status == 200
+        await regions.full("eu")
+        only_eu = asyncio.ensure_future(eu.chat(headers={"x-pinyon-geographies": "eu"}))
+        await spin(lambda: eu.gauge("queue_requests") == 1)
+        assert (await eu.chat()).status == 200, "us has room"
+        assert not only_eu.done()
+        await regions.full("eu", full=False)
+        assert (await only_eu).status == 200

@@ -60,8 +60,8 @@ class Serving(Protocol):
         """For a session that has just begun."""
         ...
 
-    def states(self, sharing: int) -> list[peer_pb2.ModelState]:
-        """Of each model, for each of so many load balancers that may send."""
+    def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
+        """Of each model, for each of so many load balancers that may send, and one of that region."""
         ...
 
 
@@ -227,7 +227,7 @@ class Inbound:
         parts = self._parts
         sharing = sum(session.known for session in parts.sessions)
         return peer_pb2.RegionState(
-            draining=parts.draining(), received=self.received, models=parts.serving.states(sharing)
+            draining=parts.draining(), received=self.received, models=parts.serving.states(sharing, self.peer.region)
         )
 
     async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:

@@ -84,8 +84,8 @@ class TokenServing:
     def requests(self, session: Inbound) -> _TokenRequests:
         return _TokenRequests(self, session)
 
-    def states(self, sharing: int) -> list[peer_pb2.ModelState]:
-        return [self.arrivals.state(model, self.ways.states(model, sharing)) for model in self.ways.models]
+    def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
+        return [self.arrivals.state(model, self.ways.states(model, sharing, region)) for model in self.ways.models]
 
 
 def _give_back(budget: Budget, size: int, name: str) -> None:

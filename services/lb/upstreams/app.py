@@ -174,6 +174,7 @@ def build_upstream_lb(
         settings.upstream_first_byte_s,
         settings.placement_wait_s,
         settings.chat_max_tokens,
+        settings.in_flight_limit,
     )
     own = Peer(instance_id, settings.region, "")
     remote = RegionTargets(models, metrics, clock, signed=bool(federation.secret))

@@ -51,6 +51,8 @@ class UpstreamClusters:
         self._watch = Watch(fleet, times, clock)
         self._adopted: dict[str, _Adopted] = {}
         self._let_go: set[asyncio.Task[None]] = set()
+        self._dropped: list[Fleet] = []
+        """That have been given back; requests may run there still."""
 
     def start(self) -> None:
         self._watch.start()
@@ -59,6 +61,8 @@ class UpstreamClusters:
         for name in list(self._adopted):
             self._drop(name)
         await asyncio.gather(*self._let_go, return_exceptions=True)
+        for fleet in self._dropped:
+            fleet.close()
         await self._watch.close()
         self.fleet.close()
 
@@ -112,6 +116,8 @@ class UpstreamClusters:
         _log.warning("%s is served by its own load balancer again", name)
         adopted = self._adopted.pop(name)
         adopted.fleet.use([])
+        self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
+        self._dropped.append(adopted.fleet)
         self._models.give_back(name)
         # What runs there runs on: who has it has its fleet.
         task = asyncio.create_task(adopted.watch.close(), name=f"let go of {name}")

@@ -232,6 +232,11 @@ class Fleet:
         """Until there may be room for more, or so long."""
         await self._models.wait_news(seconds)
 
+    @property
+    def leaves(self) -> bool:
+        """Servers that are not of it any more have requests still."""
+        return bool(self._leaving)
+
     def close(self) -> None:
         for server in (*self.servers.values(), *self._leaving.values()):
             server.close()

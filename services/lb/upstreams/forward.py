@@ -33,7 +33,7 @@ class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
     __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
-                 "head", "outgoing", "passing", "refusal", "refused_by", "reply", "routed", "sender", "served",
+                 "head", "outgoing", "passing", "refusal", "reply", "routed", "sender", "served",
                  "status", "ticket", "tries", "used")  # fmt: skip
 
     def __init__(
@@ -47,8 +47,6 @@ class Forward:
         self.sender = sender
         self.exclude: set[str] = set()
         """Targets that have failed it, or refused it."""
-        self.refused_by: set[str] = set()
-        """Of these, regions that will not serve it."""
         self.choice = Choice(Where.WAIT)
         self.cluster = ""
         """That the chosen server is of, if that is one of another region."""

@@ -23,6 +23,7 @@ from services.lb.http_head import Head
 from services.lb.labels import allowed_geographies
 from services.lb.off_loop import OffLoop
 from services.lb.openai_large import is_large
+from services.lb.seekers import Seekers
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing, Targets
 from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull, NoRoom
@@ -50,13 +51,14 @@ _log = get_logger("lb.upstreams")
 class ForwardingLimits:
     """``request_s`` is for a whole request. ``attempts`` may be cost servers. ``first_byte_s`` is how long a stream may
     take to begin, ``wait_s`` how long somebody else is waited for who may take a request that failed.
-    ``default_tokens`` count as generated where a client names no limit."""
+    ``default_tokens`` count as generated where a client names no limit. ``slots`` are the queue's."""
 
     request_s: float = 600.0
     attempts: int = 3
     first_byte_s: float = 120.0
     wait_s: float = 10.0
     default_tokens: int = 256
+    slots: int = 1024
 
 
 class Incoming(NamedTuple):
@@ -94,7 +96,7 @@ class Forwarding:
         self._limits = limits
         self._secret = secret
         self._clock = clock
-        self._placing = Placing(models, limits.wait_s, clock)
+        self._placing = Placing(models, limits.wait_s, clock, Seekers(limits.slots))
 
     def check_place(self, client: Client) -> None:
         """Raises :class:`ResourceExhausted` if there is no place in the queue."""
@@ -214,6 +216,10 @@ class Forwarding:
                 span.set("outcome", finish)
                 head.facts = forward.facts()
 
+    def _attempts(self, forward: Forward) -> int:
+        """One of a forwarded request, whose own region has more: they would multiply."""
+        return 1 if forward.sender else self._limits.attempts
+
     async def _attempt(self, forward: Forward, body: bytes | bytearray) -> bool:
         """Whether it is answered; if not, another attempt is worthwhile. Raises :class:`PinyonError`."""
         choice = await self._placing.place(forward)
@@ -253,7 +259,6 @@ class Forwarding:
             forward.tries -= 1
             if refusal.lasting:
                 forward.exclude.add(name)
-                forward.refused_by.add(name)
             else:
                 targets.refused(name, 0)  # it may go there when that says again that it has room
             return False
@@ -269,7 +274,7 @@ class Forwarding:
             if not isinstance(error, Absent) or not here:
                 forward.exclude.add(name)  # who is absent gets nothing before it is back
             begun = isinstance(error, Broke) and error.begun
-            if begun or forward.attempts >= self._limits.attempts or forward.tries >= TRIES_MAX:
+            if begun or forward.attempts >= self._attempts(forward) or forward.tries >= TRIES_MAX:
                 raise
             return False
         finally:
@@ -300,7 +305,7 @@ class Forwarding:
             targets.failed(name)
 
     def _gives_up(self, forward: Forward) -> bool:
-        if forward.attempts < self._limits.attempts and forward.tries < TRIES_MAX:
+        if forward.attempts < self._attempts(forward) and forward.tries < TRIES_MAX:
             return False
         self._pass_refusal(forward)
         return True

@@ -9,6 +9,7 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.routing.two_layers import Choice, Where
 from services.lb.request import REGION_FIELD
 from services.lb.room import anybody
+from services.lb.seekers import Seekers
 from services.lb.upstreams.forward import Forward
 from services.lb.upstreams.served_models import ServedModels
 
@@ -22,9 +23,10 @@ NEWS_S: Final = 0.5
 class Placing:
     """One per load balancer. ``wait_s``: so long somebody else is waited for who may take a request that failed."""
 
-    def __init__(self, models: ServedModels, wait_s: float, clock: Clock) -> None:
+    def __init__(self, models: ServedModels, wait_s: float, clock: Clock, seekers: Seekers) -> None:
         self._models = models
         self._wait_s = wait_s
+        self._seekers = seekers
         self._clock = clock
 
     def check_law(self, forward: Forward) -> None:
@@ -33,7 +35,10 @@ class Placing:
         if not models.region:
             return
         verdict = models.geography.serves(models.region, route.geographies, route.tenant)
-        if not verdict.allowed and not forward.served.layers.others_for(route) and not models.may_come(route):
+        layers = forward.served.layers
+        if verdict.allowed or layers.others_for(route) or layers.adopted_by_law(route):
+            return
+        if not models.may_come(route):
             raise InvalidArgument(f"This region may not serve it: {verdict.reason}.", field="geographies")
 
     async def place(self, forward: Forward) -> Choice | None:
@@ -50,11 +55,12 @@ class Placing:
             if self._models.by_name.get(served.name) is not served:
                 raise served.nobody()  # no server lists it any more
             if self._waits(forward):
-                await forward.again(self._models.demand(served, forward.route, forward.refused_by))
+                await forward.again(self._models.demand(served, forward.route))
                 continue
             if forward.refusal is not None:
                 return None
-            found = await self._elsewhere(forward)
+            with self._seekers.one(chosen=bool(forward.geographies)):
+                found = await self._elsewhere(forward)
             if found is not None:
                 return found
 
@@ -87,6 +93,5 @@ class Placing:
 
     @staticmethod
     def _waits(forward: Forward) -> bool:
-        """It can go back into the line. What was failed by somebody cannot: there it would be called for whom it must
-        not go to."""
-        return forward.exclude <= forward.refused_by and anybody(forward.served.layers, forward.route)
+        """It can go back into the line, for others than those that have failed it."""
+        return anybody(forward.served.layers, forward.route)

@@ -15,7 +15,7 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Route, TwoLayers
-from services.lb.room import Demands, Hold, Room, anybody, has_room, hold, remote_pushing, room_of
+from services.lb.room import Demands, Hold, Room, anybody, for_region, has_room, hold, remote_pushing, room_of
 from services.lb.upstreams.served import Served
 from services.lb.ways import WaysOptions
 
@@ -53,8 +53,8 @@ class ServedModels:
         return self._by_name
 
     def of(self, model: str) -> Served:
-        """The one of that name; nothing is the only one there is. Raises :class:`NotFound`, :class:`InvalidArgument`,
-        and :class:`Unavailable` while no model is known."""
+        """The one of that name; nothing is the only one that is served here, or that there is. Raises
+        :class:`NotFound`, :class:`InvalidArgument`, and :class:`Unavailable` while no model is known."""
         found = self._by_name.get(model)
         if found is not None:
             return found
@@ -63,8 +63,9 @@ class ServedModels:
         names = list(self._by_name)
         shown = f"{', '.join(names[:SHOWN_MAX])}{', …' if len(names) > SHOWN_MAX else ''}"
         if not model:
-            if len(names) == 1:
-                return self._by_name[names[0]]
+            here = [name for name, each in self._by_name.items() if any(map(len, each.own_layers()))] or names
+            if len(here) == 1:
+                return self._by_name[here[0]]
             raise InvalidArgument(f"model must be given. Served here: {shown}.", field="model")
         raise NotFound(
             f"The model '{model[:128]}' does not exist or you do not have access to it. Served here: {shown}.",
@@ -93,12 +94,14 @@ class ServedModels:
     def adopt(self, cluster: str, region: str) -> None:
         """Servers of another region are served from here."""
         self._adopted[cluster] = region
+        self._know_regions()
         for served in self._by_name.values():
             served.layers.adopted[cluster] = region, self._servers()
 
     def give_back(self, cluster: str) -> None:
         """They are not any more."""
         del self._adopted[cluster]
+        self._know_regions()
         for name, served in list(self._by_name.items()):
             del served.layers.adopted[cluster]
             self.drop_unserved(name)
@@ -139,9 +142,10 @@ class ServedModels:
 
     # -- the queue
 
-    def demand(self, served: Served, route: Route, refused: Collection[str] = ()) -> int:
-        """The number of what it may go to; those that have ``refused`` it for good are not among that."""
+    def demand(self, served: Served, route: Route) -> int:
+        """The number of what it may go to; what the route excludes is not among that."""
         geography, geographies = self.geography, route.geographies
+        exclude = route.exclude if isinstance(route.exclude, Collection) else ()
         tenant = route.tenant if route.tenant in geography.tenants else ""
         if not geographies and not tenant:
             allowed = self._regions
@@ -150,13 +154,16 @@ class ServedModels:
                 region for region in self._regions if geography.serves(region, geographies, tenant).allowed
             )
         return self._demands.number(
-            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(refused))
+            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(exclude))
         )
 
     def know(self, others: Mapping[str, str]) -> None:
         """These are the other load balancers, and their regions."""
         self.others = dict(others)
-        regions = frozenset((self.region, *others.values()))
+        self._know_regions()
+
+    def _know_regions(self) -> None:
+        regions = frozenset((self.region, *self.others.values(), *self._adopted.values()))
         if regions != self._regions:
             self._regions = regions
             self._demands.renumber()
@@ -204,11 +211,12 @@ class ServedModels:
 
     # -- what others are told
 
-    def rooms(self, sharing: int) -> Iterator[tuple[str, Room]]:
-        """Of each model that is served here, what there is for each of ``sharing`` load balancers."""
+    def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, Room]]:
+        """Of each model that is served here, what there is for each of ``sharing`` load balancers, and requests of that
+        region."""
         now_s = self._clock()
         for name, served in self._by_name.items():
-            layers = served.own_layers()
+            layers = for_region(served.layers, region)
             if any(map(len, layers)):
                 yield name, room_of(layers, now_s, sharing)
 

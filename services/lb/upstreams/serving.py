@@ -85,8 +85,8 @@ class RawServing:
     def requests(self, session: Inbound) -> _RawRequests:
         return _RawRequests(self, session)
 
-    def states(self, sharing: int) -> list[peer_pb2.ModelState]:
-        return [self.arrivals.state(model, room) for model, room in self.models.rooms(sharing)]
+    def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
+        return [self.arrivals.state(model, room) for model, room in self.models.rooms(sharing, region)]
 
 
 class _RawRequests:

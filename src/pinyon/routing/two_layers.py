@@ -74,7 +74,7 @@ class TwoLayers:
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
         """``conducted``: a conductor chooses the instance, and the local layer tells whether there is room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
-        adopted = self._adopted(route)
+        adopted = self.adopted_by_law(route)
         served = self._served_here(route, here, adopted, now_s, conducted)
         if served is not None:
             return served
@@ -118,13 +118,13 @@ class TwoLayers:
     def adopted_for(self, route: Route, now_s: float) -> str:
         """The adopted cluster with the most room for it; empty if none has any."""
         best, most = "", 0
-        for name in self._adopted(route):
+        for name in self.adopted_by_law(route):
             spare = self.adopted[name][1].spare(now_s, exclude=route.exclude)
             if spare > most:
                 best, most = name, spare
         return best
 
-    def _adopted(self, route: Route) -> list[str]:
+    def adopted_by_law(self, route: Route) -> list[str]:
         """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
         served from here."""
         geography, sender = self.geography, route.sender or self.region
