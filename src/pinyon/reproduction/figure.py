@@ -59,6 +59,14 @@ class Claim:
     agrees: bool
     why: str
     """Where the two differ, or how they were compared."""
+    order: bool = False
+    """Who is ahead of whom is as the text says, though the printed number is not found."""
+
+    @property
+    def verdict(self) -> str:
+        if self.agrees:
+            return "agrees"
+        return "order agrees, outside the range" if self.order else "differs"
 
 
 @dataclass(frozen=True, slots=True)
