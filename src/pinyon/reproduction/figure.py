@@ -66,7 +66,9 @@ class Claim:
     def verdict(self) -> str:
         if self.agrees:
             return "agrees"
-        return "order agrees, outside the range" if self.order else "differs"
+        if not self.order:
+            return "differs"
+        return "agrees in part" if self.printed is None else "order agrees, outside the range"
 
 
 @dataclass(frozen=True, slots=True)
