@@ -158,10 +158,9 @@ def _cell(value: Any, column: Column) -> str:
 
 def _show_claim(console: Console, claim: Claim) -> None:
     printed = "not printed" if claim.printed is None else f"{claim.printed}"
-    verdict = "agrees" if claim.agrees else "differs"
     for line in (
         f'{claim.section}: "{claim.said}"',
-        f"  paper: {printed}   ours: {claim.ours} ({claim.basis})   {verdict}",
+        f"  paper: {printed}   ours: {claim.ours} ({claim.basis})   {claim.verdict}",
         f"  {claim.why}",
     ):
         console.print(line, highlight=False, markup=False)

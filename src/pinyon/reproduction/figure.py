@@ -59,6 +59,16 @@ class Claim:
     agrees: bool
     why: str
     """Where the two differ, or how they were compared."""
+    order: bool = False
+    """Who is ahead of whom is as the text says, though the printed number is not found."""
+
+    @property
+    def verdict(self) -> str:
+        if self.agrees:
+            return "agrees"
+        if not self.order:
+            return "differs"
+        return "agrees in part" if self.printed is None else "order agrees, outside the range"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from pinyon.reproduction.skywalker_runs import (
     Load,
     Ran,
     between,
+    gained,
     ran,
     row,
     within,
 )
-from pinyon.simulator.regions.settings import PAPERS, System
+from pinyon.simulator.regions.settings import PAPERS, SGLANGS, System
 
 __all__ = ["FIG4B", "FIG9", "FIG10"]
 
@@ -50,8 +51,9 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
             "2.64×",
             f"{peaks:.2f}× between the largest shares, {at_once:.2f}× at one time",
             Basis.MODELLED,
-            peaks <= 2.64 <= at_once or within([peaks], 2.64, 2.64),
-            "the text does not say which is meant; agrees if the printed one lies between the two. At one time: "
+            within([peaks], 2.64, 2.64),
+            "the caption of Fig. 4: 'The peak memory usage difference between replicas reaches 2.64×'; we compare the "
+            "peaks of each, and it agrees within a fifth. At one time: "
             f"while the lower share is over {LEAST:.0%}. With ll it is {_at_once(runs['ll']):.2f}× at one time",
         )
     ]
@@ -95,10 +97,10 @@ LIMITS = (20, 30, 40, 50)
 """§3.3: where the number of requests that an instance can have at once ranges."""
 BP, SP_P, CREDITS = "BP", "SP-P", "pinyon"
 PUSHING: Final = (
-    _in_one(BP, "cache_aware"),
-    *(_in_one(f"SP-O {limit}", "cache_aware", f"outstanding:limit={limit}") for limit in LIMITS),
-    _in_one(SP_P, "cache_aware", PAPERS),
-    _in_one("SP-P, credits", "cache_aware", "pending"),
+    _in_one(BP, SGLANGS),
+    *(_in_one(f"SP-O {limit}", SGLANGS, f"outstanding:limit={limit}") for limit in LIMITS),
+    _in_one(SP_P, SGLANGS, PAPERS),
+    _in_one("SP-P, credits", SGLANGS, "pending"),
     _in_one("skywalker", "skywalker", PAPERS),
     _in_one(CREDITS, "skywalker", "pending"),
 )
@@ -137,9 +139,9 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             Basis.MODELLED,
             within([gain], 1.27, 1.27) and gain > 1.02,
             f"with {paper} clients requests hold {runs[paper, BP].measured.used:.0%} of the memory here, and nobody "
-            "waits for room: there is nothing for selective pushing to do. Where memory is full, it does not help "
-            f"either: {full or 'not looked at, quick'}. A tree shares nearly all that it holds, and whoever is at the "
-            "head of a queue in front of full instances goes to the first one that has room, not to the one that has "
+            "waits for room: there is nothing for selective pushing to do. Where memory is full: "
+            f"{full or 'not looked at, quick'}. A tree shares most of what it holds; who heads a "
+            "queue in front of full instances goes to the first one that has room, not to the one that has "
             f"its tree. With pinyon's a few wait there: {waiting or 'not looked at, quick'}",
         ),
         Claim(
@@ -150,6 +152,7 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             Basis.MODELLED,
             within([late], 18.47, 18.47),
             "as above",
+            late > 1.02,
         ),
         Claim(
             "achieving a higher KV Cache hit rate: 89.86% compared to BP's 68.89%",
@@ -176,8 +179,10 @@ def _fig9(tell: Tell, quick: bool) -> Result:
             None,
             f"{between(list(limited.values()), '.2f')}×",
             Basis.MODELLED,
+            min(limited.values()) > 1.02,
+            "SP-P over SP-O; agrees if it gains over every limit, the order if it gains a tenth over the worst and "
+            "loses over none",
             max(limited.values()) > 1.1 and min(limited.values()) > 0.97,
-            "SP-P over SP-O; agrees if over the worst limit it gains a tenth, and over the best it does not lose",
         ),
     ]
     note = (
@@ -209,6 +214,10 @@ CLIENTS10: Final = (("us", 120), ("asia", 40), ("eu", 40))
 SIZES = (6, 9, 12, 15)
 """Instances; §5.2 names 9 and 12."""
 LOCAL, SHARED = "region-local", "skywalker"
+DRIFT: Final = (
+    "There is no steady state: long conversations accumulate, so that the result follows the window and the seed "
+    "(docs/reproduction.md)"
+)
 
 
 def _fig10(tell: Tell, quick: bool) -> Result:
@@ -232,9 +241,10 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             "1.07 to 1.18×",
             shown,
             Basis.MODELLED,
-            min(gains.values()) > 1 and within([max(gains.values())], 1.07, 1.18),
-            "agrees if it is ahead with any number, and the largest gain is the printed one, a fifth more or less. "
-            "The workload is not printed: here, WildChat's",
+            gained(list(gains.values()), 1.07, 1.18),
+            "agrees if all gains are in the printed range, a fifth more or less; the order if all are over 1. "
+            "The workload is not printed: here, WildChat's. " + DRIFT,
+            min(gains.values()) > 1,
         ),
         Claim(
             "SkyWalker achieves comparable throughput with only 9 replicas as the region-local deployment achieves "
@@ -244,7 +254,7 @@ def _fig10(tell: Tell, quick: bool) -> Result:
             f"with 9 it has {nine:.1%} of what region-local has with 12",
             Basis.MODELLED,
             nine > 0.95,
-            "agrees if it is no more than a twentieth behind",
+            "agrees if it is no more than a twentieth behind. " + DRIFT,
         ),
         Claim(
             "it is short enough to capture meaningful changes in system load",

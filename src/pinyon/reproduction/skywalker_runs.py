@@ -25,6 +25,7 @@ __all__ = [
     "Load",
     "Ran",
     "between",
+    "gained",
     "ran",
     "row",
     "within",
@@ -123,3 +124,8 @@ def between(values: Sequence[float], form: str) -> str:
 def within(values: Sequence[float], low: float, high: float) -> bool:
     """All of them in the printed range, a fifth more or less."""
     return all(low / 1.2 <= value <= high * 1.2 for value in values)
+
+
+def gained(ratios: Sequence[float], low: float, high: float) -> bool:
+    """The same of ratios near 1: of what they are above it."""
+    return within([ratio - 1 for ratio in ratios], low - 1, high - 1)

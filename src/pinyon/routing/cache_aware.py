@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xxhash import xxh3_64_intdigest
+
 from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
+from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
@@ -18,12 +21,15 @@ __all__ = ["CacheAware"]
 class CacheAwareSettings:
     """``threshold``: share of the prompt that must match. The load is uneven when the busiest has over ``balance_abs``
     requests more than the idlest, and over ``balance_rel`` times as many. Defaults are those that
-    router had then; later ones are 0.3, 64 and 1.5."""
+    router had then; later ones are 0.3, 64 and 1.5. ``first``: of several that match as much, an arbitrary one has the
+    request, whatever its load, as there, where it is the first of a node's tenants in a hash map; else the least
+    full."""
 
     threshold: float = 0.5
     balance_abs: int = 32
     balance_rel: float = 1.0001
     chunks_max: int = CHUNKS_MAX
+    first: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -65,7 +71,11 @@ class CacheAware:
             bits |= trie.bit(target.name)
         match = trie.match(request.keys, bits)
         if match.chunks and match.chunks > settings.threshold * request.chunks:
-            return least_full([target for target in available if match.targets & trie.bit(target.name)])
+            matching = [target for target in available if match.targets & trie.bit(target.name)]
+            if settings.first:
+                end = match.chunks * KEY_BYTES
+                return _arbitrary(request.keys[end - KEY_BYTES : end], matching)
+            return least_full(matching)
         smallest = available[0]
         for target in available:
             if (trie.size(target.name), target.name) < (trie.size(smallest.name), smallest.name):
@@ -82,3 +92,13 @@ class CacheAware:
     def sent(self, request: Routed, name: str) -> None:
         if self._trie.bit(name):
             self._trie.insert(request.keys, name)
+
+
+def _arbitrary(key: bytes, targets: Sequence[Target]) -> Target:
+    """One of them by chance, the same each time for prompts that match up to this key."""
+    best, best_rank = targets[0], (1 << 64, "")
+    for target in targets:
+        rank = (xxh3_64_intdigest(key + target.name.encode()), target.name)
+        if rank < best_rank:
+            best, best_rank = target, rank
+    return best

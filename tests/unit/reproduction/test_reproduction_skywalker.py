@@ -53,6 +53,18 @@ def test_fig_8_has_all_systems_and_workloads(made: dict[str, Result]) -> None:
     assert set(skywalker_serving.LOADS) == {"arena", "wildchat", "tree", "mixed-tree"}
 
 
+def test_what_agrees_is_in_the_range(made: dict[str, Result]) -> None:
+    """An order without the number is no more than an order."""
+    claim = next(each for each in made["skywalker-fig8"].claims if "P90 TTFT" in each.said)
+    for agrees, order, verdict in (
+        (True, True, "agrees"),
+        (False, True, "order agrees, outside the range"),
+        (False, False, "differs"),
+    ):
+        assert replace(claim, agrees=agrees, order=order).verdict == verdict
+    assert not claim.agrees, "a few clients do not queue"
+
+
 @pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
 @pytest.mark.parametrize("name", SKYWALKER)
 def test_quotes_are_in_the_paper(made: dict[str, Result], name: str) -> None:

@@ -407,6 +407,27 @@ def test_a_policy_with_a_mistake_is_refused(document: object, words: str) -> Non
         parse_geography(document)
 
 
+def test_sglangs_router_takes_any_that_matches_whatever_its_load() -> None:
+    first, least = layer("cache_aware:first=true", "blind", "abc"), layer("cache_aware", "blind", "abc")
+    prompts = [Routed(byte_keys(b"root", bytes([number]) * 8, 1)) for number in range(16)]
+
+    def chosen(local: Layer) -> list[str]:
+        targets = [local.choose(prompt, 0.0) for prompt in prompts]
+        return [target.name for target in targets if target is not None]
+
+    for local in (first, least):
+        for prompt in prompts:
+            for name in "ab":
+                local.ended(local.sent(prompt, name))
+    before = chosen(first)
+    assert {*before} == {"a", "b"}, "by the prompt; nobody else has it"
+    for local in (first, least):
+        for _ in range(20):
+            local.sent(Routed(), "a")
+    assert chosen(first) == before
+    assert chosen(least) == ["b"] * len(prompts)
+
+
 # -- keys
 
 

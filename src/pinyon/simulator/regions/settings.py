@@ -14,7 +14,7 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.regions.network import ROUND_TRIPS_S
 
-__all__ = ["BLOCK_TOKENS", "GLOBAL_VIEW", "SYSTEMS", "System", "WorldSettings", "sglang_instance"]
+__all__ = ["BLOCK_TOKENS", "GLOBAL_VIEW", "SGLANGS", "SYSTEMS", "System", "WorldSettings", "sglang_instance"]
 
 BLOCK_TOKENS: Final = 16
 """Of KV blocks, and of the chunks that load balancers tell prompts by: theirs are of text in the paper."""
@@ -84,6 +84,9 @@ class WorldSettings:
 PAPERS: Final = "pending:credits=false"
 """§3.3: any number may be pushed to who had nobody waiting at the last probe."""
 
+SGLANGS: Final = "cache_aware:first=true"
+"""That router takes no account of load among those that match (§5.1)."""
+
 SYSTEMS: Final[Mapping[str, System]] = {
     system.name: system
     for system in (
@@ -91,7 +94,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
         System("rr", "round_robin", "blind", alone="us"),
         System("ll", "least_loaded", "blind", alone="us"),
         System("ch", "consistent_hash", "blind", alone="us"),
-        System("sgl", "cache_aware", "blind", alone="us"),
+        System("sgl", SGLANGS, "blind", alone="us"),
         System("skywalker-ch", "consistent_hash", PAPERS, told=False),
         System("skywalker", "skywalker", PAPERS, told=False),
         System("region-local", "skywalker", PAPERS, forwards=False, told=False),
