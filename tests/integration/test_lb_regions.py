@@ -446,6 +446,22 @@ async def test_who_proves_itself_is_served(tmp_path):
         assert state.models[0].credits >= 1
 
 
+async def test_a_caller_that_falls_silent_is_left(tmp_path, monkeypatch):
+    """It was frozen, say: its connection stands, and what it has sent would be served for nobody."""
+    monkeypatch.setattr(inbound_module, "SILENT_TICKS", 5)
+    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
+        us = regions["us"]
+        us.workers[0].go.clear()
+        await caller.hello()
+        await caller.prove()
+        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
+        await us.workers[0].until(lambda: us.workers[0].open)
+        await spin(lambda: us.lb.inbound.requests == 0)  # though nobody reads, either
+        assert await caller.status() is grpc.StatusCode.UNAVAILABLE
+        us.workers[0].go.set()
+        await regions.idle()
+
+
 async def test_a_peer_holds_no_more_bytes_than_it_leaves_free(tmp_path):
     async with (
         running_regions(tmp_path, "us", linked=False, bodies_limit_mib=1) as regions,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from pinyon.api.lb.v1 import peer_pb2
-from pinyon.core.errors import DeadlineExceeded, PermissionDenied, ResourceExhausted
+from pinyon.core.errors import DeadlineExceeded, PermissionDenied, ResourceExhausted, Unavailable
 from pinyon.routing.geography import Geography
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
@@ -27,6 +27,9 @@ REQUESTS_MAX = 4096
 """Of one session at once."""
 OUTBOX_LIMIT = 65_536
 FAREWELL_S = 0.2
+SILENT_TICKS = 60
+"""Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
+served for it would have no end, and it would have its share of the room."""
 PROOF_S = 5.0
 """From its first message until it has proved what it is."""
 
@@ -106,6 +109,7 @@ class Inbound:
         self._on_known = on_known
         if not parts.secret:
             self._prove()
+        self._silent = 0
         self._probe = 0
         self._state: peer_pb2.RegionState | None = None
         self._version = 0
@@ -179,6 +183,7 @@ class Inbound:
         self._on_known()
 
     def _take(self, message: peer_pb2.SessionRequest) -> None:
+        self._silent = 0
         if not self._known.is_set():
             parts = self._parts
             expected = caller_proof(parts.secret, self.nonce, self.peer.region, self.peer.name)
@@ -213,6 +218,10 @@ class Inbound:
         ticks = 0
         last: peer_pb2.RegionState | None = None
         while True:
+            self._silent += 1
+            if self._silent > SILENT_TICKS:
+                stream.end(Unavailable("it is silent"))
+                return
             state = self._now()
             ticks += 1
             if last is None or ticks >= STATE_TICKS_MAX or state != last:
