@@ -55,9 +55,15 @@ class UpstreamReadiness:
 
     async def _watch(self) -> None:
         while True:
-            missing = self.lacks()
-            if self._told is not (not missing):
-                self._told = not missing
-                await self._tell(self._told)
-                _log.info("ready" if not missing else f"not ready: {missing}")
+            try:
+                await self._look()
+            except Exception:
+                _log.exception("whether it is ready cannot be told")
             await self._fleet.wait_news(LOOK_S)
+
+    async def _look(self) -> None:
+        missing = self.lacks()
+        if self._told is not (not missing):
+            await self._tell(not missing)
+            self._told = not missing
+            _log.info("ready" if not missing else f"not ready: {missing}")
