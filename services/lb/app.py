@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
@@ -25,7 +25,7 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, peer_name
+from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -40,7 +40,6 @@ from services.lb.callers import LB_CALLERS
 from services.lb.clusters import Clusters
 from services.lb.coalesced import Coalesced
 from services.lb.conductor_session import ConductorSession
-from services.lb.controller_session import ControllerSession
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_app import HttpApp
 from services.lb.http_completions import Completions
@@ -62,11 +61,11 @@ from services.lb.recorder import Recorder
 from services.lb.regions.arrival import Arrivals
 from services.lb.regions.federation import load_federation
 from services.lb.regions.inbound import InboundParts
+from services.lb.regions.joining import join_controller, serve_peers
 from services.lb.regions.links import RegionLinks
 from services.lb.regions.membership import Membership, lb_info
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
-from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.regions.tokens import TokenServing
 from services.lb.servers import make_servers
 from services.lb.servicer import LbServicer
@@ -296,20 +295,10 @@ def build(
         clock,
     )
     inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
-    server.add(
-        peer_pb2_grpc.add_PeerServiceServicer_to_server,
-        PeerServicer(inbound),
-        peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
-        PEER_CALLERS,
-    )
+    serve_peers(server, inbound)
 
     membership = Membership(instance_id, ways, line, regions, metrics, clusters)
-    membership.session = ControllerSession(
-        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
-        security.channels.to(peer_name(CONTROLLER)), clock,
-    )  # fmt: skip
-    if settings.controller:
-        ways.told = lambda: membership.session.federation is not None
+    ways.told = join_controller(membership, settings.controller, lambda: app.draining, security, clock)
     boot_id = secrets.token_hex(8)
 
     def about(endpoints: dict[str, str]) -> LbInfo:

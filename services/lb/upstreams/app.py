@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
@@ -23,7 +22,6 @@ from pinyon.routing.rates import Rates
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.identity import CONTROLLER, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
@@ -33,7 +31,6 @@ from services.lb.admission import Admission
 from services.lb.auth import ApiKeys, load_api_keys
 from services.lb.budget import Budget
 from services.lb.coalesced import Coalesced
-from services.lb.controller_session import ControllerSession
 from services.lb.http_app import HttpApp
 from services.lb.http_cors import Cors
 from services.lb.http_gzip import Inflater
@@ -44,11 +41,11 @@ from services.lb.off_loop import OffLoop
 from services.lb.regions.arrival import Arrivals
 from services.lb.regions.federation import load_federation
 from services.lb.regions.inbound import InboundParts
+from services.lb.regions.joining import join_controller, serve_peers
 from services.lb.regions.links import RegionLinks
 from services.lb.regions.membership import Membership, lb_info
 from services.lb.regions.named import parse_delays, parse_peers
 from services.lb.regions.peer import Peer
-from services.lb.regions.servicer import PEER_CALLERS, PeerServicer
 from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
 from services.lb.upstreams.clusters import UpstreamClusters
@@ -212,19 +209,9 @@ def build_upstream_lb(
         settings.request_timeout_s, clock,
     )  # fmt: skip
     inbound = InboundParts(own, federation.secret, serving, lambda: app.draining)
-    grpc.add(
-        peer_pb2_grpc.add_PeerServiceServicer_to_server,
-        PeerServicer(inbound),
-        peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
-        PEER_CALLERS,
-    )
+    serve_peers(grpc, inbound)
     membership = Membership(instance_id, models, line, regions, metrics, clusters)
-    membership.session = ControllerSession(
-        settings.controller, membership.told, membership.load, membership.latencies_ms, lambda: app.draining,
-        security.channels.to(peer_name(CONTROLLER)), clock,
-    )  # fmt: skip
-    if settings.controller:
-        models.told = lambda: membership.session.federation is not None
+    models.told = join_controller(membership, settings.controller, lambda: app.draining, security, clock)
     boot_id = secrets.token_hex(8)
 
     def about(endpoints: dict[str, str]) -> LbInfo:
