@@ -100,7 +100,11 @@ class StubLb:
 
     async def hang_up(self) -> None:
         """Its session ends, without a farewell."""
-        await self.session._link.close()
+        link = self.session._link
+        if link._task is not None:  # before it is told that it ends: a report that is due just then would say so
+            link._task.cancel()
+            await asyncio.wait({link._task})
+        await link.close()
 
     def freeze(self) -> None:
         """Its event loop hangs: connections stand, and gRPC's threads answer pings."""

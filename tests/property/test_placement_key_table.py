@@ -46,6 +46,11 @@ class Books:
         inserted = self.table.insert(array(new), set_id, stamp)
         if self.pushed_out == before:
             assert inserted == len(set(new))
+            return
+        # One that is in the call twice, and was pushed out between, came a second time.
+        for each in set(new) - self.known.keys():
+            if self.table.find(each) >= 0:
+                self.known[each] = (set_id, stamp)
 
     def insert_one(self, prints: list[int], set_id: int, stamp: int) -> None:
         for each in prints:
