@@ -5,21 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.federation.members import LbState
-from tests.integration.controller_parts import running_controller
+from tests.integration.controller_parts import WAIT_S, running_controller
 from tests.integration.lb_harness import spin
 from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate, running_upstream_regions
 
 
 @contextlib.asynccontextmanager
-async def federated(folder, **settings):
-    """A controller and two regions that it knows."""
+async def serving_stub() -> AsyncIterator[FakeServer]:
+    server = FakeServer()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def federated(folder, patience: Mapping[str, float] = MappingProxyType({}), **settings):
+    """A controller and two regions that it knows; ``patience``: what it waits for otherwise than quickly."""
     async with (
-        running_controller() as (controller, address, _),
+        running_controller(**patience) as (controller, address, _),
         running_upstream_regions(folder, "us", "eu", linked=False, controller=address, **settings) as regions,
     ):
         await spin(lambda: len(controller.registry.federation.members) == 2)
@@ -104,9 +116,12 @@ async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
 
 
 async def test_servers_are_added_and_removed_by_hand(tmp_path):
-    other = FakeServer()
-    await other.start()
-    async with federated(tmp_path) as (_, address, regions), grpc.aio.insecure_channel(address) as channel:
+    patience = {"silence_s": WAIT_S, "grace_s": WAIT_S}  # on a busy machine, too, nobody is stood in for here
+    async with (
+        serving_stub() as other,
+        federated(tmp_path, patience) as (_, address, regions),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         us = regions["us"]
         stub = controller_pb2_grpc.ControllerServiceStub(channel)
         (own,) = us.servers
@@ -124,7 +139,6 @@ async def test_servers_are_added_and_removed_by_hand(tmp_path):
         assert (await us.chat()).status == 200
         assert (len(own.asked), len(other.asked)) == (1, 3)
         await us.idle()
-    await other.stop()
 
 
 async def test_who_left_in_good_order_is_stood_in_for_whoever_asks_first(tmp_path):
