@@ -39,7 +39,7 @@ from pinyon.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 
@@ -179,7 +179,7 @@ class Dialed(Duplex[Sent, Received]):
     """The end that opens the stream, to ``address`` (``host:port``), by a channel that ``connect`` opens."""
 
     def __init__(
-        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenChannel = open_channel
+        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenSession = open_session
     ) -> None:
         super().__init__(write_s)
         self.address = address
@@ -193,7 +193,7 @@ class Dialed(Duplex[Sent, Received]):
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
         """
-        channel = self._connect(self.address)
+        channel: Any = self._connect(self.address)
         open_call: Any = channel.stream_stream(
             self._method.path,
             request_serializer=self._method.sent.SerializeToString,
@@ -270,8 +270,10 @@ async def _over(*_: object) -> Any:
 
 def _failure(task: asyncio.Future[None]) -> PinyonError | None:
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
-    if error is None or isinstance(error, PinyonError):
-        return error
+    if error is None:
+        return None
+    if isinstance(error, PinyonError):
+        return error.with_traceback(None)  # which has the frames of reading, and these the call
     if isinstance(error, grpc.aio.AioRpcError) and error.details() != _STATUS_LOST:
         return error_from_rpc(error)
     if isinstance(
@@ -297,7 +299,7 @@ class Redialer(Generic[Sent, Received]):
         converse: Callable[[Dialed[Sent, Received]], Awaitable[None]],
         *,
         write_s: float,
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
         log: logging.Logger = _log,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

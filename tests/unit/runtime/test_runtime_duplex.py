@@ -1,4 +1,4 @@
-"""Both ends of a stream, over real gRPC: how it begins, how it ends, and who learns why."""
+"""Both ends of a stream, of grpcio and of the event loop's: how it begins, how it ends, and who learns why."""
 
 from __future__ import annotations
 
@@ -22,14 +22,37 @@ from pinyon.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pinyon.runtime.channel import open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.http2 import front
+from pinyon.runtime.http2.client import Http2Channel
 
 WAIT_S = 20.0
+ENDS = [("http2", "http2"), ("grpcio", "http2"), ("http2", "grpcio"), ("grpcio", "grpcio")]
+"""Who dials, and who accepts."""
 Ask = worker_pb2.SessionRequest
 Answer = worker_pb2.SessionResponse
 METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", Ask, Answer)
 Handler = Callable[[Accepted[Answer, Ask]], Awaitable[None]]
+
+
+class Ends:
+    """Of the test that runs."""
+
+    dials = accepts = "http2"
+
+
+@pytest.fixture(autouse=True, params=ENDS, ids="-".join)
+def ends_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ends, "dials", request.param[0])
+    monkeypatch.setattr(Ends, "accepts", request.param[1])
+    monkeypatch.setattr(front, "who_speaks", lambda _: front.Speaker.OURS)  # grpcio's clients are not relayed, either
+
+
+def either() -> bool:
+    """Whether grpcio has a part."""
+    return "grpcio" in (Ends.dials, Ends.accepts)
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -52,7 +75,7 @@ class Servicer(worker_pb2_grpc.WorkerServiceServicer):
 class Server:
     def __init__(self, handler: Handler, write_s: float = WAIT_S, listen: str = "127.0.0.1:0") -> None:
         self._servicer = Servicer(handler, write_s)
-        self._server = GrpcServer(listen)
+        self._server = GrpcServer(listen, sessions=Ends.accepts == "http2")
         self._server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
             self._servicer,
@@ -77,7 +100,7 @@ class Server:
 
 
 def dial(address: str, write_s: float = WAIT_S) -> Dialed[Ask, Answer]:
-    return Dialed(address, METHOD, write_s)
+    return Dialed(address, METHOD, write_s, Http2Channel if Ends.dials == "http2" else open_channel)
 
 
 async def says(*numbers: int, then: Awaitable[None] | None = None) -> AsyncGenerator[Ask, None]:
@@ -166,7 +189,7 @@ def uncollected() -> Iterator[None]:
 
 
 def calls() -> int:
-    return sum(type(each).__name__ == "StreamStreamCall" for each in gc.get_objects())
+    return sum(type(each).__name__ in ("StreamStreamCall", "Http2Call") for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -433,7 +456,7 @@ class Naps:
 
 def redialer(address: str, naps: Naps, converse: Callable[[Dialed[Ask, Answer]], Awaitable[None]]) -> Redialer:
     return Redialer(
-        "peer", address, METHOD, converse, write_s=WAIT_S, clock=lambda: naps.now_s, sleep=naps.sleep
+        "peer", address, METHOD, converse, write_s=WAIT_S, clock=lambda: naps.now_s, sleep=naps.sleep,
     )  # fmt: skip
 
 
