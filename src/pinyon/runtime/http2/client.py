@@ -122,6 +122,7 @@ class Http2Call(MessageStream):
             raise asyncio.InvalidStateError("not connected")
 
     async def done_writing(self) -> None:
+        await self._room()
         if self._stream is not None:
             self._stream.end()
 
@@ -187,8 +188,8 @@ class Http2Call(MessageStream):
         self._fail(error_from_code(error.status or "INTERNAL", error.reason))
         super().failed(error)
 
-    async def read(self) -> Any:
+    def _next(self) -> Any:
         try:
-            return await super().read()
+            return super()._next()
         except DecodeError:
             raise Internal("the peer's message cannot be parsed") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -28,8 +28,10 @@ class MessageStream:
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
         self._messages: deque[bytes] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        """The reader."""
+        self._waiting: asyncio.Future[Awaitable[None] | None] | None = None
+        """The reader; what it is given is to be awaited."""
+        self._take: Callable[[Any], Awaitable[None] | None] | None = None
+        """Takes messages as they come, while the reader waits for something else to do."""
         self._writing: asyncio.Future[None] | None = None
         """The writer, while there is no room."""
         self._no_more = False
@@ -57,6 +59,33 @@ class MessageStream:
                 await self._waiting
             finally:
                 self._waiting = None
+        return self._next()
+
+    async def each(self, take: Callable[[Any], Awaitable[None] | None]) -> None:
+        """``take`` each message to the end, one after another: right where it is read from the socket, and here if
+        there is something to await. Raises what ``take`` does, or what the stream ended with."""
+        while True:
+            while self._messages:
+                doing = take(self._next())
+                if doing is not None:
+                    await doing
+            if self._error is not None or self._no_more:
+                await self.read()
+                return
+            waiting = self._waiting = self._loop.create_future()
+            self._take = take
+            try:
+                doing = await waiting
+            except asyncio.CancelledError:
+                if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                    _drop(waiting.result())
+                raise
+            finally:
+                self._waiting = self._take = None
+            if doing is not None:
+                await doing
+
+    def _next(self) -> Any:
         message = self._messages.popleft()
         if self._stream is not None:
             self._stream.taken(len(message))
@@ -68,14 +97,26 @@ class MessageStream:
 
     # -- writing
 
-    async def write(self, message: Any) -> None:
-        """Returns when the peer has room for what is behind it. Raises :class:`asyncio.InvalidStateError` when the
-        stream is over: reading says why."""
+    def push(self, message: Any) -> bool:
+        """Send it if the peer has room for it now, else do nothing."""
         stream = self._stream
-        if stream is None or stream.closed or stream.local_closed:
-            raise asyncio.InvalidStateError("the call is over")
+        if stream is None or stream.closed or stream.local_closed or stream.blocked or self._protocol.paused:
+            return False
         stream.send(self._encode(message))
-        while stream.blocked or self._protocol.paused:
+        return True
+
+    async def write(self, message: Any) -> None:
+        """Send it when the peer has room for it. Raises :class:`asyncio.InvalidStateError` when the stream is over:
+        reading says why."""
+        await self._room()
+        if not self.push(message):
+            raise asyncio.InvalidStateError("the call is over")
+        await self._room()
+
+    async def _room(self) -> None:
+        """Until what was sent before has gone. Raises :class:`asyncio.InvalidStateError`."""
+        stream = self._stream
+        while stream is not None and not stream.closed and (stream.blocked or self._protocol.paused):
             self._writing = self._loop.create_future()
             self._protocol.writers.add(self._writing)
             try:
@@ -83,7 +124,7 @@ class MessageStream:
             finally:
                 self._protocol.writers.discard(self._writing)
                 self._writing = None
-        if stream.closed:
+        if stream is None or stream.closed or stream.local_closed:
             raise asyncio.InvalidStateError("the call is over")
 
     # -- what the stream says
@@ -93,7 +134,21 @@ class MessageStream:
 
     def message(self, message: bytes) -> None:
         self._messages.append(message)
-        self._wake()
+        waiting = self._waiting
+        if waiting is None or waiting.done():
+            return
+        if self._take is None:
+            waiting.set_result(None)
+            return
+        try:
+            doing = self._take(self._next())
+        except BaseException as error:
+            waiting.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        if doing is not None:
+            waiting.set_result(doing)
 
     def half_closed(self) -> None:
         self._no_more = True
@@ -107,3 +162,9 @@ class MessageStream:
     def writable(self) -> None:
         if self._writing is not None and not self._writing.done():
             self._writing.set_result(None)
+
+
+def _drop(doing: Awaitable[None] | None) -> None:
+    """It came in the moment in which nobody was there to await it any more."""
+    if isinstance(doing, Coroutine):
+        doing.close()

@@ -65,17 +65,21 @@ class SessionContext(MessageStream):
         return self._head.path
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """Of none: nobody here has any."""
         if not self._answered:
-            self._answered = True
-            stream = cast("Stream", self._stream)
-            if not stream.closed:
-                connection = self._protocol.connection
-                connection.write(connection.headers(stream.stream_id, ANSWER, end=False))
+            self._begin()
 
-    async def write(self, message: Any) -> None:
+    def _begin(self) -> None:
+        self._answered = True
+        stream = cast("Stream", self._stream)
+        if not stream.closed:
+            connection = self._protocol.connection
+            connection.write(connection.headers(stream.stream_id, ANSWER, end=False))
+
+    def push(self, message: Any) -> bool:
         if not self._answered:
-            await self.send_initial_metadata(())
-        await super().write(message)
+            self._begin()
+        return super().push(message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
         """End the call with this status: raises what the handler must let pass."""
