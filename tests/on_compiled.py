@@ -25,6 +25,7 @@ TREES = ROOT / ".cache" / "compiled"
 UNIT = ("batching", "core", "decisions", "eviction", "paging", "placement", "routing", "simulator")
 PROPERTY = (
     *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
+    "http2_connection",
     *("lb_queue", "lb_rates", "lb_roster", "store_objects", "store_switch"),
 )
 PURE = (

@@ -19,6 +19,7 @@ COMPILED = (
     "decisions/*.py",
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     "store/objects.py",
+    *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
 )
 
 # Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.

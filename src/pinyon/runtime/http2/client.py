@@ -16,7 +16,7 @@ from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.heads import is_answer, parse_trailers, request_head
 from pinyon.runtime.http2.messages import MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
-from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
+from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 from pinyon.runtime.interceptors import error_from_status
 
@@ -161,7 +161,7 @@ class Http2Call(MessageStream):
         """Nothing of it refers to itself any more: it need not wait for a collection."""
         self._protocol.heard_by_nobody()
         if self._stream is not None:
-            del self._stream.receiver
+            self._stream.receiver = NOBODY
             self._stream = None
 
     # -- what the stream says

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from pinyon.runtime.http2.link import Link
 from pinyon.runtime.http2.wire import DATA, END_STREAM, FRAME_HEAD, Code, frame, reset, window_update
 
-__all__ = ["Field", "Receiver", "Stream", "StreamFailed"]
+__all__ = ["NOBODY", "Field", "Receiver", "Stream", "StreamFailed"]
 
 Field = tuple[bytes, bytes]
 """Name and value of a header."""
@@ -54,6 +54,23 @@ class Receiver(Protocol):
         """All that was sent has gone to the connection."""
 
 
+class Nobody:
+    """Receives nothing."""
+
+    def headed(self, fields: Sequence[Field], end: bool) -> None: ...
+
+    def message(self, message: bytes) -> None: ...
+
+    def half_closed(self) -> None: ...
+
+    def failed(self, error: StreamFailed) -> None: ...
+
+    def writable(self) -> None: ...
+
+
+NOBODY: Final[Receiver] = Nobody()
+
+
 class Stream:
     """Made by its connection. What is sent while the peer has no room is kept: one message, if ``blocked`` is asked."""
 
@@ -73,10 +90,9 @@ class Stream:
         "stream_id",
     )
 
-    receiver: Receiver
-
     def __init__(self, connection: Link, stream_id: int, send_window: int, window: int) -> None:
         self._connection = connection
+        self.receiver: Receiver = NOBODY
         self.stream_id = stream_id
         self.send_window = send_window
         """Bytes that the peer has room for; may be negative for a while (section 6.9.2)."""
