@@ -18,9 +18,9 @@ LEAST_S = 0.0005
 class Pace:
     """Spaces the messages of one stream by a gap that grows with what is in flight: 0.1 ms for each, at most 1.5 ms.
 
-    A message costs some 15 µs of CPU on each side, whatever it holds (:mod:`pinyon.runtime.http2`), and what is made and
-    read around it as much again: one every 1.5 ms takes some 2 % of a core. A single request never waits; with a dozen
-    in flight each waits a millisecond or so, and shares the message with the others.
+    A message costs some 15 µs of CPU on each side, whatever it holds (:mod:`pinyon.runtime.http2`), and what is made
+    and read around it as much again: one every 1.5 ms takes some 2 % of a core. A single request never waits; with a
+    dozen in flight each waits a millisecond or so, and shares the message with the others.
     """
 
     def __init__(self, in_flight: Callable[[], int], clock: Clock) -> None:
