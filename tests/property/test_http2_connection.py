@@ -59,6 +59,9 @@ class Kept:
     def half_closed(self) -> None:
         self.halves += 1
 
+    def refused(self, error: StreamFailed) -> None:
+        pass
+
     def failed(self, error: StreamFailed) -> None:
         self.errors.append(error)
 

@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from random import Random
 
 import pytest
 
@@ -168,6 +169,37 @@ async def test_in_good_order_everything_is_answered_after_the_last_message() -> 
     assert got == list(range(100))
     assert stream.spoke
     assert stream.ending
+
+
+async def test_messages_larger_than_a_window_pass_both_ways() -> None:
+    text = Random(1).randbytes(3 << 19).hex()
+
+    async def mirror(stream: Accepted[Answer, Ask]) -> None:
+        async def take(message: Ask) -> None:
+            answer = Answer()
+            answer.updates.add().error.message = message.submissions[0].request_id
+            await stream.write(answer)
+
+        await stream.run(take)
+
+    async def large() -> AsyncGenerator[Ask, None]:
+        for _ in range(3):
+            yield Ask(submissions=[worker_pb2.Submission(request_id=text)])
+
+    got: list[Answer] = []
+    async with Server(mirror) as server:
+        assert await ends(dial(server.address).run(got.append, large())) is None
+    assert [each.updates[0].error.message == text for each in got] == [True] * 3
+
+
+async def test_a_message_that_is_too_large_ends_the_stream_and_says_so() -> None:
+    async def large() -> AsyncGenerator[Ask, None]:
+        yield Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(5 << 20))])
+        await never()
+
+    async with Server(echo) as server:
+        error = await ends(dial(server.address).run(lambda _: None, large()))
+    assert isinstance(error, ResourceExhausted)
 
 
 async def test_nobody_there() -> None:

@@ -23,6 +23,7 @@ from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.http2.client import Http2Channel
 from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.front import Front
+from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.hello import ALPN, Speaker, who_speaks, who_speaks_tls
 from pinyon.runtime.http2.wire import PREFACE, frame, settings
 from pinyon.runtime.identity import caller, peer_name
@@ -195,6 +196,57 @@ async def test_a_method_of_one_message_and_one_that_is_not_there_are_unimplement
                 await once(Dialed(running.address, Method(path, Ask, Answer), WAIT_S, Http2Channel))
 
 
+class Kept:
+    """What a raw call is told."""
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[Any, bool]] = []
+
+    def headed(self, fields: Any, end: bool) -> None:
+        self.heads.append((fields, end))
+
+    def message(self, message: bytes) -> None: ...
+
+    def half_closed(self) -> None: ...
+
+    def refused(self, error: Exception) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+    def writable(self) -> None: ...
+
+
+async def test_a_call_ends_by_its_deadline() -> None:
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection, kept = Connection(writer.write), Kept()
+        writer.write(connection.opening)
+        connection.open([*request_head(METHOD.path, "x", "http"), (b"grpc-timeout", b"50m")], kept)
+        async with asyncio.timeout(WAIT_S):
+            while not (kept.heads and kept.heads[-1][1]):
+                connection.receive(await reader.read(1 << 16))
+            await running.worker.ended.wait()
+        assert parse_trailers(kept.heads[-1][0]).code == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ([(b":method", b"GET")], b"405"),
+        ([(b":method", b"POST"), (b"content-type", b"text/html")], b"415"),
+        ([*request_head("/x", "x", "http"), (b"grpc-timeout", b"soon")], b"400"),
+    ],
+)
+async def test_what_is_no_call_is_told_in_http_s_words(head: Any, status: bytes) -> None:
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection, kept = Connection(writer.write), Kept()
+        writer.write(connection.opening)
+        connection.open(head, kept)
+        async with asyncio.timeout(WAIT_S):
+            while not kept.heads:
+                connection.receive(await reader.read(1 << 16))
+        assert kept.heads == [([(b":status", status)], True)]
+
+
 # -- its first bytes
 
 
@@ -304,14 +356,7 @@ async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
     async with Running() as running, connected(running.address) as (_, writer):
         said: list[bytes] = []
         client = Connection(said.append)
-
-        class Nobody:
-            def __getattr__(self, name: str) -> Any:
-                return lambda *_: None
-
-        from pinyon.runtime.http2.heads import request_head
-
-        client.open(request_head(METHOD.path, "x", "http"), Nobody())
+        client.open(request_head(METHOD.path, "x", "http"), Kept())
         writer.write(client.opening + b"".join(said))
         async with asyncio.timeout(WAIT_S):
             await running.worker.begun.wait()

@@ -361,6 +361,8 @@ class Connection(Link):
             raise ConnectionFailed(Code.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which nobody opened")
 
     def _fail(self, stream: Stream, error: StreamFailed) -> None:
+        if error.status and not stream.closed:
+            stream.receiver.refused(error)
         if not stream.closed:
             self.write(reset(stream.stream_id, error.code))
             stream.fail(error)

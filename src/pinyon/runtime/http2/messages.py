@@ -154,6 +154,9 @@ class MessageStream:
         self._no_more = True
         self._wake()
 
+    def refused(self, error: StreamFailed) -> None:
+        pass
+
     def failed(self, error: StreamFailed) -> None:
         self._no_more = True
         self._wake()

@@ -112,6 +112,11 @@ class SessionContext(MessageStream):
         if not stream.closed:
             self._loop.call_later(LINGER_S, stream.reset, Code.CANCEL)
 
+    def refused(self, error: StreamFailed) -> None:
+        if not cast("Stream", self._stream).blocked:
+            self.finish(error.status, error.reason)
+            self.failed(error)
+
     def failed(self, error: StreamFailed) -> None:
         super().failed(error)
         if self.task is not None:

@@ -47,6 +47,9 @@ class Receiver(Protocol):
     def half_closed(self) -> None:
         """The peer sends nothing more, without trailers."""
 
+    def refused(self, error: StreamFailed) -> None:
+        """What came is not taken. A server may end the stream with that as its status; else it fails for that."""
+
     def failed(self, error: StreamFailed) -> None:
         """It is over for both sides. The last that is called."""
 
@@ -62,6 +65,8 @@ class Nobody:
     def message(self, message: bytes) -> None: ...
 
     def half_closed(self) -> None: ...
+
+    def refused(self, error: StreamFailed) -> None: ...
 
     def failed(self, error: StreamFailed) -> None: ...
 
