@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
     clocks.on_coroutine(intake.ReportIntake, "_apply_delta", "events")
     clocks.on(placing.Placer, "answer", "placing")
     clocks.on(placing, "request_from_proto", "request from its message")
-    clocks.on(placing, "placement_to_proto", "placement to its message")
+    clocks.on(placing, "fill_placement", "placement to its message")
     name = next(each for each in vars(conductor_pb2_grpc) if each.endswith("conductor__pb2"))
     setattr(conductor_pb2_grpc, name, TimedMessages(clocks, conductor_pb2))
     # a compiled class allows no other method in the place of one of its own

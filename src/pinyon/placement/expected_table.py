@@ -18,6 +18,10 @@ from pinyon.placement.prefix_match import Holder
 __all__ = ["ExpectedInTable"]
 
 _PLACES_MIN: Final = 1024
+_AGAIN: Final = 1 << 32
+"""Added to a set's number where some instance may have several prompts with the key: who has one alone, which is nearly
+all, is not looked up among those."""
+_NUMBER: Final = _AGAIN - 1
 
 
 class ExpectedInTable(ExpectedBlocks):
@@ -43,7 +47,7 @@ class ExpectedInTable(ExpectedBlocks):
         return any(places[self._place(prints[each])] for each in range(count))
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
-        number = self._numbers[self._place(print_)]
+        number = self._numbers[self._place(print_)] & _NUMBER
         if number == 0:
             return 0
         return self._sets.masks[number]
@@ -63,17 +67,18 @@ class ExpectedInTable(ExpectedBlocks):
                 self._numbers[place] = alone
                 come += 1
                 continue
-            number = self._numbers[place]
+            number = self._numbers[place] & _NUMBER
             after = alone
             if number != alone:
                 after = sets.extended(number, row)
             if after != number:
-                self._numbers[place] = after
+                self._numbers[place] += after - number
                 sets.keys_one[number] -= 1
                 sets.keys_one[after] += 1
                 self.pairs += 1
             elif number == alone or sets.masks[number] >> row & 1:
                 self._again[print_, row] = self._again.get((print_, row), 0) + 1
+                self._numbers[place] |= _AGAIN
         self._keys += come
         self.pairs += come
         sets.keys_one[alone] += come
@@ -85,14 +90,16 @@ class ExpectedInTable(ExpectedBlocks):
         prints = _prints_of(packed_keys)
         self._touch(prints)
         for print_ in prints:
-            if self._again and (more := self._again.pop((print_, row), 0)):
-                if more > 1:
-                    self._again[print_, row] = more - 1
-                continue
             place = self._place(print_)
-            if not self._prints[place]:
-                continue
             number = self._numbers[place]
+            if number == 0 or number & _AGAIN:
+                if self._again and (more := self._again.pop((print_, row), 0)):
+                    if more > 1:
+                        self._again[print_, row] = more - 1
+                    continue
+                if number == 0:
+                    continue
+                number &= _NUMBER
             if number == alone:
                 self._free(place)
                 gone += 1
@@ -103,7 +110,7 @@ class ExpectedInTable(ExpectedBlocks):
             after: i64 = sets.reduced(number, row)
             sets.keys_one[number] -= 1
             if after:
-                self._numbers[place] = after
+                self._numbers[place] += after - number
                 sets.keys_one[after] += 1
                 self.pairs -= 1
             else:  # there are too many sets
@@ -123,7 +130,7 @@ class ExpectedInTable(ExpectedBlocks):
         self._touched = touched
 
     def of(self, holder: Holder) -> int:
-        masks = (self._sets.masks[self._numbers[place]] for place in range(len(self._prints)))
+        masks = (self._sets.masks[self._numbers[place] & _NUMBER] for place in range(len(self._prints)))
         return sum(1 for mask in masks if mask & holder.bit)
 
     def _use(self, places: i64) -> None:
