@@ -142,30 +142,37 @@ class ReportIntake:
         return response
 
     def _learn(self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float) -> None:
-        for measured in prefills:
-            if measured.compute_us <= MEASURED_US_MAX:
-                seconds = measured.compute_us * 1e-6
-                self._fleet.learn_prefill(state, measured.computed_tokens, measured.prefix_tokens, seconds, now_s)
-        self._learn_fetches(state, prefills, now_s)
+        self._fleet.learn_prefills(
+            state,
+            [
+                (each.computed_tokens, each.prefix_tokens, each.compute_us * 1e-6)
+                for each in prefills
+                if each.compute_us <= MEASURED_US_MAX
+            ],
+            now_s,
+        )
+        self._fleet.learn_transfers(state, self._fetches(state, prefills, now_s), now_s)
 
-    def _learn_fetches(
+    def _fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
-    ) -> None:
-        """By source where the worker told them apart, else as sums, which tell of the worker alone. What it says of a
-        source is believed if a placement had it fetch as much from there."""
-        measured = []
+    ) -> list[tuple[int, float, InstanceState | None]]:
+        """Bytes, seconds and by source where the worker told them apart, else as sums, which tell of the worker alone.
+        What it says of a source is believed if a placement had it fetch as much from there."""
+        measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
             if prefill.fetches:
                 spans = prefill.fetches[-SPANS_MAX:]
                 measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in spans]
-            else:
+            elif prefill.fetched_bytes:
                 measured.append((prefill.fetched_bytes, prefill.fetch_us, ""))
+        believed: list[tuple[int, float, InstanceState | None]] = []
         for size, us, source_id in measured[-MEASUREMENTS_MAX:]:
             if us > MEASURED_US_MAX or size > FETCHED_BYTES_MAX:
                 continue
-            source = self._fleet.get(source_id)
+            source = self._fleet.get(source_id) if source_id else None
             if not source_id or (source is not None and self._planned.came(state, source, size, now_s)):
-                self._fleet.learn_transfer(state, size, us * 1e-6, now_s, source)
+                believed.append((size, us * 1e-6, source))
+        return believed
 
     def _first_tokens(self, state: InstanceState, told: Sequence[conductor_pb2.FirstTokenMeasurement]) -> None:
         if self._log is None:

@@ -111,13 +111,13 @@ class Holdings:
         ages.begins(size // KEY_BYTES, 0, table.stamps)
         alone, at = self._sets.alone(row), 0
         while at < size:
-            done = store_in_loop(table, self._sets, row, packed_keys, at)
+            done = store_in_loop(table, self._sets, row, ages.stamp, packed_keys, at)
             if new := len(done.new):
                 slots = _array(done.new)
                 table.set_ids[slots], table.stamps[slots] = alone, ages.stamp
                 self._came(row, alone, new)
-            if len(done.known):
-                self._renew(_array(done.known))
+            if len(done.old):
+                self._renew(_array(done.old))
             self.refused += done.refused
             at = done.at
             if at < size:
@@ -156,7 +156,9 @@ class Holdings:
         if self.in_loops:
             gone = remove_in_loop(table, sets, row, packed_keys)
             if len(gone):
-                self._free(self._once(_array(gone)))
+                slots = _array(gone)
+                self._ages.forget(table.stamps[slots])
+                table.free(slots)
             return
         if len(packed_keys) > _FEW_KEYS * KEY_BYTES:
             slots = table.locate(fingerprints(packed_keys))
@@ -174,7 +176,7 @@ class Holdings:
                 sets.keys_one[after] += 1
                 sets.held_one[row] -= 1
             elif not after:
-                sets.forget_one(number)
+                sets.forget_alike(number, 1)
                 self._ages.counts_one[table.stamps_one[slot]] -= 1
                 table.free_one(slot)
 

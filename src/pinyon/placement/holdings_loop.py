@@ -22,19 +22,19 @@ _TOGETHER: Final = 16
 
 class Stored:
     """What became of keys, up to the byte ``at``: ``new`` are the slots of those that are new, whose sets and stamps
-    are still to be written; ``known`` of those that were there. ``refused`` ones are not held, as there are too many
-    sets."""
+    are still to be written; ``old`` of those that were there with another stamp, one may be named twice. ``refused``
+    ones are not held, as there are too many sets."""
 
-    __slots__ = ("at", "known", "new", "refused")
+    __slots__ = ("at", "new", "old", "refused")
 
-    def __init__(self, at: int, new: vec[i64], known: vec[i64], refused: int) -> None:
-        self.at, self.new, self.known, self.refused = at, new, known, refused
+    def __init__(self, at: int, new: vec[i64], old: vec[i64], refused: int) -> None:
+        self.at, self.new, self.old, self.refused = at, new, old, refused
 
 
-def store_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: bytes, at: i64) -> Stored:
+def store_in_loop(table: KeyTable, sets: HolderSets, row: int, stamp: i64, packed_keys: bytes, at: i64) -> Stored:
     """From the byte ``at`` on, until the first one that has no room unless another one moves."""
     size: i64 = len(packed_keys)
-    new, known = vec[i64](), vec[i64]()
+    new, old = vec[i64](), vec[i64]()
     prints, slots, numbers = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     before: i64 = -1
     after: i64 = -1
@@ -50,14 +50,15 @@ def store_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: byte
                 slot = table.place_in_loop(prints[each])
                 if slot == CROWDED:
                     _moved(sets, row, before, after, moved, 1)
-                    return Stored(at + each * KEY_BYTES, new, known, refused)
+                    return Stored(at + each * KEY_BYTES, new, old, refused)
                 if slot != THERE:
                     new = append(new, slot)
                 continue
             number = table.set_at(slot)
             if number == 0:  # it came just now
                 continue
-            known = append(known, slot)
+            if table.stamp_at(slot) != stamp:
+                old = append(old, slot)
             if number != before:
                 _moved(sets, row, before, after, moved, 1)
                 before, moved = number, 0
@@ -70,11 +71,11 @@ def store_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: byte
                 refused += 1
         at += count * KEY_BYTES
     _moved(sets, row, before, after, moved, 1)
-    return Stored(size, new, known, refused)
+    return Stored(size, new, old, refused)
 
 
 def remove_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: bytes) -> vec[i64]:
-    """The slots of those that nobody holds from now on, which are still to be freed; one may be named twice."""
+    """The slots of those that nobody holds from now on: they have no set any more, and are still to be freed."""
     size: i64 = len(packed_keys)
     at: i64 = 0
     gone = vec[i64]()
@@ -90,18 +91,28 @@ def remove_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: byt
             if slot < 0:
                 continue
             number = table.set_at(slot)
+            if number == 0:  # it went just now
+                continue
             if number != before:
-                _moved(sets, row, before, after, moved, -1)
+                _left(sets, row, before, after, moved)
                 before, moved = number, 0
                 after = sets.reduced(number, row)
-            if after == 0:
-                gone = append(gone, slot)
-            elif after != number:
+            if after != number:
                 table.set_ids_one[slot] = after
                 moved += 1
+                if after == 0:
+                    gone = append(gone, slot)
         at += count * KEY_BYTES
-    _moved(sets, row, before, after, moved, -1)
+    _left(sets, row, before, after, moved)
     return gone
+
+
+def _left(sets: HolderSets, row: int, before: i64, after: i64, keys: i64) -> None:
+    """So many keys have another set, or none: then nobody holds them any more."""
+    if after:
+        _moved(sets, row, before, after, keys, -1)
+    elif keys:
+        sets.forget_alike(before, keys)
 
 
 def _read(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:

@@ -330,6 +330,10 @@ class KeyTable:
         """As :attr:`set_ids`."""
         return i64(read_i32_le(self._set_memory.read, self._set_memory.start + 4 * slot))
 
+    def stamp_at(self, slot: i64) -> i64:
+        """As :attr:`stamps`."""
+        return self._stamp_memory.read[self._stamp_memory.start + slot]
+
     def free(self, slots: Slots) -> None:
         """Different ones, each of them taken."""
         self._flat[slots] = 0
@@ -393,14 +397,16 @@ class KeyTable:
 
     def _reserve(self, buckets: int) -> None:
         print_memory, set_memory = _Memory(8 * buckets * SLOTS), _Memory(4 * buckets * SLOTS)
+        stamp_memory = _Memory(buckets * SLOTS)
         prints = print_memory.array(np.uint64).reshape(buckets, SLOTS)
         set_ids = set_memory.array(np.uint32)
-        stamps = np.zeros(buckets * SLOTS, np.uint8)
+        stamps = stamp_memory.array(np.uint8)
         if self._reserved:
             prints[: self.buckets] = self._prints[: self.buckets]
             set_ids[: self.slots] = self.set_ids[: self.slots]
             stamps[: self.slots] = self.stamps[: self.slots]
         self._reserved, self._print_memory, self._set_memory = buckets, print_memory, set_memory
+        self._stamp_memory = stamp_memory
         self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
         # an element of an array costs five times one of these
         self._flat_prints, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data
