@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = ["Promises"]
 
@@ -29,16 +29,27 @@ class Promises:
 
     def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Keys that are promised already stay with their blocks."""
+        block_of, key_of = self._block_of, self._key_of
         for key, block in zip(keys, blocks, strict=True):
-            if key not in self._block_of:
-                self._block_of[key] = block
-                self._key_of[block] = key
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
 
     def end(self, block: int) -> None:
         """It has its content, or nobody uses it."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+
+    def end_all(self, blocks: Iterable[int]) -> None:
+        """:meth:`end` for each."""
+        block_of, key_of = self._block_of, self._key_of
+        if not key_of:
+            return
+        for block in blocks:
+            key = key_of.pop(block, None)
+            if key is not None:
+                del block_of[key]
 
     def blocks(self) -> list[int]:
         return list(self._key_of)
