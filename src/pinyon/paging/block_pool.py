@@ -60,7 +60,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._contents = Contents(num_blocks)
-        self._promises = Promises()
+        self._promises = Promises(num_blocks)
         self._changes = KeyChanges()
         self._hits = 0
 
@@ -109,7 +109,7 @@ class BlockPool:
         does.
         """
         if self.below is None and not allow_gaps:
-            return list(enumerate(self._acquire_run(keys, now_s, use)))
+            return list(enumerate(self.acquire_run(keys, now_s, use)))
         by_key, refs = self._contents.block_of, self._refs
         below: Container[bytes] = self.below if self.below is not None and promote else ()
         found: list[tuple[int, int]] = []
@@ -156,8 +156,10 @@ class BlockPool:
                     evictor.used(used, now_s, use.traits, [use.first + index for index in told])
         return found
 
-    def _acquire_run(self, keys: Sequence[bytes], now_s: float, use: Use | None) -> list[int]:
-        """:meth:`acquire` where there is one tier, without gaps."""
+    def acquire_run(self, keys: Sequence[bytes], now_s: float, use: Use | None) -> list[int]:
+        """The blocks of the leading run, as :meth:`acquire` has it."""
+        if self.below is not None:
+            return [block for _, block in self.acquire(keys, now_s=now_s, use=use)]
         by_key, refs = self._contents.block_of, self._refs
         blocks: list[int] = []
         revived: list[bytes] = []
