@@ -25,7 +25,7 @@ import numpy as np
 import uvloop
 
 import pinyon
-from bench.conductor_peers import PROMPT_BLOCKS, Peers
+from bench.conductor_peers import PROFILE, PROMPT_BLOCKS, Peers
 from bench.conductor_timed import PARTS
 from bench.load import cpu_seconds
 from bench.report import Aim, Report, number, parser, percentile, progress, summary
@@ -39,7 +39,6 @@ WINDOW = 4
 """Messages under way; of single requests, so many as a batch has."""
 BEGINNINGS = 4000
 START_S = 60.0
-PROFILE = "910b-qwen2.5-7b"
 
 
 def launch(module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
@@ -101,7 +100,7 @@ async def measure(folder: Path, instances: int, quick: bool, seed: int) -> dict[
                 cpu_us = (cpu_seconds([pid]) - cpu_s) / requests * 1e6
                 wall_s = time.perf_counter() - began_s
                 if done.refused:
-                    raise RuntimeError(f"{done.refused} of {requests} requests were refused")
+                    raise RuntimeError(f"{done.refused} of {requests} requests were refused: {done.error}")
                 for name, value in {
                     "cpu_us_per_placement": cpu_us,
                     "cpu_of_other_threads_us_per_placement": cpu_us - (_main_s(pid) - main_s) / requests * 1e6,
