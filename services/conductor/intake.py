@@ -223,9 +223,9 @@ class ReportIntake:
         self, reporter: Reporter, parts: Sequence[Part], take: Callable[[Sequence[Part]], object]
     ) -> None:
         """Of a report that has many, others get the loop in between."""
-        for at in range(0, len(parts), STEP_PARTS):
-            if at:
-                await self._others_turn(reporter)
+        take(parts[:STEP_PARTS])
+        for at in range(STEP_PARTS, len(parts), STEP_PARTS):
+            await self._others_turn(reporter)
             take(parts[at : at + STEP_PARTS])
 
     async def _others_turn(self, reporter: Reporter) -> None:
