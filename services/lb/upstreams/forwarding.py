@@ -198,7 +198,7 @@ class Forwarding:
                 self._placing.check_law(forward)
                 await forward.turn(self._models.demand(forward.served, forward.route))
                 while not await self._attempt(forward, body):
-                    self._metrics.retries.inc()
+                    self._metrics.retries.add()
                 finish = _finish(forward.status)
             except PinyonError as error:
                 finish = error.grpc_code.lower()
