@@ -131,13 +131,13 @@ class Layer:
         self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
     ) -> list[Target]:
         """Those that a request may be pushed to now, of the ``allowed`` (None: all)."""
-        pushing = self._pushing
+        spare, targets = self._pushing.spare, self._targets.values()
+        if allowed is None and not exclude:
+            return [target for target in targets if spare(target, now_s)]
         return [
             target
-            for target in self._targets.values()
-            if (allowed is None or target.name in allowed)
-            and target.name not in exclude
-            and pushing.spare(target, now_s)
+            for target in targets
+            if (allowed is None or target.name in allowed) and target.name not in exclude and spare(target, now_s)
         ]
 
     def full(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> list[Target]:

@@ -135,17 +135,19 @@ class PrefixTrie:
             break
         return Match(at // KEY_BYTES, found)
 
-    def insert(self, keys: bytes, target: str) -> None:
-        """A prompt was sent there. Raises ``KeyError`` for a target that is not there."""
+    def insert(self, keys: bytes, target: str) -> int:
+        """A prompt was sent there. Returns how many of its chunks it had been sent before. Raises ``KeyError`` for a
+        target that is not there."""
         place = self._places[target]
         if not keys:
-            return
+            return 0
         keys = keys[: self._chunks_max * KEY_BYTES]
         last = self._last(keys)
         record = (last, place)
         if record in self._records:
             self._records.move_to_end(record)
-            return
+            return len(keys) // KEY_BYTES
+        found = 0
         self._records[record] = None
         self._held[place] += 1
         node: _Node | None = last
@@ -153,12 +155,15 @@ class PrefixTrie:
             counts = node.counts
             known = counts.get(place, 0)
             counts[place] = known + 1
-            if not known:
+            if known:
+                found += len(node.keys)
+            else:
                 node.targets |= 1 << place
                 self._sizes[place] += len(node.keys) // KEY_BYTES
             node = node.parent
         while self.chunks > self._chunks_max or len(self._records) > self._records_max:
             self._forget()
+        return found // KEY_BYTES
 
     def _last(self, keys: bytes) -> _Node:
         """The node at which this path ends, made if it has to be."""

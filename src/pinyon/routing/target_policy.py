@@ -73,11 +73,15 @@ NEAR = 1.1
 def near_least_full(targets: Sequence[Target]) -> Target:
     """The nearest, by measured round trips, of those that are hardly fuller than the least full one; of several that
     are equally near, the least full."""
-    least = least_full(targets)
-    limit = NEAR * least.fullness
-    best, best_rank = least, (least.distance_s, least.fullness, least.name)
-    for target in targets:
-        rank = (target.distance_s, target.fullness, target.name)
-        if rank < best_rank and target.fullness <= limit:
-            best, best_rank = target, rank
+    best = targets[0]
+    if len(targets) == 1:
+        return best
+    fullness = [target.fullness for target in targets]
+    limit = NEAR * min(fullness)
+    best_rank: tuple[float, float, str] | None = None
+    for target, full in zip(targets, fullness, strict=True):
+        if full <= limit:
+            rank = (target.distance_s, full, target.name)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = target, rank
     return best

@@ -93,6 +93,9 @@ class TwoLayers:
     ) -> Choice | None:
         """By an instance of the region, or one that was adopted, which counts as local (§4.2): the one that has the
         prompt, else the least busy."""
+        if not adopted and not conducted:  # nothing to compare
+            target = self.local.choose(route.routed, now_s, exclude=route.exclude) if here else None
+            return None if target is None else Choice(Where.LOCAL, target.name)
         found: Choice | None = None
         best = (-1, 0.0)
         for name in ([""] if here else []) + list(adopted):
@@ -127,6 +130,8 @@ class TwoLayers:
     def adopted_by_law(self, route: Route) -> list[str]:
         """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
         served from here."""
+        if not self.adopted:
+            return []
         geography, sender = self.geography, route.sender or self.region
         return [
             name
