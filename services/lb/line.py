@@ -49,7 +49,22 @@ class Place:
         :class:`DeadlineExceeded` when it still waits at ``deadline_s`` of the line's clock.
         """
         self.tokens, self.priority, self.demand, self.deadline_s = tokens, priority, demand, deadline_s
-        if self._error is None and not self._line.enter(self):
+        if self._error is not None:
+            raise self._error
+        if not self._line.enter(self):
+            await self.wait()
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0) -> bool:
+        """Whether there is a slot, and room for this ``demand``, at once: where it goes is to be said before anything
+        else happens, for none is kept for it. If not, :meth:`wait` for it. Raises as :meth:`turn`."""
+        if self._error is not None:
+            raise self._error
+        self.tokens, self.priority, self.demand = tokens, priority, demand
+        return self._line.enter(self, keep=False)
+
+    async def wait(self) -> None:
+        """For a slot, and for room. Raises as :meth:`turn`."""
+        if not self._has_slot and self._error is None:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         self._check()
@@ -194,8 +209,8 @@ class Line:
         """Raises as :meth:`reserve` would now."""
         self._queue.check(tenant)
 
-    def enter(self, place: Place) -> bool:
-        """Whether it has a slot at once."""
+    def enter(self, place: Place, *, keep: bool = True) -> bool:
+        """Whether it has a slot at once; then room is kept for it if ``keep``."""
         place.entered_s = now_s = self._clock()
         room, demand, priority, deadline_s = self.is_open(place.demand), place.demand, place.priority, place.deadline_s
         if room and not demand and not priority and deadline_s == math.inf:  # a short line of a journal
@@ -204,10 +219,13 @@ class Line:
             has_slot = self._queue.enter(
                 place.number, place.tokens, now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room
             )
-        if has_slot:
+        if not has_slot:
+            self._set_timer()
+        elif keep:
             self._grant(place.number)
         else:
-            self._set_timer()
+            del self._places[place.number]
+            place.granted(None)
         return has_slot
 
     def left(self, number: int, had_slot: bool) -> None:

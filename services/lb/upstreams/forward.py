@@ -33,7 +33,7 @@ class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
     __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
-                 "head", "outgoing", "passing", "refusal", "reply", "routed", "sender", "served",
+                 "head", "outgoing", "passing", "refusal", "reply", "route", "routed", "sender", "served",
                  "status", "ticket", "tries", "used")  # fmt: skip
 
     def __init__(
@@ -47,6 +47,7 @@ class Forward:
         self.sender = sender
         self.exclude: set[str] = set()
         """Targets that have failed it, or refused it."""
+        self.route = Route(routed, geographies, head.client.tenant, sender, self.exclude)
         self.choice = Choice(Where.WAIT)
         self.cluster = ""
         """That the chosen server is of, if that is one of another region."""
@@ -60,10 +61,6 @@ class Forward:
         self.used: Used | None = None
 
     @property
-    def route(self) -> Route:
-        return Route(self.routed, self.geographies, self.head.client.tenant, self.sender, self.exclude)
-
-    @property
     def used_tokens(self) -> int:
         """As far as anybody knows."""
         if self.used is not None:
@@ -74,7 +71,8 @@ class Forward:
 
     async def turn(self, demand: int) -> None:
         """Wait in line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
-        await self.served.patiently(self.ticket.turn(self.asked.tokens, priority=self.priority, demand=demand))
+        if not self.ticket.enter(self.asked.tokens, priority=self.priority, demand=demand):
+            await self.served.patiently(self.ticket.wait())
 
     async def again(self, demand: int) -> None:
         """There was no room after all: back into the line, where it was."""

@@ -8,7 +8,7 @@ there are no loops, whatever load balancers believe of each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class Route(NamedTuple):
     tenant: str = ""
     sender: str = ""
     """The region that it has come from, if that is another one: what law says of that one's requests counts."""
-    exclude: Container[str] = ()
+    exclude: Collection[str] = ()
     """Instances and load balancers that have failed it, or refused it."""
 
 
