@@ -46,6 +46,10 @@ class Reply(Protocol):
         """Some, not nothing. Waits while the client is behind."""
         ...
 
+    def push(self, data: bytes) -> bool:
+        """As :meth:`send`, at once; False: the client is behind, and nothing was sent."""
+        ...
+
     async def end(self, data: bytes) -> None:
         """The last of it, which may be nothing."""
         ...

@@ -126,6 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
         if answer is not None and answer.has_head and self._length < 0 and not self._chunked:
             self._answer = None
             answer.got_all()  # that is how an answer without a length ends
+            answer.arrived()
         return False
 
     def data_received(self, data: bytes) -> None:
@@ -144,7 +145,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._answer is None:
             self._over()
-        elif not answer.has_head and self._bytes > HEAD_BYTES_MAX:
+        answer.arrived()
+        if self._answer is not None and not answer.has_head and self._bytes > HEAD_BYTES_MAX:
             self._fail("The head of the server's answer is too large.")
 
     # -- httptools' part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -185,11 +185,11 @@ class Fleet:
         assert server is not None
         return server
 
-    async def exchange(
+    def exchange(
         self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
-    ) -> Answer:
+    ) -> Awaitable[Answer]:
         """The caller sees to the deadline."""
-        return await self._server(target).send(head, body, first_byte_s)
+        return self._server(target).send(head, body, first_byte_s)
 
     def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
         self._breaker.tried(target, self._clock())

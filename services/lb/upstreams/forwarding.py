@@ -3,7 +3,6 @@ elsewhere as long as no byte of an answer has come."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -24,6 +23,7 @@ from services.lb.labels import allowed_geographies
 from services.lb.off_loop import OffLoop
 from services.lb.openai_large import is_large
 from services.lb.seekers import Seekers
+from services.lb.time_limit import TimeLimits
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing, Targets
 from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull, NoRoom
@@ -96,6 +96,7 @@ class Forwarding:
         self._limits = limits
         self._secret = secret
         self._clock = clock
+        self._time_limits = TimeLimits()
         self._placing = Placing(models, limits.wait_s, clock, Seekers(limits.slots))
 
     def check_place(self, client: Client) -> None:
@@ -105,21 +106,17 @@ class Forwarding:
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         with self._admission.admit(head.client) as ticket:
-            return await self._serve(head, body, reply, Incoming(ticket, self._limits.request_s))
+            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self._limits.request_s))
 
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         """One that another region has sent, and the caller has let in. It goes to a server of this region, or fails.
         Raises :class:`PinyonError`, also in the middle of an answer."""
-        return await self._serve(head, body, reply, incoming)
-
-    async def _serve(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         limit_s = incoming.limit_s
         deadline_s = head.arrived_s + limit_s
-        forwards: list[Forward] = []
+        forward: Forward | None = None
         try:
-            async with asyncio.timeout(deadline_s - self._clock()):
+            with self._time_limits.after(deadline_s - self._clock()):
                 forward = await self._begin(head, body, incoming, reply, deadline_s)
-                forwards.append(forward)
                 await self._run(forward, body)
                 return forward.status
         except TimeoutError:
@@ -129,13 +126,13 @@ class Forwarding:
         except PinyonError as raised:
             error = raised
         except Exception:
-            if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
+            if forward is None or forward.passing is None or not forward.passing.begun:
                 raise
             _log.exception("uncaught error in an answer", extra={"request_id": head.log_id})
             error = Internal("internal error")
-        if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
+        if forward is None or forward.passing is None or not forward.passing.begun:
             raise error
-        return await self._break_off(forwards[0], error)
+        return await self._break_off(forward, error)
 
     async def _break_off(self, forward: Forward, error: PinyonError) -> int:
         """The status line has gone out: in a stream the error is an event. Anything else just ends, and as it is not
@@ -167,10 +164,10 @@ class Forwarding:
             geographies = ()  # nobody has said where this is
         fields = to_server(head.raw.fields)
         fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
-        outgoing = Outgoing(head.raw.target, b"".join(fields))
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
+        outgoing = Outgoing(head.raw.target, b"".join(fields))
         routed = Routed(asked.keys, whose)
         return Forward(
             head, asked, served, incoming.ticket, reply, outgoing, routed, geographies, deadline_s, incoming.sender
