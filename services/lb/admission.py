@@ -64,7 +64,9 @@ class Admission:
     def admit(self, client: Client) -> Ticket:
         """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
         full."""
-        rates = self.count(client)
+        rates = self._rates_of(client)
+        if rates.rpm:
+            self._count(client.tenant, rates)
         try:
             place = self._line.reserve(client.tenant)
         except ResourceExhausted:
@@ -76,9 +78,12 @@ class Admission:
         """One of the tenant's requests, whatever it is. Raises :class:`RateLimited`."""
         rates = self._rates_of(client)
         if rates.rpm:
-            with self._requests_limited(client.tenant, rates):
-                self._rates.request(client.tenant, rates, self._clock())
+            self._count(client.tenant, rates)
         return rates
+
+    def _count(self, tenant: str, rates: Rates) -> None:
+        with self._requests_limited(tenant, rates):
+            self._rates.request(tenant, rates, self._clock())
 
     def check(self, client: Client) -> None:
         """Raises as :meth:`admit` would now, before anything of a request is read, and takes nothing."""
@@ -200,8 +205,9 @@ class Ticket:
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0) -> bool:
         """As :meth:`turn`, without waiting: whether its turn is now, and it is to be said at once where it goes. If
         not, :meth:`wait` for it."""
-        self._admission.take(self._tenant, self._rates, tokens)
-        self._taken = tokens
+        if self._rates.tpm:
+            self._admission.take(self._tenant, self._rates, tokens)
+            self._taken = tokens
         return self._admission.enter(self._place, tokens, priority, demand)
 
     async def wait(self) -> None:

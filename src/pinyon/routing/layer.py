@@ -163,9 +163,10 @@ class Layer:
     ) -> Target | None:
         """Where it goes, None if nobody is available. Changes nothing: see :meth:`sent`."""
         available = self.available(now_s, allowed, exclude)
-        full = self._waits_for(request, available, now_s, allowed, exclude)
-        if full is not None:
-            return full
+        if len(available) < len(self._targets):
+            full = self._waits_for(request, available, now_s, allowed, exclude)
+            if full is not None:
+                return full
         return self._policy.choose(request, available) if available else None
 
     def may_wait(self, request: Routed, now_s: float, exclude: Collection[str] = ()) -> bool:

@@ -52,9 +52,9 @@ class PrefixTree:
 
     def match(self, request: Routed, available: Sequence[Target]) -> Match:
         """The longest prefix that one of them was sent."""
-        bits, bit = 0, self.trie.bit
+        bits, bit = 0, self.trie.bits.get
         for target in available:
-            bits |= bit(target.name)
+            bits |= bit(target.name, 0)
         return self.trie.match(request.keys, bits)
 
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
@@ -73,14 +73,14 @@ class PrefixTree:
         return self._least_full(full, there)
 
     def _least_full(self, targets: Sequence[Target], match: Match) -> Target:
-        bit, there = self.trie.bit, match.targets
-        return near_least_full([target for target in targets if there & bit(target.name)])
+        bit, there = self.trie.bits.get, match.targets
+        return near_least_full([target for target in targets if there & bit(target.name, 0)])
 
     def affinity(self, request: Routed, name: str) -> int:
         match = self.trie.match(request.keys, self.trie.bit(name))
         return match.chunks if match.chunks >= self._settings.explore_below * request.chunks else 0
 
     def sent(self, request: Routed, name: str) -> None:
-        if self.trie.bit(name):
+        if name in self.trie.bits:
             self.hit_chunks += self.trie.insert(request.keys, name)
             self.asked_chunks += request.chunks

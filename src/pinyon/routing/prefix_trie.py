@@ -57,6 +57,8 @@ class PrefixTrie:
         """(last node, place of the target's bit), the oldest first."""
         self._places: dict[str, int] = {}
         """Of targets that are there."""
+        self.bits: dict[str, int] = {}
+        """Of the same; to be read only."""
         self._free: list[int] = []
         """Places below ``_width`` that nobody has."""
         self._width = 0
@@ -91,12 +93,14 @@ class PrefixTrie:
             self._held.append(0)
             self._sizes.append(0)
         self._places[target] = place
+        self.bits[target] = 1 << place
 
     def remove(self, target: str) -> None:
         """It has gone, or lost what it held. Its records are found no more, and go when they are the oldest."""
         place = self._places.pop(target, -1)
         if place < 0:
             return
+        del self.bits[target]
         if self._held[place]:
             self._left.add(place)
         else:
@@ -104,8 +108,7 @@ class PrefixTrie:
 
     def bit(self, target: str) -> int:
         """0 for one that is not there."""
-        place = self._places.get(target, -1)
-        return 0 if place < 0 else 1 << place
+        return self.bits.get(target, 0)
 
     def size(self, target: str) -> int:
         """Chunks of what it was sent."""
@@ -236,6 +239,7 @@ class PrefixTrie:
             assert self._starts[node.keys[:KEY_BYTES]] is node
             assert node.parent is None or not node.targets & ~node.parent.targets, "a child has a target of its own"
         assert self.chunks == sum([len(node.keys) for node in expected]) // KEY_BYTES, "chunks are miscounted"
+        assert self.bits == {target: 1 << place for target, place in self._places.items()}, "bits differ from places"
         taken = sorted([*self._places.values(), *self._free, *self._left])
         assert taken == list(range(self._width)), "places are lost, or given twice"
         for place in range(self._width):

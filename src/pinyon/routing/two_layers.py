@@ -74,11 +74,17 @@ class TwoLayers:
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
         """``conducted``: a conductor chooses the instance, and the local layer tells whether there is room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
+        if not self.adopted and not conducted:
+            target = self.local.choose(route.routed, now_s, exclude=route.exclude) if here else None
+            return self._elsewhere(route, here, now_s) if target is None else Choice(Where.LOCAL, target.name)
         adopted = self.adopted_by_law(route)
         served = self._served_here(route, here, adopted, now_s, conducted)
         if served is not None:
             return served
-        here = here or bool(adopted)
+        return self._elsewhere(route, here or bool(adopted), now_s)
+
+    def _elsewhere(self, route: Route, here: bool, now_s: float) -> Choice:
+        """By another region, or nobody now. ``here``: it may be served here, and there is no room."""
         if route.sender:
             return Choice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
@@ -93,9 +99,6 @@ class TwoLayers:
     ) -> Choice | None:
         """By an instance of the region, or one that was adopted, which counts as local (§4.2): the one that has the
         prompt, else the least busy."""
-        if not adopted and not conducted:  # nothing to compare
-            target = self.local.choose(route.routed, now_s, exclude=route.exclude) if here else None
-            return None if target is None else Choice(Where.LOCAL, target.name)
         found: Choice | None = None
         best = (-1, 0.0)
         for name in ([""] if here else []) + list(adopted):
