@@ -31,7 +31,7 @@ class TimeLimits:
 
     def set(self, limit: TimeLimit, seconds: float) -> int:
         loop = asyncio.get_running_loop()
-        slot = self._wheel.add(limit, loop.time() + seconds)
+        slot = self._wheel.add(limit, loop.time() + max(0.0, seconds))
         if self._timer is None:
             self._timer = loop.call_later(TICK_S, self._turn)
         return slot
@@ -63,7 +63,7 @@ class TimeLimit:
         self._task = task
         self._cancelling = task.cancelling()
         if self._seconds < inf:
-            self._slot = self._limits.set(self, max(0.0, self._seconds))
+            self._slot = self._limits.set(self, self._seconds)
         return self
 
     def __exit__(

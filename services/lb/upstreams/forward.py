@@ -33,15 +33,16 @@ class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
     __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
-                 "head", "outgoing", "passing", "refusal", "reply", "route", "routed", "sender", "served",
+                 "head", "log_id", "outgoing", "passing", "refusal", "reply", "route", "routed", "sender", "served",
                  "status", "ticket", "tries", "used")  # fmt: skip
 
     def __init__(
-        self, head: Head, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply, outgoing: Outgoing,
-        routed: Routed, geographies: tuple[str, ...], deadline_s: float, sender: str = "",
+        self, head: Head, log_id: str, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply,
+        outgoing: Outgoing, routed: Routed, geographies: tuple[str, ...], deadline_s: float, sender: str = "",
     ) -> None:  # fmt: skip
         """``sender``: the region that it has come from, if that is another one."""
         self.head, self.asked, self.served, self.ticket, self.reply = head, asked, served, ticket, reply
+        self.log_id = log_id
         self.outgoing, self.routed, self.geographies = outgoing, routed, geographies
         self.deadline_s = deadline_s
         self.sender = sender

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Final, NamedTuple
 
@@ -32,7 +33,7 @@ from services.lb.upstreams.forward import Forward, Refusal
 from services.lb.upstreams.metrics import UpstreamMetrics
 from services.lb.upstreams.passing import Passing
 from services.lb.upstreams.placing import Placing
-from services.lb.upstreams.reading import Asked, read_asked
+from services.lb.upstreams.reading import read_asked
 from services.lb.upstreams.served_models import ServedModels
 from services.lb.upstreams.stream_error import stream_error
 
@@ -157,37 +158,32 @@ class Forwarding:
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
             # An absolute one, or one that hides what it is: a server is asked for what was looked at here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
-        asked = await self._read(head, body)
+        arguments = (head.path, head.raw.content_type, body, self._secret, self._limits.default_tokens)
+        if is_large(body):
+            asked = await self._off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
+        else:
+            asked = read_asked(*arguments)
         served = self._models.of(asked.model or incoming.model)
         geographies = allowed_geographies(head.labels, head.client)
         if not self._models.region:
             geographies = ()  # nobody has said where this is
         fields = to_server(head.raw.fields)
-        fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
+        log_id = head.log_id
+        fields.append(b"x-request-id: %b\r\n" % log_id.encode("ascii"))
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
         outgoing = Outgoing(head.raw.target, b"".join(fields))
         routed = Routed(asked.keys, whose)
         return Forward(
-            head, asked, served, incoming.ticket, reply, outgoing, routed, geographies, deadline_s, incoming.sender
-        )
-
-    async def _read(self, head: Head, body: bytes | bytearray) -> Asked:
-        kind = ""
-        assert head.raw is not None
-        for name, value in head.raw.fields:
-            if name == b"content-type":
-                kind = value.decode("latin-1")
-        arguments = (head.path, kind, body, self._secret, self._limits.default_tokens)
-        if is_large(body):
-            return await self._off_loop.run(head.client.holder, read_asked, *arguments)
-        return read_asked(*arguments)
+            head, log_id, asked, served, incoming.ticket, reply, outgoing, routed, geographies, deadline_s,
+            incoming.sender,
+        )  # fmt: skip
 
     async def _run(self, forward: Forward, body: bytes | bytearray) -> None:
         """Until it is answered. Raises :class:`PinyonError`."""
         head, finish = forward.head, "cancelled"
-        with self._telemetry.span("lb.request", head.traceparent, request_id=head.log_id) as span:
+        with self._telemetry.span("lb.request", head.traceparent, request_id=forward.log_id) as span:
             if parent := span.traceparent or head.traceparent:
                 line = b"traceparent: %b\r\n" % parent.encode("ascii")
                 forward.outgoing = forward.outgoing._replace(fields=forward.outgoing.fields + line)
@@ -211,7 +207,7 @@ class Forwarding:
                 first_s = passing.first_s - head.arrived_s if passing is not None and passing.first_s else 0.0
                 self._metrics.ended(forward.served.name, finish, first_s, now_s - head.arrived_s, forward.used)
                 span.set("outcome", finish)
-                head.facts = forward.facts()
+                head.facts = forward.facts
 
     def _attempts(self, forward: Forward) -> int:
         """One of a forwarded request, whose own region has more: they would multiply."""
@@ -232,9 +228,7 @@ class Forwarding:
         first_byte_s = self._limits.first_byte_s if forward.asked.stream else inf
         outgoing = forward.outgoing
         if not here:
-            outgoing = outgoing._replace(
-                request_id=forward.head.log_id, model=forward.served.name, whose=forward.whose()
-            )
+            outgoing = outgoing._replace(request_id=forward.log_id, model=forward.served.name, whose=forward.whose())
         try:
             answer = await targets.exchange(name, outgoing, body, forward.deadline_s, first_byte_s)
             try:
@@ -243,7 +237,9 @@ class Forwarding:
                 if answer.status in NO_ROOM:
                     await self._refused(forward, answer, targets)
                     return self._gives_up(forward)
-                await self._pass(forward, answer)
+                forward.status = answer.status
+                forward.passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
+                await forward.passing.run()
             finally:
                 answer.close()
             if answer.status < 500:
@@ -262,7 +258,7 @@ class Forwarding:
         except (Absent, Broke, ConnectionsFull) as error:
             if here:
                 self._metrics.got_answer(name, 0)
-            _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.head.log_id})
+            _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.log_id})
             forward.error = error
             if not isinstance(error, ConnectionsFull):
                 targets.failed(name, absent=isinstance(error, Absent))
@@ -276,12 +272,6 @@ class Forwarding:
             return False
         finally:
             targets.ended(name, sent)
-
-    async def _pass(self, forward: Forward, answer: Answer) -> None:
-        forward.status = answer.status
-        passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
-        forward.passing = passing
-        await passing.run()
 
     async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
         """Keep what it says, should nobody else have room."""

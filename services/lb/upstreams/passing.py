@@ -3,7 +3,8 @@ reads."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from pinyon.core.clock import Clock
 from services.lb.http_answer import STREAM, Reply
@@ -60,12 +61,9 @@ class Passing:
         """A stream that breaks off now has ended all the same."""
         return has_ended(b"".join(self._recent))
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""
-        if self.is_stream:
-            await self._stream()
-        else:
-            await self._whole()
+        return self._stream() if self.is_stream else self._whole()
 
     def used(self) -> Used | None:
         """What it took, if it says so."""

@@ -117,7 +117,7 @@ def test_fields_that_are_for_one_hop_stay_there() -> None:
 
 
 def ask(body: bytes, path: str = "/v1/chat/completions"):
-    return read_asked(path, "application/json", body, b"secret", 256)
+    return read_asked(path, b"application/json", body, b"secret", 256)
 
 
 def test_what_is_read_of_a_body() -> None:
@@ -137,8 +137,8 @@ def test_what_is_read_of_a_body() -> None:
     assert (embedded.model, embedded.keys) == ("m", b"")
 
 
-@given(st.binary(max_size=300), st.sampled_from(["application/json", "multipart/form-data; boundary=x", ""]))
-def test_any_body_is_read_or_refused(body: bytes, kind: str) -> None:
+@given(st.binary(max_size=300), st.sampled_from([b"application/json", b"Multipart/form-data; boundary=x", b""]))
+def test_any_body_is_read_or_refused(body: bytes, kind: bytes) -> None:
     for raw in (body, b'{"model":' + body + b"}", b'{"model":"m","messages":[' + body + b"]}"):
         with contextlib.suppress(InvalidArgument):
             read_asked("/v1/chat/completions", kind, raw, b"", 1)
