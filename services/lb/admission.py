@@ -38,7 +38,7 @@ class LimitedTurn(Protocol):
     @property
     def levels(self) -> Levels: ...
 
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0) -> bool: ...
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool: ...
 
     async def wait(self) -> None: ...
 
@@ -140,9 +140,9 @@ class Admission:
                 self._metrics.refused("tokens_per_minute")
                 raise RateLimited(error, self.levels(tenant, rates)) from None
 
-    def enter(self, place: Place, tokens: int, priority: int, demand: int) -> bool:
+    def enter(self, place: Place, tokens: int, priority: int, demand: int, room: bool) -> bool:
         try:
-            return place.enter(tokens, priority=priority, demand=demand)
+            return place.enter(tokens, priority=priority, demand=demand, room=room)
         except ResourceExhausted:
             self._metrics.refused("displaced")
             raise
@@ -202,13 +202,13 @@ class Ticket:
             self._taken = 0
             raise
 
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0) -> bool:
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """As :meth:`turn`, without waiting: whether its turn is now, and it is to be said at once where it goes. If
-        not, :meth:`wait` for it."""
+        not, :meth:`wait` for it. ``room``: there is some, as who asks has just seen."""
         if self._rates.tpm:
             self._admission.take(self._tenant, self._rates, tokens)
             self._taken = tokens
-        return self._admission.enter(self._place, tokens, priority, demand)
+        return self._admission.enter(self._place, tokens, priority, demand, room)
 
     async def wait(self) -> None:
         """Raises as :meth:`turn`."""

@@ -275,7 +275,8 @@ class Connection(asyncio.Protocol):
         """The head is here; what speaks against the request is said before its body is read."""
         shared = self._shared
         self._writer.start(head)
-        self._exchange = exchange = cast("Exchange", shared.app.open(head))
+        exchange: Exchange = shared.app.open(head)
+        self._exchange = exchange
         self._writer.fields = exchange.fields
         error = exchange.error
         if error is None and head.content_length > shared.limits.body_bytes:

@@ -78,6 +78,7 @@ class Visitor:
             raise HttpError(429, "Too many requests at once from this address.", retry_after_s=1.0)
 
     def answered(self) -> None:
+        """The request that :meth:`ask` was asked for is over."""
         if self._request is not None:
             self._shared.peer_requests.give(self._request)
             self._request = None

@@ -55,13 +55,14 @@ class Place:
         if not self._line.enter(self):
             await self.wait()
 
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0) -> bool:
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Whether there is a slot, and room for this ``demand``, at once: where it goes is to be said before anything
-        else happens, for none is kept for it. If not, :meth:`wait` for it. Raises as :meth:`turn`."""
+        else happens, for none is kept for it. If not, :meth:`wait` for it. ``room``: there is some, as who asks has
+        just seen. Raises as :meth:`turn`."""
         if self._error is not None:
             raise self._error
         self.tokens, self.priority, self.demand = tokens, priority, demand
-        return self._line.enter(self, keep=False)
+        return self._line.enter(self, keep=False, room=room)
 
     async def wait(self) -> None:
         """For a slot, and for room. Raises as :meth:`turn`."""
@@ -204,11 +205,12 @@ class Line:
         """Raises as :meth:`reserve` would now."""
         self._queue.check(tenant)
 
-    def enter(self, place: Place, *, keep: bool = True) -> bool:
-        """Whether it has a slot at once; then room is kept for it if ``keep``."""
+    def enter(self, place: Place, *, keep: bool = True, room: bool = False) -> bool:
+        """Whether it has a slot at once; then room is kept for it if ``keep``. ``room``: it is known that there is
+        some."""
         place.entered_s = now_s = self._clock()
         number, demand, priority, deadline_s = place.number, place.demand, place.priority, place.deadline_s
-        room = self.is_open(demand)
+        room = room or self.is_open(demand)
         if room and not demand and not priority and deadline_s == math.inf:  # a short line of a journal
             has_slot = self._queue.enter(number, place.tokens, now_s)
         else:

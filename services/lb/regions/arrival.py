@@ -89,9 +89,9 @@ class ForwardedTurn:
         except ResourceExhausted as displaced:
             raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
 
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0) -> bool:
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         try:
-            return self._place.enter(tokens, priority=priority, demand=demand)
+            return self._place.enter(tokens, priority=priority, demand=demand, room=room)
         except ResourceExhausted as displaced:
             raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
 

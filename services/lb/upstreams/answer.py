@@ -165,7 +165,7 @@ class Sourced:
             return
         try:
             if push(self._take()):
-                return
+                return  # what took it wants more
         except Exception as error:
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_exception(error)

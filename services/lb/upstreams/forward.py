@@ -70,10 +70,13 @@ class Forward:
             return 0
         return self.asked.prompt_tokens + self.passing.events
 
-    async def turn(self, demand: int) -> None:
-        """Wait in line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
-        if not self.ticket.enter(self.asked.tokens, priority=self.priority, demand=demand):
-            await self.served.patiently(self.ticket.wait())
+    def enter(self, demand: int, *, room: bool) -> bool:
+        """Whether its turn is now; else :meth:`wait`. ``room``: there is some. Raises as :meth:`Ticket.enter`."""
+        return self.ticket.enter(self.asked.tokens, priority=self.priority, demand=demand, room=room)
+
+    async def wait(self) -> None:
+        """In line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
+        await self.served.patiently(self.ticket.wait())
 
     async def again(self, demand: int) -> None:
         """There was no room after all: back into the line, where it was."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Where
+from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Admission, LimitedTurn
@@ -189,8 +189,12 @@ class Forwarding:
                 forward.outgoing = forward.outgoing._replace(fields=forward.outgoing.fields + line)
             try:
                 self._placing.check_law(forward)
-                await forward.turn(self._models.demand(forward.served, forward.route))
-                while not await self._attempt(forward, body):
+                now = self._placing.now(forward)
+                if not forward.enter(self._models.demand(forward.served, forward.route), room=now is not None):
+                    now = None
+                    await forward.wait()
+                while not await self._attempt(forward, body, now):
+                    now = None
                     self._metrics.retries.add()
                 finish = _finish(forward.status)
             except PinyonError as error:
@@ -213,9 +217,11 @@ class Forwarding:
         """One of a forwarded request, whose own region has more: they would multiply."""
         return 1 if forward.sender else self._limits.attempts
 
-    async def _attempt(self, forward: Forward, body: bytes | bytearray) -> bool:
-        """Whether it is answered; if not, another attempt is worthwhile. Raises :class:`PinyonError`."""
-        choice = await self._placing.place(forward)
+    async def _attempt(self, forward: Forward, body: bytes | bytearray, choice: Choice | None) -> bool:
+        """Whether it is answered; if not, another attempt is worthwhile. ``choice``: where it goes, if that is known.
+        Raises :class:`PinyonError`."""
+        if choice is None:
+            choice = await self._placing.place(forward)
         if choice is None:
             self._pass_refusal(forward)
             return True

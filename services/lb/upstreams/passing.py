@@ -90,10 +90,15 @@ class Passing:
         await reply.end(last)
 
     def _push(self, data: bytes) -> bool:
-        events = self._events(data)
-        if not events:
-            return True
-        self._begin(STREAM)
+        if self._held or not self.begun or not data.endswith(_ENDS):
+            events = self._events(data)
+            if not events:
+                return True
+            self._begin(STREAM)
+        else:  # as nearly all do
+            events = data
+            self.events += data.count(b"data:")
+            self._note(data)
         if self._reply.push(events):
             return True
         self._behind = events

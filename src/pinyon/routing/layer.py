@@ -127,6 +127,11 @@ class Layer:
                     return True
         return False
 
+    def takes(self, name: str, now_s: float) -> bool:
+        """Whether it is available."""
+        target = self._targets.get(name)
+        return target is not None and self._pushing.spare(target, now_s) > 0
+
     def available(
         self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()
     ) -> list[Target]:

@@ -130,7 +130,10 @@ class Pending:
             return max(0, target.capacity - target.outstanding)
         # One at the door: until the next report says that a place has become free, it would stay empty.
         room = settings.burst if report.room == UNKNOWN else max(1, report.room)
-        return max(0, room - target.unseen)
+        unseen, outstanding = target.sent - target.sent_before, target.outstanding
+        if unseen > outstanding:
+            unseen = outstanding
+        return room - unseen if room > unseen else 0
 
     def admits(self, target: Target, now_s: float) -> bool:
         settings, report = self._settings, target.report

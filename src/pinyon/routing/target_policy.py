@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
@@ -12,8 +11,7 @@ from pinyon.routing.target import Target
 __all__ = ["Routed", "TargetPolicy", "least_full", "near_least_full"]
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """What of a request its way depends on."""
 
     keys: bytes = b""
