@@ -128,8 +128,7 @@ class Connection(asyncio.Protocol):
         self._reader.drop()
         self._reader.discard()
         self._charge()
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
 
     def eof_received(self) -> bool:
         """The client sends nothing more. Whoever waits for an answer has it, unless it turns out to be gone."""
@@ -168,8 +167,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._refuse(Unavailable("The server is shutting down.", retry_after_s=1.0), linger=False)
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
 
     # -- what comes in
 
@@ -314,12 +312,20 @@ class Connection(asyncio.Protocol):
             return
         self._running_bytes = len(body)
         self._state = State.ANSWER
-        self._task = task = self._loop.create_task(app.serve(exchange, body, self._writer))
+        self._task = task = self._loop.create_task(self._serve(exchange, body))
         self._shared.tasks.add(task)
-        task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._shared.tasks.discard(task)
+    async def _serve(self, exchange: Exchange, body: bytes | bytearray) -> None:
+        try:
+            await self._shared.app.serve(exchange, body, self._writer)
+        finally:
+            self._served()
+
+    def _served(self) -> None:
+        """In its task's last step: one turn of the loop less than to be called back."""
+        if self._task is None:
+            return
+        self._shared.tasks.discard(self._task)
         self._task = None
         self._running_bytes = 0
         if self._state is State.ANSWER:
@@ -331,6 +337,11 @@ class Connection(asyncio.Protocol):
             self._go_on()
         else:
             self._share.hold(0)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: self._served())  # where it had not begun, it says nothing itself
+            self._task.cancel()
 
     def _next(self) -> None:
         """The request is over."""

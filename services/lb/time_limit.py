@@ -30,6 +30,7 @@ class TimeLimits:
         return TimeLimit(self, seconds)
 
     def set(self, limit: TimeLimit, seconds: float) -> int:
+        """What this returns is for :meth:`take_back`."""
         loop = asyncio.get_running_loop()
         slot = self._wheel.add(limit, loop.time() + max(0.0, seconds))
         if self._timer is None:
