@@ -97,7 +97,7 @@ class Forwarding:
         self._limits = limits
         self._secret = secret
         self._clock = clock
-        self._time_limits = TimeLimits()
+        self._time_limits = TimeLimits(clock)
         self._placing = Placing(models, limits.wait_s, clock, Seekers(limits.slots))
 
     def check_place(self, client: Client) -> None:
@@ -116,7 +116,7 @@ class Forwarding:
         deadline_s = head.arrived_s + limit_s
         forward: Forward | None = None
         try:
-            with self._time_limits.after(deadline_s - self._clock()):
+            with self._time_limits.until(deadline_s):
                 forward = await self._begin(head, body, incoming, reply, deadline_s)
                 await self._run(forward, body)
                 return forward.status

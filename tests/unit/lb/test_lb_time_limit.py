@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from math import inf
@@ -17,7 +18,7 @@ FOREVER_S = 600.0
 def ours(limits: TimeLimits) -> Callable[[float], object]:
     @asynccontextmanager
     async def limit(seconds: float):
-        with limits.after(seconds):
+        with limits.until(time.monotonic() + seconds):
             yield
 
     return limit
@@ -102,11 +103,12 @@ async def test_its_own_error_goes_before_lateness(limit) -> None:
 
 async def test_the_timer_runs_while_there_is_a_limit_only() -> None:
     limits = TimeLimits()
-    with limits.after(inf):
+    now_s = time.monotonic()
+    with limits.until(inf):
         assert limits._timer is None
-    with limits.after(FOREVER_S), limits.after(FOREVER_S):
+    with limits.until(now_s + FOREVER_S), limits.until(now_s + FOREVER_S):
         assert limits._timer is not None
     await asyncio.sleep(2 * TICK_S)  # of the same loop, whose timers go off in their order
     assert limits._timer is None
-    with suppress(TimeoutError), limits.after(0.0):
+    with suppress(TimeoutError), limits.until(now_s):
         await asyncio.sleep(FOREVER_S)
