@@ -55,6 +55,10 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         self._enabled = enabled
         self._clock = clock
 
+    def wants(self, *, quiet: bool) -> bool:
+        """Whether a line is written of such a request."""
+        return self._enabled and _log.isEnabledFor(logging.DEBUG if quiet else logging.INFO)
+
     def answered(
         self,
         method: str,

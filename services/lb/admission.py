@@ -15,7 +15,7 @@ from pinyon.routing.rates import Rates, TenantRates
 from services.lb.auth import Client
 from services.lb.line import Line, Place
 from services.lb.metrics import DoorMetrics
-from services.lb.rate_limits import Levels, RateLimited
+from services.lb.rate_limits import NO_LEVELS, Levels, RateLimited
 
 __all__ = ["Admission", "LimitedTurn", "Ticket", "Turn"]
 
@@ -32,11 +32,21 @@ class Turn(Protocol):
     def leave(self, used_tokens: int = 0) -> None: ...
 
 
-class LimitedTurn(Turn, Protocol):
-    """And what is left of its tenant's limits."""
+class LimitedTurn(Protocol):
+    """Of one request whose way is decided as soon as its turn has come, and what is left of its tenant's limits."""
 
     @property
     def levels(self) -> Levels: ...
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    async def again(self, demand: int) -> bool: ...
+
+    def leave(self, used_tokens: int = 0) -> None: ...
 
 
 class Admission:
@@ -54,7 +64,9 @@ class Admission:
     def admit(self, client: Client) -> Ticket:
         """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
         full."""
-        rates = self.count(client)
+        rates = self._rates_of(client)
+        if rates.rpm:
+            self._count(client.tenant, rates)
         try:
             place = self._line.reserve(client.tenant)
         except ResourceExhausted:
@@ -66,9 +78,12 @@ class Admission:
         """One of the tenant's requests, whatever it is. Raises :class:`RateLimited`."""
         rates = self._rates_of(client)
         if rates.rpm:
-            with self._requests_limited(client.tenant, rates):
-                self._rates.request(client.tenant, rates, self._clock())
+            self._count(client.tenant, rates)
         return rates
+
+    def _count(self, tenant: str, rates: Rates) -> None:
+        with self._requests_limited(tenant, rates):
+            self._rates.request(tenant, rates, self._clock())
 
     def check(self, client: Client) -> None:
         """Raises as :meth:`admit` would now, before anything of a request is read, and takes nothing."""
@@ -83,10 +98,10 @@ class Admission:
             raise
 
     def _rates_of(self, client: Client) -> Rates:
-        default = self._default
-        return Rates(
-            default.rpm if client.rpm is None else client.rpm, default.tpm if client.tpm is None else client.tpm
-        )
+        default, rpm, tpm = self._default, client.rpm, client.tpm
+        if rpm is None and tpm is None:
+            return default
+        return Rates(default.rpm if rpm is None else rpm, default.tpm if tpm is None else tpm)
 
     @contextmanager
     def _requests_limited(self, tenant: str, rates: Rates) -> Iterator[None]:
@@ -97,6 +112,8 @@ class Admission:
             raise RateLimited(error, self.levels(tenant, rates)) from None
 
     def levels(self, tenant: str, rates: Rates) -> Levels:
+        if not rates.rpm and not rates.tpm:
+            return NO_LEVELS
         return self._rates.levels(tenant, rates, self._clock())
 
     async def turn(
@@ -110,14 +127,29 @@ class Admission:
         demand: int = 0,
         deadline_s: float = math.inf,
     ) -> None:
+        self.take(tenant, rates, tokens)
+        with self._displaced():
+            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+
+    def take(self, tenant: str, rates: Rates, tokens: int) -> None:
+        """What a request may need. Raises :class:`RateLimited`."""
         if rates.tpm:
             try:
                 self._rates.take(tenant, rates, tokens, self._clock())
             except ResourceExhausted as error:
                 self._metrics.refused("tokens_per_minute")
                 raise RateLimited(error, self.levels(tenant, rates)) from None
+
+    def enter(self, place: Place, tokens: int, priority: int, demand: int, room: bool) -> bool:
+        try:
+            return place.enter(tokens, priority=priority, demand=demand, room=room)
+        except ResourceExhausted:
+            self._metrics.refused("displaced")
+            raise
+
+    async def wait(self, place: Place) -> None:
         with self._displaced():
-            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+            await place.wait()
 
     async def again(self, place: Place, demand: int) -> None:
         with self._displaced():
@@ -169,6 +201,18 @@ class Ticket:
         except RateLimited:
             self._taken = 0
             raise
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        """As :meth:`turn`, without waiting: whether its turn is now, and it is to be said at once where it goes. If
+        not, :meth:`wait` for it. ``room``: there is some, as who asks has just seen."""
+        if self._rates.tpm:
+            self._admission.take(self._tenant, self._rates, tokens)
+            self._taken = tokens
+        return self._admission.enter(self._place, tokens, priority, demand, room)
+
+    async def wait(self) -> None:
+        """Raises as :meth:`turn`."""
+        await self._admission.wait(self._place)
 
     def release(self) -> None:
         """It is known now where it goes: the room that was kept for it is anybody's."""

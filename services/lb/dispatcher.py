@@ -217,9 +217,9 @@ class Dispatcher:
             "attempt %d failed: %s", request.attempt, error.message,
             extra={"request_id": request.ask.request_id, "generated": len(request.tokens)},
         )  # fmt: skip
-        self._metrics.retries.inc()
+        self._metrics.retries.add()
         if request.tokens:
-            self._metrics.resumes.inc()
+            self._metrics.resumes.add()
 
     async def _place(self, request: Request, ticket: Turn) -> tuple[common_pb2.Placement, Cluster] | str:
         """Where the next attempt runs: on which instances of which cluster here, or the name of another region's load
@@ -317,7 +317,7 @@ class Dispatcher:
             careful=request.attempt > 0,
         )
         if not self._by_routing:
-            self._metrics.fallbacks.inc()
+            self._metrics.fallbacks.add()
         return placement
 
     def _keys_are(self, cluster: Cluster, model: str) -> bool:

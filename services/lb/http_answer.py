@@ -9,7 +9,7 @@ from typing import Protocol
 from pinyon.core.errors import PinyonError
 from services.lb.http_error import HttpError
 from services.lb.openai_format import error_body
-from services.lb.rate_limits import Levels, RateLimited, rate_headers
+from services.lb.rate_limits import NO_LEVELS, Levels, RateLimited, rate_headers
 
 __all__ = [
     "CONTINUE",
@@ -46,6 +46,10 @@ class Reply(Protocol):
         """Some, not nothing. Waits while the client is behind."""
         ...
 
+    def push(self, data: bytes) -> bool:
+        """As :meth:`send`, at once; False: the client is behind, and nothing was sent."""
+        ...
+
     async def end(self, data: bytes) -> None:
         """The last of it, which may be nothing."""
         ...
@@ -58,6 +62,8 @@ def field(name: bytes, value: str | bytes) -> bytes:
 
 def rate_fields(levels: Levels) -> bytes:
     """What is left of a tenant's limits; nothing without limits."""
+    if levels is NO_LEVELS:
+        return b""
     return b"".join(field(name, value) for name, value in rate_headers(levels).items())
 
 

@@ -87,7 +87,7 @@ class HttpApp:
         self._metrics = metrics
         self._registry = registry
         self._inflater = inflater
-        self._cors = cors
+        self._cors = cors if cors else None
         self._clock = clock
         self._access = access
         self.draining = False
@@ -119,7 +119,7 @@ class HttpApp:
             call.error = error
             call.request_id = sent_id(head.fields) or call.request_id
         call.fields = id_field(call.request_id)
-        if self._cors:
+        if self._cors is not None:
             call.fields += self._cors.fields(head.fields, preflight=call.route is self._preflight_route)
         return call
 
@@ -129,7 +129,7 @@ class HttpApp:
         if route is None:
             raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
         call.place = route.place
-        if method == "OPTIONS" and self._cors:
+        if method == "OPTIONS" and self._cors is not None:
             route = self._preflight_route
         call.route, call.label, call.guarded = route, route.label, route.guarded
         call.plain = route.generate is None
@@ -193,6 +193,9 @@ class HttpApp:
     def _answered(self, call: HttpCall, status: int) -> None:
         self._metrics.answered(call.label, status)
         head = call.head
+        quiet = not call.guarded and call.route is not None
+        if not self._access.wants(quiet=quiet):
+            return
         self._access.answered(
             call.method,
             call.place,
@@ -202,8 +205,8 @@ class HttpApp:
             holder=call.holder,
             requests=head.requests,
             broken=head.broken,
-            facts=head.facts,
-            quiet=not call.guarded and call.route is not None,
+            facts=None if head.facts is None else head.facts(),
+            quiet=quiet,
         )
 
     # -- pages

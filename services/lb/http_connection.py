@@ -128,8 +128,7 @@ class Connection(asyncio.Protocol):
         self._reader.drop()
         self._reader.discard()
         self._charge()
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
 
     def eof_received(self) -> bool:
         """The client sends nothing more. Whoever waits for an answer has it, unless it turns out to be gone."""
@@ -168,8 +167,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._refuse(Unavailable("The server is shutting down.", retry_after_s=1.0), linger=False)
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
 
     # -- what comes in
 
@@ -179,7 +177,7 @@ class Connection(asyncio.Protocol):
             if self._dropped > DROPPED_BYTES:
                 self._transport.abort()
             return
-        if not self._visitor.introduced:
+        if self._visitor.preface is not None:
             try:
                 data = self._visitor.introduce(data)
             except HttpError as error:
@@ -195,7 +193,7 @@ class Connection(asyncio.Protocol):
         if self._state in _AT_WORK and not self._transport.is_closing():
             try:
                 for _ in range(TURN_REQUESTS):
-                    if not self._step():
+                    if not self._step() or self._state is State.ANSWER:
                         break
                 else:
                     self._loop.call_soon(self._go_on)
@@ -216,7 +214,9 @@ class Connection(asyncio.Protocol):
                     self._transport.close()
                 return False
             self._begin(head)
-            return True
+            state = self._state
+            if state is not State.BODY:
+                return True
         if state is not State.BODY and state is not State.DISCARD:
             return False
         if not reader.body():
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
             return False
         if state is State.BODY:
-            if not self._charge():
+            if not self._share.hold(reader.held):
                 self._over_budget()
                 return False
             self._run()
@@ -236,9 +236,10 @@ class Connection(asyncio.Protocol):
 
     def _settle(self) -> None:
         """Account for what is kept; what is too much of it is not waited for."""
-        if not self._charge():
+        reader = self._reader
+        if not self._share.hold(reader.held + self._running_bytes):
             self._over_budget()
-        full = self._reader.unread > self._read_ahead
+        full = reader.unread > self._read_ahead
         if full and self._state is State.ANSWER:
             self._drop_unread()
             full = False
@@ -272,7 +273,8 @@ class Connection(asyncio.Protocol):
         """The head is here; what speaks against the request is said before its body is read."""
         shared = self._shared
         self._writer.start(head)
-        self._exchange = exchange = cast("Exchange", shared.app.open(head))
+        exchange: Exchange = shared.app.open(head)
+        self._exchange = exchange
         self._writer.fields = exchange.fields
         error = exchange.error
         if error is None and head.content_length > shared.limits.body_bytes:
@@ -303,18 +305,27 @@ class Connection(asyncio.Protocol):
 
     def _run(self) -> None:
         app, exchange, body = self._shared.app, self._exchange, self._reader.take_body()
-        if cast("Exchange", exchange).plain:
+        assert exchange is not None
+        if exchange.plain:
             app.answer(exchange, body, self._writer)
             self._next()
             return
         self._running_bytes = len(body)
         self._state = State.ANSWER
-        self._task = task = self._loop.create_task(app.serve(exchange, body, self._writer))
+        self._task = task = self._loop.create_task(self._serve(exchange, body))
         self._shared.tasks.add(task)
-        task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._shared.tasks.discard(task)
+    async def _serve(self, exchange: Exchange, body: bytes | bytearray) -> None:
+        try:
+            await self._shared.app.serve(exchange, body, self._writer)
+        finally:
+            self._served()
+
+    def _served(self) -> None:
+        """In its task's last step: one turn of the loop less than to be called back."""
+        if self._task is None:
+            return
+        self._shared.tasks.discard(self._task)
         self._task = None
         self._running_bytes = 0
         if self._state is State.ANSWER:
@@ -322,7 +333,15 @@ class Connection(asyncio.Protocol):
                 self._next()
             else:
                 self._transport.abort()  # the rest of its answer will never come
-        self._go_on()
+        if self._reader.unread or self._paused or self._writer.paused or self._visitor.ended:
+            self._go_on()
+        else:
+            self._share.hold(0)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: self._served())  # where it had not begun, it says nothing itself
+            self._task.cancel()
 
     def _next(self) -> None:
         """The request is over."""
@@ -382,7 +401,7 @@ class Connection(asyncio.Protocol):
         """The time by which more must have come."""
         state, limits = self._state, self._shared.limits
         if state is State.ANSWER or (state is State.HEAD and self._writer.paused):
-            self._deadline.set(inf)  # how long a request may take, and a client may read nothing, others see to
+            self._deadline.due = inf  # how long a request may take, and a client may read nothing, others see to
             self._since = 0.0
         elif state is State.BODY or state is State.DISCARD or (state is State.HEAD and self._reader.unread):
             self._since = self._since or self._loop.time()

@@ -12,17 +12,18 @@ __all__ = ["Deadline"]
 class Deadline:
     """One timer, which is only ever brought forward: most deadlines are moved on before it fires."""
 
-    __slots__ = ("_due", "_loop", "_missed", "_timer", "_timer_at")
+    __slots__ = ("_loop", "_missed", "_timer", "_timer_at", "due")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, missed: Callable[[], None]) -> None:
         self._loop = loop
         self._missed = missed
-        self._due = self._timer_at = inf
+        self.due = self._timer_at = inf
+        """May be put off, or to infinity: there is none."""
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, due: float) -> None:
         """By the loop's clock; ``inf``: there is none. ``missed`` is called when it comes."""
-        self._due = due
+        self.due = due
         if due < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -38,11 +39,11 @@ class Deadline:
 
     def _fire(self) -> None:
         self._timer, self._timer_at = None, inf
-        if self._loop.time() >= self._due:
-            self._due = inf
+        if self._loop.time() >= self.due:
+            self.due = inf
             self._missed()
-        elif self._due != inf:
-            self.set(self._due)
+        elif self.due != inf:
+            self.set(self.due)
 
 
 def _nobody() -> None:

@@ -69,7 +69,9 @@ class RequestReader:
         """The next request's head, or None until it is here. Raises :class:`HttpError` as soon as it is known."""
         data = self._data
         start = self._start
-        if start < len(data) and data[start] == 13:  # empty lines before a request are skipped
+        if start == len(data):
+            return None
+        if data[start] == 13:  # empty lines before a request are skipped
             start = self._move(_BLANK.match(data, start).end())  # type: ignore[union-attr]
             data = self._data
         end = data.find(b"\r\n\r\n", max(start, self._searched - 3))
@@ -108,10 +110,9 @@ class RequestReader:
             into = None if self._discard else self._body
             self._move(self._chunks.read(self._data, self._start, end, into))  # type: ignore[arg-type]
             return self._chunks.done
-        left = self._left
+        left, start = self._left, self._start
         if not left:
             return True
-        start = self._start
         taken = min(left, len(self._data) - start)
         if taken and not self._discard:
             if taken == left and not self._body:

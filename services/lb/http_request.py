@@ -23,7 +23,17 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 class RequestHead:
     """``fields`` have names in lower case. ``content_length`` is 0 where there is no body, -1 where it is chunked."""
 
-    __slots__ = ("close", "content_length", "expects_continue", "fields", "method", "old", "path", "target")
+    __slots__ = (
+        "close",
+        "content_length",
+        "content_type",
+        "expects_continue",
+        "fields",
+        "method",
+        "old",
+        "path",
+        "target",
+    )
 
     def __init__(self) -> None:
         self.method = ""
@@ -31,6 +41,7 @@ class RequestHead:
         self.path = ""
         self.fields: list[tuple[bytes, bytes]] = []
         self.content_length = 0
+        self.content_type = b""
         self.expects_continue = False
         self.close = False
         """The client wants no other answer on this connection."""
@@ -91,6 +102,8 @@ def _read_fields(head: RequestHead) -> None:
             length = value.strip()
             if not _DIGITS.fullmatch(length):
                 raise _invalid()
+        elif name == b"content-type":
+            head.content_type = value
         elif name == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
                 raise HttpError(501, "The only transfer coding that is understood is chunked.")

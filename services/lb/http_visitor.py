@@ -18,7 +18,7 @@ __all__ = ["Visitor"]
 class Visitor:
     """``arrive``, then for each costly request ``ask`` and ``answered``; ``leave`` gives all back."""
 
-    __slots__ = ("_connection", "_preface", "_request", "_shared", "_transport", "_trusted", "_watch", "address")
+    __slots__ = ("_connection", "_request", "_shared", "_transport", "_trusted", "_watch", "address", "preface")
 
     def __init__(self, shared: HttpState, transport: asyncio.BaseTransport) -> None:
         self._shared = shared
@@ -27,7 +27,7 @@ class Visitor:
         self._trusted = False
         self._connection: str | None = None
         self._request: str | None = None
-        self._preface: bytes | None = None
+        self.preface: bytes | None = None
         """What has come of the PROXY header; None: none is expected, or it is read."""
         self.address = ""
         sock = transport.get_extra_info("socket")
@@ -43,7 +43,7 @@ class Visitor:
         shared = self._shared
         self._trusted = shared.proxies.trusts(self.address)
         if self._trusted and shared.proxy_protocol:
-            self._preface = b""
+            self.preface = b""
         else:
             self._take()
 
@@ -54,19 +54,14 @@ class Visitor:
         if self._connection is None:
             raise HttpError(503, "Too many connections from this address.", retry_after_s=1.0)
 
-    @property
-    def introduced(self) -> bool:
-        """No PROXY header is awaited."""
-        return self._preface is None
-
     def introduce(self, data: bytes) -> bytes:
         """Read the PROXY header; returns what follows it. Raises :class:`HttpError`."""
-        data = (self._preface or b"") + data
+        data = (self.preface or b"") + data
         line = read_proxy_line(data[:HEADER_MAX])
         if line is None:
-            self._preface = data
+            self.preface = data
             return b""
-        self._preface = None
+        self.preface = None
         address, size = line
         if address:
             self.address = address
@@ -83,6 +78,7 @@ class Visitor:
             raise HttpError(429, "Too many requests at once from this address.", retry_after_s=1.0)
 
     def answered(self) -> None:
+        """The request that :meth:`ask` was asked for is over."""
         if self._request is not None:
             self._shared.peer_requests.give(self._request)
             self._request = None

@@ -86,9 +86,20 @@ class ReplyWriter:
     async def send(self, data: bytes) -> None:
         if self.paused:
             await self._writable()
-        if not self.silent:
-            head, self._corked = self._corked, b""
+        self.push(data)
+
+    def push(self, data: bytes) -> bool:
+        if self.silent:
+            return True  # nobody reads it
+        if self.paused:
+            return False
+        head = self._corked
+        if head:
+            self._corked = b""
             self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._framed else head + data)
+        else:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framed else data)
+        return True
 
     async def end(self, data: bytes) -> None:
         if self.paused:

@@ -26,14 +26,15 @@ class Place:
     """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""
 
     __slots__ = (
-        "_error", "_has_slot", "_held", "_line", "_number", "_turn", "deadline_s", "demand", "entered_s", "priority",
-        "tenant", "tokens",
+        "_error", "_held", "_line", "_turn", "deadline_s", "demand", "entered_s", "has_slot",
+        "number", "priority", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(self, line: Line, number: int, tenant: str) -> None:
         self._line = line
-        self._number = number
-        self._has_slot = False
+        self.number = number
+        """0: it has left."""
+        self.has_slot = False
         self._held: Held | None = None
         self._error: PinyonError | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -49,7 +50,23 @@ class Place:
         :class:`DeadlineExceeded` when it still waits at ``deadline_s`` of the line's clock.
         """
         self.tokens, self.priority, self.demand, self.deadline_s = tokens, priority, demand, deadline_s
-        if self._error is None and not self._line.enter(self):
+        if self._error is not None:
+            raise self._error
+        if not self._line.enter(self):
+            await self.wait()
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        """Whether there is a slot, and room for this ``demand``, at once: where it goes is to be said before anything
+        else happens, for none is kept for it. If not, :meth:`wait` for it. ``room``: there is some, as who asks has
+        just seen. Raises as :meth:`turn`."""
+        if self._error is not None:
+            raise self._error
+        self.tokens, self.priority, self.demand = tokens, priority, demand
+        return self._line.enter(self, keep=False, room=room)
+
+    async def wait(self) -> None:
+        """For a slot, and for room. Raises as :meth:`turn`."""
+        if not self.has_slot and self._error is None:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         self._check()
@@ -60,12 +77,12 @@ class Place:
 
         Raises as :meth:`turn`, and :class:`ValueError` if it has no slot.
         """
-        if not self._has_slot:
+        if not self.has_slot:
             raise ValueError("it has no slot")
         self.release()
         if demand is not None:
             self.demand = demand
-        self._has_slot = False
+        self.has_slot = False
         self._turn = asyncio.get_running_loop().create_future()
         self._line.put_back(self)
         await self._turn
@@ -84,10 +101,11 @@ class Place:
 
     def leave(self) -> None:
         """Give the slot to the next in line, or the place back. Calling it twice is fine."""
-        self.release()
-        if self._error is None and self._number:
-            number, self._number = self._number, 0
-            self._line.left(number, self._has_slot)
+        if self._held is not None:
+            self.release()
+        if self._error is None and self.number:
+            number, self.number = self.number, 0
+            self._line.left(number, self.has_slot)
 
     def __enter__(self) -> Place:
         return self
@@ -97,18 +115,11 @@ class Place:
 
     # -- the line's part
 
-    @property
-    def number(self) -> int:
-        return self._number
-
-    @property
-    def has_slot(self) -> bool:
-        return self._has_slot
-
     def granted(self, held: Held | None) -> None:
         """It has its slot, whether or not its task learns of it before it is cancelled."""
-        self._has_slot, self._held = True, held
-        self._wake()
+        self.has_slot, self._held = True, held
+        if self._turn is not None:
+            self._wake()
 
     def lost(self, error: PinyonError) -> None:
         self._error = error
@@ -194,20 +205,25 @@ class Line:
         """Raises as :meth:`reserve` would now."""
         self._queue.check(tenant)
 
-    def enter(self, place: Place) -> bool:
-        """Whether it has a slot at once."""
+    def enter(self, place: Place, *, keep: bool = True, room: bool = False) -> bool:
+        """Whether it has a slot at once; then room is kept for it if ``keep``. ``room``: it is known that there is
+        some."""
         place.entered_s = now_s = self._clock()
-        room, demand, priority, deadline_s = self.is_open(place.demand), place.demand, place.priority, place.deadline_s
+        number, demand, priority, deadline_s = place.number, place.demand, place.priority, place.deadline_s
+        room = room or self.is_open(demand)
         if room and not demand and not priority and deadline_s == math.inf:  # a short line of a journal
-            has_slot = self._queue.enter(place.number, place.tokens, now_s)
+            has_slot = self._queue.enter(number, place.tokens, now_s)
         else:
             has_slot = self._queue.enter(
-                place.number, place.tokens, now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room
+                number, place.tokens, now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room
             )
-        if has_slot:
-            self._grant(place.number)
-        else:
+        if not has_slot:
             self._set_timer()
+        elif keep:
+            self._grant(number)
+        else:
+            del self._places[number]
+            place.granted(None)
         return has_slot
 
     def left(self, number: int, had_slot: bool) -> None:
@@ -216,6 +232,9 @@ class Line:
             self._queue.cancel(number, self._clock())
             return
         now_s = self._clock()
+        if not self._queue.queued:
+            self._queue.leave(now_s)
+            return
         self._expire(now_s)
         closed = self._closed()
         if (following := self._queue.leave(now_s, closed)) is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Final
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.rates import Level
 
-__all__ = ["Levels", "RateLimited", "rate_headers"]
+__all__ = ["NO_LEVELS", "Levels", "RateLimited", "rate_headers"]
 
 Levels = tuple[Level | None, Level | None]
 """Of requests and of tokens; None where there is no limit."""
+NO_LEVELS: Final[Levels] = (None, None)
 
 
 class RateLimited(ResourceExhausted):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Pending
+from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Route, TwoLayers
 
 __all__ = ["Demands", "Hold", "Room", "anybody", "for_region", "has_room", "hold", "remote_pushing", "room_of"]
 
+_ANYWHERE = Route(Routed(), exclude=frozenset())
 DEMANDS_MAX = 4096
 WAITING_DEMANDS_MAX = 256
 """Different ones that may be waited with before clients' own choices of regions make no further ones: each is looked at
@@ -41,8 +43,17 @@ class Demands:
     def __init__(self, waiting: Callable[[], Collection[int]]) -> None:
         self._waiting = waiting
         self._by_number: dict[int, tuple[str, Route]] = {}
-        self._numbers: dict[tuple[str, frozenset[str], str, Container[str]], int] = {}
+        self._numbers: dict[tuple[str, frozenset[str], str, Collection[str]], int] = {}
         self._last = 0
+        self._plain: dict[str, int] = {}
+        """Of requests that may go wherever their model is served, by its name."""
+
+    def plain(self, model: str, regions: frozenset[str]) -> int:
+        """Of a request that names no regions, has come from none and excludes nobody; see :meth:`number`."""
+        number = self._plain.get(model)
+        if number is None:
+            self._plain[model] = number = self.number(model, regions, _ANYWHERE)
+        return number
 
     def number(self, model: str, regions: frozenset[str], route: Route) -> int:
         """``regions`` are those that it may be served in, as far as law and contracts go; ``route`` speaks for all that
@@ -71,28 +82,32 @@ class Demands:
         """Other regions are known: who waits with an old number is told where it may go by the first who had it, and
         might miss a new one."""
         self._numbers.clear()
+        self._plain.clear()
 
     def _forget(self) -> None:
         waiting = self._waiting()
         self._by_number = {number: known for number, known in self._by_number.items() if number in waiting}
         self._numbers = {name: number for name, number in self._numbers.items() if number in waiting}
+        self._plain.clear()
 
 
 def has_room(two: TwoLayers, route: Route, now_s: float) -> bool:
     """Some target that may serve it."""
-    here, others = _may(two, route)
+    here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
     if (here and two.local.has_room(now_s, exclude=route.exclude)) or two.adopted_for(route, now_s):
         return True
+    others = _others(two, route)
     return bool(others) and two.remote.has_room(now_s, others, route.exclude)
 
 
 def hold(two: TwoLayers, route: Route, now_s: float) -> Hold | None:
     """A place at the layer that it will go to, until its target is known."""
-    here, others = _may(two, route)
+    here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
     if here and two.local.has_room(now_s, exclude=route.exclude):
         return Hold(two.local)
     if name := two.adopted_for(route, now_s):
         return Hold(two.adopted[name][1])
+    others = _others(two, route)
     if others and two.remote.has_room(now_s, others, route.exclude):
         return Hold(two.remote)
     return None
@@ -111,7 +126,11 @@ def anybody(two: TwoLayers, route: Route) -> bool:
 
 def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
     here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
-    return here, frozenset() if route.sender else two.others_for(route)
+    return here, _others(two, route)
+
+
+def _others(two: TwoLayers, route: Route) -> Collection[str]:
+    return frozenset() if route.sender or not len(two.remote) else two.others_for(route)
 
 
 def remote_pushing(choice: str) -> Pending:

@@ -83,7 +83,8 @@ class TrieMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, name=st.sampled_from(NAMES))
     def insert(self, prompt: bytes, name: str) -> None:
         if name in self.model.there:
-            self.trie.insert(keys(prompt), name)
+            before = self.model.match(prompt, {name})[0]
+            assert self.trie.insert(keys(prompt), name) == before
             self.model.insert(prompt, name)
 
     @rule(prompt=PROMPTS, available=st.sets(st.sampled_from(NAMES)))

@@ -10,7 +10,7 @@ from pinyon.core.errors import FailedPrecondition, ResourceExhausted
 from pinyon.routing.geography import Geography
 from services.lb.line import Line, Place
 from services.lb.metrics import DoorMetrics
-from services.lb.rate_limits import Levels
+from services.lb.rate_limits import NO_LEVELS, Levels
 from services.lb.regions.peer import Peer
 from services.lb.request import REGION_FIELD, REJECTED_FIELD
 from services.lb.room import Room
@@ -81,11 +81,23 @@ class ForwardedTurn:
 
     @property
     def levels(self) -> Levels:
-        return None, None
+        return NO_LEVELS
 
     async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
         try:
             await self._place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+        except ResourceExhausted as displaced:
+            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        try:
+            return self._place.enter(tokens, priority=priority, demand=demand, room=room)
+        except ResourceExhausted as displaced:
+            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
+
+    async def wait(self) -> None:
+        try:
+            await self._place.wait()
         except ResourceExhausted as displaced:
             raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
 

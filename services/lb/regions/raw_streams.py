@@ -133,6 +133,7 @@ class _Stream:
         if piece.end:
             self._owner.forget(self.stream_id)
             answer.got_all()
+        answer.arrived()
 
     def _head(self, head: peer_pb2.RawAnswer) -> None:
         if self.answer.has_head or not 200 <= head.status <= 599:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from pinyon.core.errors import PinyonError
@@ -37,6 +38,11 @@ class Answer(Protocol):
         ends early."""
         ...
 
+    async def pour(self, push: Callable[[bytes], bool]) -> None:
+        """What comes is given to ``push`` as it comes, until that says that it takes no more so, or the last of it is
+        here, or it ends early: what is left then is to be :meth:`read`. Raises what ``push`` does."""
+        ...
+
     def close(self) -> None:
         """Nobody wants more of it: if it is not complete, the server learns of that. Calling it twice is fine."""
         ...
@@ -57,7 +63,7 @@ class Source(Protocol):
 class Sourced:
     """An :class:`Answer` that a :class:`Source` fills."""
 
-    __slots__ = ("_error", "_length", "_paused", "_pieces", "_size", "_source", "_waiter", "begun", "complete",
+    __slots__ = ("_error", "_length", "_paused", "_pieces", "_push", "_size", "_source", "_waiter", "begun", "complete",
                  "fields", "has_head", "status")  # fmt: skip
 
     def __init__(self, source: Source) -> None:
@@ -67,6 +73,7 @@ class Sourced:
         self._paused = False
         self._error: PinyonError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._push: Callable[[bytes], bool] | None = None
         self._length = -1
         self.status = 0
         self.fields: list[tuple[bytes, bytes]] = []
@@ -80,11 +87,16 @@ class Sourced:
         return self._length
 
     async def head(self) -> None:
-        """Until the head is here. Raises :class:`Broke`, or what it :meth:`failed` with."""
+        """Until the head is here. Raises :class:`Broke`, or what it :meth:`failed` with; whoever does not want it any
+        more (cancelled) says so to the server."""
         while not self.has_head:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            try:
+                await self._wait()
+            except BaseException:
+                self.close()
+                raise
 
     async def read(self) -> bytes:
         while not self._pieces:
@@ -93,6 +105,18 @@ class Sourced:
             if self.complete:
                 return b""
             await self._wait()
+        return self._take()
+
+    async def pour(self, push: Callable[[bytes], bool]) -> None:
+        if self._pieces or self.complete or self._error is not None:
+            return
+        self._push = push
+        try:
+            await self._wait()
+        finally:
+            self._push = None
+
+    def _take(self) -> bytes:
         pieces, self._pieces, self._size = self._pieces, [], 0
         if self._paused:
             self._paused = False
@@ -116,9 +140,9 @@ class Sourced:
     # -- the source's part
 
     def got_head(self, status: int, fields: list[tuple[bytes, bytes]], length: int) -> None:
+        """As for :meth:`got` and :meth:`got_all`, whoever waits learns of it when it has :meth:`arrived`."""
         self.status, self.fields, self._length = status, fields, length
         self.has_head = True
-        self._wake()
 
     def got(self, data: bytes) -> None:
         if self._source is None:
@@ -128,11 +152,24 @@ class Sourced:
         if self._size > HIGH_BYTES and not self._paused:
             self._paused = True
             self._source.pause()
-        self._wake()
 
     def got_all(self) -> None:
         self.complete = True
         self._source = None
+
+    def arrived(self) -> None:
+        """What has been got since is all that came at once."""
+        push = self._push
+        if push is None or self.complete or not self._pieces:
+            self._wake()
+            return
+        try:
+            if push(self._take()):
+                return  # what took it wants more
+        except Exception as error:
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+        self._push = None
         self._wake()
 
     def broke(self, message: str) -> None:

@@ -126,6 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
         if answer is not None and answer.has_head and self._length < 0 and not self._chunked:
             self._answer = None
             answer.got_all()  # that is how an answer without a length ends
+            answer.arrived()
         return False
 
     def data_received(self, data: bytes) -> None:
@@ -134,7 +135,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.close()
             return
         answer.begun = True
-        self._bytes += len(data)
+        if not answer.has_head:
+            self._bytes += len(data)
         if self._limits.stall_s < inf:
             self._deadline.set(self._loop.time() + self._limits.stall_s)
         try:
@@ -144,8 +146,11 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._answer is None:
             self._over()
-        elif not answer.has_head and self._bytes > HEAD_BYTES_MAX:
-            self._fail("The head of the server's answer is too large.")
+        elif not answer.has_head:
+            if self._bytes > HEAD_BYTES_MAX:
+                self._fail("The head of the server's answer is too large.")
+            return
+        answer.arrived()
 
     # -- httptools' part
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -31,9 +32,9 @@ class Outgoing(NamedTuple):
 class Targets(Protocol):
     """The servers of this region, or other regions: who brings requests there, and remembers what became of them."""
 
-    async def exchange(
+    def exchange(
         self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
-    ) -> Answer:
+    ) -> Awaitable[Answer]:
         """Returns when the answer's head is here; the caller closes the answer. ``deadline_s`` is for all of it, by the
         load balancer's clock; ``first_byte_s`` is how long the answer may take to begin.
 

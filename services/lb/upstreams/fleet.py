@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -185,27 +185,29 @@ class Fleet:
         assert server is not None
         return server
 
-    async def exchange(
+    def exchange(
         self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
-    ) -> Answer:
+    ) -> Awaitable[Answer]:
         """The caller sees to the deadline."""
-        return await self._server(target).send(head, body, first_byte_s)
+        return (self.servers.get(target) or self._leaving[target]).send(head, body, first_byte_s)
 
     def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
-        self._breaker.tried(target, self._clock())
-        server = self._server(target)
+        server = self.servers.get(target) or self._leaving[target]
         server.outstanding += 1
         if self._breaker.is_open(target):
+            self._breaker.tried(target, self._clock())
             self.refresh(server)  # that was the one request it is tried with
         return self._layer(served.name).sent(routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
-        self._server(target).outstanding -= 1
+        server = self.servers.get(target) or self._leaving[target]
+        server.outstanding -= 1
         Layer.ended(sent)
-        self._let_go(target)
+        if self._leaving:
+            self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
-        server = self._server(target)
+        server = self.servers.get(target) or self._leaving[target]
         was_open = self._breaker.is_open(target)
         self._breaker.succeeded(target, began_s, self._clock())
         grown = server.kind is None and server.learned.served(server.outstanding)

@@ -33,20 +33,22 @@ class Forward:
     """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
 
     __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
-                 "head", "outgoing", "passing", "refusal", "reply", "routed", "sender", "served",
+                 "head", "log_id", "outgoing", "passing", "refusal", "reply", "route", "routed", "sender", "served",
                  "status", "ticket", "tries", "used")  # fmt: skip
 
     def __init__(
-        self, head: Head, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply, outgoing: Outgoing,
-        routed: Routed, geographies: tuple[str, ...], deadline_s: float, sender: str = "",
+        self, head: Head, log_id: str, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply,
+        outgoing: Outgoing, routed: Routed, geographies: tuple[str, ...], deadline_s: float, sender: str = "",
     ) -> None:  # fmt: skip
         """``sender``: the region that it has come from, if that is another one."""
         self.head, self.asked, self.served, self.ticket, self.reply = head, asked, served, ticket, reply
+        self.log_id = log_id
         self.outgoing, self.routed, self.geographies = outgoing, routed, geographies
         self.deadline_s = deadline_s
         self.sender = sender
         self.exclude: set[str] = set()
         """Targets that have failed it, or refused it."""
+        self.route = Route(routed, geographies, head.client.tenant, sender, self.exclude)
         self.choice = Choice(Where.WAIT)
         self.cluster = ""
         """That the chosen server is of, if that is one of another region."""
@@ -60,10 +62,6 @@ class Forward:
         self.used: Used | None = None
 
     @property
-    def route(self) -> Route:
-        return Route(self.routed, self.geographies, self.head.client.tenant, self.sender, self.exclude)
-
-    @property
     def used_tokens(self) -> int:
         """As far as anybody knows."""
         if self.used is not None:
@@ -72,9 +70,13 @@ class Forward:
             return 0
         return self.asked.prompt_tokens + self.passing.events
 
-    async def turn(self, demand: int) -> None:
-        """Wait in line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
-        await self.served.patiently(self.ticket.turn(self.asked.tokens, priority=self.priority, demand=demand))
+    def enter(self, demand: int, *, room: bool) -> bool:
+        """Whether its turn is now; else :meth:`wait`. ``room``: there is some. Raises as :meth:`Ticket.enter`."""
+        return self.ticket.enter(self.asked.tokens, priority=self.priority, demand=demand, room=room)
+
+    async def wait(self) -> None:
+        """In line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
+        await self.served.patiently(self.ticket.wait())
 
     async def again(self, demand: int) -> None:
         """There was no room after all: back into the line, where it was."""

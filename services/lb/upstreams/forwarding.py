@@ -3,16 +3,16 @@ elsewhere as long as no byte of an answer has come."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Final, NamedTuple
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Where
+from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Admission, LimitedTurn
@@ -24,6 +24,7 @@ from services.lb.labels import allowed_geographies
 from services.lb.off_loop import OffLoop
 from services.lb.openai_large import is_large
 from services.lb.seekers import Seekers
+from services.lb.time_limit import TimeLimits
 from services.lb.upstreams.answer import Answer
 from services.lb.upstreams.exchange import Outgoing, Targets
 from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull, NoRoom
@@ -32,7 +33,7 @@ from services.lb.upstreams.forward import Forward, Refusal
 from services.lb.upstreams.metrics import UpstreamMetrics
 from services.lb.upstreams.passing import Passing
 from services.lb.upstreams.placing import Placing
-from services.lb.upstreams.reading import Asked, read_asked
+from services.lb.upstreams.reading import read_asked
 from services.lb.upstreams.served_models import ServedModels
 from services.lb.upstreams.stream_error import stream_error
 
@@ -96,6 +97,7 @@ class Forwarding:
         self._limits = limits
         self._secret = secret
         self._clock = clock
+        self._time_limits = TimeLimits(clock)
         self._placing = Placing(models, limits.wait_s, clock, Seekers(limits.slots))
 
     def check_place(self, client: Client) -> None:
@@ -105,21 +107,17 @@ class Forwarding:
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         with self._admission.admit(head.client) as ticket:
-            return await self._serve(head, body, reply, Incoming(ticket, self._limits.request_s))
+            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self._limits.request_s))
 
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         """One that another region has sent, and the caller has let in. It goes to a server of this region, or fails.
         Raises :class:`PinyonError`, also in the middle of an answer."""
-        return await self._serve(head, body, reply, incoming)
-
-    async def _serve(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         limit_s = incoming.limit_s
         deadline_s = head.arrived_s + limit_s
-        forwards: list[Forward] = []
+        forward: Forward | None = None
         try:
-            async with asyncio.timeout(deadline_s - self._clock()):
+            with self._time_limits.until(deadline_s):
                 forward = await self._begin(head, body, incoming, reply, deadline_s)
-                forwards.append(forward)
                 await self._run(forward, body)
                 return forward.status
         except TimeoutError:
@@ -129,13 +127,13 @@ class Forwarding:
         except PinyonError as raised:
             error = raised
         except Exception:
-            if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
+            if forward is None or forward.passing is None or not forward.passing.begun:
                 raise
             _log.exception("uncaught error in an answer", extra={"request_id": head.log_id})
             error = Internal("internal error")
-        if not forwards or forwards[0].passing is None or not forwards[0].passing.begun:
+        if forward is None or forward.passing is None or not forward.passing.begun:
             raise error
-        return await self._break_off(forwards[0], error)
+        return await self._break_off(forward, error)
 
     async def _break_off(self, forward: Forward, error: PinyonError) -> int:
         """The status line has gone out: in a stream the error is an event. Anything else just ends, and as it is not
@@ -160,45 +158,44 @@ class Forwarding:
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
             # An absolute one, or one that hides what it is: a server is asked for what was looked at here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
-        asked = await self._read(head, body)
+        arguments = (head.path, head.raw.content_type, body, self._secret, self._limits.default_tokens)
+        if is_large(body):
+            asked = await self._off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
+        else:
+            asked = read_asked(*arguments)
         served = self._models.of(asked.model or incoming.model)
         geographies = allowed_geographies(head.labels, head.client)
         if not self._models.region:
             geographies = ()  # nobody has said where this is
         fields = to_server(head.raw.fields)
-        fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
-        outgoing = Outgoing(head.raw.target, b"".join(fields))
+        log_id = head.log_id
+        fields.append(b"x-request-id: %b\r\n" % log_id.encode("ascii"))
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
+        outgoing = Outgoing(head.raw.target, b"".join(fields))
         routed = Routed(asked.keys, whose)
         return Forward(
-            head, asked, served, incoming.ticket, reply, outgoing, routed, geographies, deadline_s, incoming.sender
-        )
-
-    async def _read(self, head: Head, body: bytes | bytearray) -> Asked:
-        kind = ""
-        assert head.raw is not None
-        for name, value in head.raw.fields:
-            if name == b"content-type":
-                kind = value.decode("latin-1")
-        arguments = (head.path, kind, body, self._secret, self._limits.default_tokens)
-        if is_large(body):
-            return await self._off_loop.run(head.client.holder, read_asked, *arguments)
-        return read_asked(*arguments)
+            head, log_id, asked, served, incoming.ticket, reply, outgoing, routed, geographies, deadline_s,
+            incoming.sender,
+        )  # fmt: skip
 
     async def _run(self, forward: Forward, body: bytes | bytearray) -> None:
         """Until it is answered. Raises :class:`PinyonError`."""
         head, finish = forward.head, "cancelled"
-        with self._telemetry.span("lb.request", head.traceparent, request_id=head.log_id) as span:
+        with self._telemetry.span("lb.request", head.traceparent, request_id=forward.log_id) as span:
             if parent := span.traceparent or head.traceparent:
                 line = b"traceparent: %b\r\n" % parent.encode("ascii")
                 forward.outgoing = forward.outgoing._replace(fields=forward.outgoing.fields + line)
             try:
                 self._placing.check_law(forward)
-                await forward.turn(self._models.demand(forward.served, forward.route))
-                while not await self._attempt(forward, body):
-                    self._metrics.retries.inc()
+                now = self._placing.now(forward)
+                if not forward.enter(self._models.demand(forward.served, forward.route), room=now is not None):
+                    now = None
+                    await forward.wait()
+                while not await self._attempt(forward, body, now):
+                    now = None
+                    self._metrics.retries.add()
                 finish = _finish(forward.status)
             except PinyonError as error:
                 finish = error.grpc_code.lower()
@@ -214,15 +211,17 @@ class Forwarding:
                 first_s = passing.first_s - head.arrived_s if passing is not None and passing.first_s else 0.0
                 self._metrics.ended(forward.served.name, finish, first_s, now_s - head.arrived_s, forward.used)
                 span.set("outcome", finish)
-                head.facts = forward.facts()
+                head.facts = forward.facts
 
     def _attempts(self, forward: Forward) -> int:
         """One of a forwarded request, whose own region has more: they would multiply."""
         return 1 if forward.sender else self._limits.attempts
 
-    async def _attempt(self, forward: Forward, body: bytes | bytearray) -> bool:
-        """Whether it is answered; if not, another attempt is worthwhile. Raises :class:`PinyonError`."""
-        choice = await self._placing.place(forward)
+    async def _attempt(self, forward: Forward, body: bytes | bytearray, choice: Choice | None) -> bool:
+        """Whether it is answered; if not, another attempt is worthwhile. ``choice``: where it goes, if that is known.
+        Raises :class:`PinyonError`."""
+        if choice is None:
+            choice = await self._placing.place(forward)
         if choice is None:
             self._pass_refusal(forward)
             return True
@@ -235,9 +234,7 @@ class Forwarding:
         first_byte_s = self._limits.first_byte_s if forward.asked.stream else inf
         outgoing = forward.outgoing
         if not here:
-            outgoing = outgoing._replace(
-                request_id=forward.head.log_id, model=forward.served.name, whose=forward.whose()
-            )
+            outgoing = outgoing._replace(request_id=forward.log_id, model=forward.served.name, whose=forward.whose())
         try:
             answer = await targets.exchange(name, outgoing, body, forward.deadline_s, first_byte_s)
             try:
@@ -246,7 +243,9 @@ class Forwarding:
                 if answer.status in NO_ROOM:
                     await self._refused(forward, answer, targets)
                     return self._gives_up(forward)
-                await self._pass(forward, answer)
+                forward.status = answer.status
+                forward.passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
+                await forward.passing.run()
             finally:
                 answer.close()
             if answer.status < 500:
@@ -265,7 +264,7 @@ class Forwarding:
         except (Absent, Broke, ConnectionsFull) as error:
             if here:
                 self._metrics.got_answer(name, 0)
-            _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.head.log_id})
+            _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.log_id})
             forward.error = error
             if not isinstance(error, ConnectionsFull):
                 targets.failed(name, absent=isinstance(error, Absent))
@@ -279,12 +278,6 @@ class Forwarding:
             return False
         finally:
             targets.ended(name, sent)
-
-    async def _pass(self, forward: Forward, answer: Answer) -> None:
-        forward.status = answer.status
-        passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
-        forward.passing = passing
-        await passing.run()
 
     async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
         """Keep what it says, should nobody else have room."""

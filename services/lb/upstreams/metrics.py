@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.lb.line import Line
 from services.lb.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
+from services.lb.tallies import Tally, TallyByValue
 from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.server import Server
 from services.lb.upstreams.usage import Used
@@ -27,87 +27,46 @@ class UpstreamMetrics(DoorMetrics):
 
     def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:
         super().__init__(registry, line)
-        self._finished = Counter(
-            "pinyon_lb_requests_total", "Requests by how they ended", ("finish", "model"), registry=registry
-        )
-        self._answers = Counter(
-            "pinyon_lb_upstream_answers_total",
+        self._finished = Tally(registry, "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"))
+        self._answers = Tally(
+            registry,
+            "pinyon_lb_upstream_answers",
             "Answers of servers by the first digit of their status; 0: none came",
             ("upstream", "status"),
-            registry=registry,
         )
-        self._first = Histogram(
-            "pinyon_lb_ttft_seconds",
-            "Arrival to an answer's first bytes",
-            ("model",),
-            buckets=TTFT_BUCKETS_S,
-            registry=registry,
+        self._first = TallyByValue(
+            registry, "pinyon_lb_ttft_seconds", "Arrival to an answer's first bytes", "model", TTFT_BUCKETS_S
         )
-        self._whole = Histogram(
-            "pinyon_lb_e2e_seconds",
-            "Arrival to an answer's last bytes",
-            ("model",),
-            buckets=E2E_BUCKETS_S,
-            registry=registry,
+        self._whole = TallyByValue(
+            registry, "pinyon_lb_e2e_seconds", "Arrival to an answer's last bytes", "model", E2E_BUCKETS_S
         )
         self._prompt, self._generated, self._cached = [
-            Counter(f"pinyon_lb_{name}_tokens_total", text, ("model",), registry=registry)
+            Tally(registry, f"pinyon_lb_{name}_tokens", text, ("model",))
             for name, text in (
                 ("prompt", "Prompt tokens, as servers say"),
                 ("generated", "Tokens generated, as servers say"),
                 ("cached", "Prompt tokens reused, as servers say"),
             )
         ]
-        self._models: dict[str, _OfModel] = {}
-        self._answer_children: dict[tuple[str, int], Counter] = {}
-        self._finish_children: dict[tuple[str, str], Counter] = {}
-        self.retries = Counter("pinyon_lb_retries_total", "Requests sent again, to another server", registry=registry)
+        self.retries = Tally(registry, "pinyon_lb_retries", "Requests sent again, to another server")
         registry.register(_Servers(servers))
 
     def got_answer(self, upstream: str, status: int) -> None:
         """Of one attempt."""
-        known = upstream, status // 100
-        child = self._answer_children.get(known)
-        if child is None:
-            child = self._answer_children[known] = self._answers.labels(upstream, str(status // 100))
-        child.inc()
+        self._answers.add((upstream, status // 100))
 
     def ended(self, model: str, finish: str, first_s: float, whole_s: float, used: Used | None) -> None:
         """A request ended; ``first_s``: after its arrival, 0: without an answer. ``finish`` is one of a few words."""
-        child = self._finish_children.get((finish, model))
-        if child is None:
-            child = self._finish_children[finish, model] = self._finished.labels(finish, model)
-        child.inc()
-        of_model = self._models.get(model)
-        if of_model is None:
-            of_model = self._models[model] = self._of(model)
+        self._finished.add((finish, model))
         if first_s:
-            of_model.first.observe(first_s)
+            self._first.add(model, first_s)
         if finish == "answered":
-            of_model.whole.observe(whole_s)
+            self._whole.add(model, whole_s)
         if used is not None:
-            of_model.prompt.inc(used.prompt)
-            of_model.generated.inc(used.completion)
-            of_model.cached.inc(used.cached)
-
-    def _of(self, model: str) -> _OfModel:
-        return _OfModel(
-            self._first.labels(model),
-            self._whole.labels(model),
-            self._prompt.labels(model),
-            self._generated.labels(model),
-            self._cached.labels(model),
-        )
-
-
-class _OfModel(NamedTuple):
-    """One model's children."""
-
-    first: Histogram
-    whole: Histogram
-    prompt: Counter
-    generated: Counter
-    cached: Counter
+            labels = (model,)
+            self._prompt.add(labels, used.prompt)
+            self._generated.add(labels, used.completion)
+            self._cached.add(labels, used.cached)
 
 
 class _Servers(Collector):

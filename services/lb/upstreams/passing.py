@@ -3,7 +3,8 @@ reads."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from pinyon.core.clock import Clock
 from services.lb.http_answer import STREAM, Reply
@@ -27,7 +28,8 @@ _ENDS: Final = (b"\n\n", b"\n\r\n")
 class Passing:
     """One answer. ``begun`` says whether the client has seen anything of it."""
 
-    __slots__ = ("_answer", "_clock", "_fields", "_kind", "_last", "_reply", "_tail", "begun", "events", "first_s")
+    __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
+                 "begun", "events", "first_s", "is_stream")  # fmt: skip
 
     def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
         """``rates``: lines that tell the client of its own limits."""
@@ -36,10 +38,14 @@ class Passing:
         self._clock = clock
         kind, fields = from_server(answer.fields, own_rates=bool(rates))
         self._kind, self._fields = kind, fields + rates
-        self._tail = b""
-        """The end of what was passed on."""
-        self._last = b""
-        """What came last, whole."""
+        self.is_stream = kind[: len(_EVENTS)].lower() == _EVENTS
+        self._recent: list[bytes] = []
+        """What was passed on last: the end of it at least, and the last piece whole."""
+        self._recent_bytes = 0
+        self._held = b""
+        """The beginning of an event."""
+        self._behind = b""
+        """What the client had no room for."""
         self.begun = False
         self.events = 0
         """Lines of data, about as many as tokens."""
@@ -51,48 +57,66 @@ class Passing:
         return self._answer.status
 
     @property
-    def is_stream(self) -> bool:
-        return self._kind.lower().startswith(_EVENTS)
-
-    @property
     def said_all(self) -> bool:
         """A stream that breaks off now has ended all the same."""
-        return has_ended(self._last)
+        return has_ended(b"".join(self._recent))
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""
-        if self.is_stream:
-            await self._stream()
-        else:
-            await self._whole()
+        return self._stream() if self.is_stream else self._whole()
 
     def used(self) -> Used | None:
         """What it took, if it says so."""
-        return read_usage((self._tail + self._last)[-TAIL_BYTES:])
+        return read_usage(b"".join(self._recent)[-TAIL_BYTES:])
 
     async def _stream(self) -> None:
+        """While the client keeps up, what comes is passed on where it comes in, and nobody is woken for it."""
         answer, reply = self._answer, self._reply
-        held = b""
-        while data := await answer.read():
-            if not self.first_s:
-                self.first_s = self._clock()
-            self.events += data.count(b"data:")
-            if held:
-                data = held + data
-                held = b""
-            if not data.endswith(_ENDS) and len(data) <= EVENT_BYTES:
-                end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
-                if end < 3:  # 2: nothing was found
-                    held = data
-                    continue
-                data, held = data[:end], data[end:]
-            self._note(data)
-            if not self.begun:
+        while True:
+            await answer.pour(self._push)
+            if self._behind:
+                behind, self._behind = self._behind, b""
+                await reply.send(behind)
+            data = await answer.read()
+            if answer.complete:
+                break
+            if events := self._events(data):
                 self._begin(STREAM)
-            await reply.send(data)
-        if not self.begun:
+                await reply.send(events)
+        self._came(data)
+        last = self._held + data
+        self._note(last)
+        self._begin(STREAM)
+        await reply.end(last)
+
+    def _push(self, data: bytes) -> bool:
+        if self._held or not self.begun or not data.endswith(_ENDS):
+            events = self._events(data)
+            if not events:
+                return True
             self._begin(STREAM)
-        await reply.end(held)
+        else:  # as nearly all do
+            events = data
+            self.events += data.count(b"data:")
+            self._note(data)
+        if self._reply.push(events):
+            return True
+        self._behind = events
+        return False
+
+    def _events(self, data: bytes) -> bytes:
+        """What may be passed on now, of that and what was held back."""
+        self._came(data)
+        if self._held:
+            data, self._held = self._held + data, b""
+        if not data.endswith(_ENDS) and len(data) <= EVENT_BYTES:
+            end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+            if end < 3:  # 2: nothing was found
+                self._held = data
+                return b""
+            data, self._held = data[:end], data[end:]
+        self._note(data)
+        return data
 
     async def _whole(self) -> None:
         answer, reply, length = self._answer, self._reply, self._answer.length
@@ -102,11 +126,12 @@ class Passing:
             data = await answer.read()
             if not data:
                 break
-            if not self.first_s:
-                self.first_s = self._clock()
+            self._came(data)
             pieces.append(data)
             size += len(data)
-        body = b"".join(pieces)
+            if answer.complete:
+                break
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if length <= WHOLE_BYTES and size <= WHOLE_BYTES:
             self._note(body)
             self.begun = True
@@ -121,12 +146,22 @@ class Passing:
         await reply.end(b"")
 
     def _begin(self, length: int) -> None:
-        self.begun = True
-        self._reply.begin(self._kind, self._fields, self._answer.status, length)
+        if not self.begun:
+            self.begun = True
+            self._reply.begin(self._kind, self._fields, self._answer.status, length)
+
+    def _came(self, data: bytes) -> None:
+        if not self.first_s and data:
+            self.first_s = self._clock()
+        if self.is_stream:
+            self.events += data.count(b"data:")
 
     def _note(self, data: bytes) -> None:
-        """For :meth:`used`: nothing is put together before the end."""
-        if len(data) >= TAIL_BYTES:
-            self._tail, self._last = b"", data
-        else:
-            self._tail, self._last = (self._tail + self._last)[-TAIL_BYTES:], data
+        """For :meth:`used`: of much that came in small pieces the end is put together now and then."""
+        recent = self._recent
+        self._recent_bytes += len(data)
+        if self._recent_bytes > 2 * TAIL_BYTES and recent:
+            tail = b"".join(recent)[-TAIL_BYTES:]
+            recent[:] = [tail]
+            self._recent_bytes = len(tail) + len(data)
+        recent.append(data)

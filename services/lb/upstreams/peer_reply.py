@@ -44,6 +44,12 @@ class PeerReply:
             await self._more.wait()
         self._put(data)
 
+    def push(self, data: bytes) -> bool:
+        if self._window <= 0:
+            return False
+        self._put(data)
+        return True
+
     async def end(self, data: bytes) -> None:
         if data:
             await self.send(data)

@@ -41,6 +41,14 @@ class Placing:
         if not models.may_come(route):
             raise InvalidArgument(f"This region may not serve it: {verdict.reason}.", field="geographies")
 
+    def now(self, forward: Forward) -> Choice | None:
+        """Which server of the region with room it goes to if its turn comes at once; None: that is not so easy. A
+        choice is good until something else happens."""
+        layers, now_s = forward.served.layers, self._clock()
+        choice = layers.choose(forward.route, now_s)
+        # One at the door of a full server is no sign that there is room.
+        return choice if choice.where is Where.LOCAL and layers.local.takes(choice.target, now_s) else None
+
     async def place(self, forward: Forward) -> Choice | None:
         """Where it goes now; None: nobody else may have it now, and somebody has refused it. Raises
         :class:`PinyonError`."""

@@ -60,14 +60,14 @@ class Pool:
             sent_s = loop.time()
             answer = connection.send(head, body, first_byte_s)
             try:
-                await _head(answer)
+                await answer.head()
                 return answer
             except Broke as error:
                 if error.begun or loop.time() - sent_s > STALE_S:
                     raise
         connection = await self._connect(loop)
         answer = connection.send(head, body, first_byte_s)
-        await _head(answer)
+        await answer.head()
         return answer
 
     def drop_idle(self) -> None:
@@ -147,12 +147,3 @@ class Pool:
         if self._idle:
             due_s = min(each.idle_since_s + each.idle_s for each in self._idle)
             self._sweep = loop.call_later(max(0.05, due_s - now_s), self._sweep_idle)
-
-
-async def _head(answer: Sourced) -> None:
-    """Whoever does not want it any more says so to the server."""
-    try:
-        await answer.head()
-    except BaseException:
-        answer.close()
-        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
@@ -12,7 +13,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import PRIORITY_MAX
 from pinyon.routing.prompt_text import prompt_text
 from pinyon.routing.routing_keys import byte_keys, routing_root
-from services.lb.openai_large import is_large, read_large
+from services.lb.openai_large import read_large
 
 __all__ = ["Asked", "read_asked"]
 
@@ -44,14 +45,15 @@ class Asked(NamedTuple):
     tokens: int = 1
 
 
-def read_asked(path: str, content_type: str, body: bytes | bytearray, secret: bytes, default_tokens: int) -> Asked:
+def read_asked(
+    path: str, content_type: bytes, body: bytes | bytearray, secret: bytes, default_tokens: int, *, large: bool = False
+) -> Asked:
     """Of one request. ``secret`` is what routing keys start from, ``default_tokens`` what is generated where the client
-    names no limit. Raises :class:`InvalidArgument`."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind.startswith("multipart/"):
+    names no limit; ``large``: the body :func:`is_large`. Raises :class:`InvalidArgument`."""
+    if content_type[:10].lower() == b"multipart/":
         return Asked(_model_of_form(body), tokens=max(1, len(body) // CHARS_PER_TOKEN))
     try:
-        values = read_large(body) if is_large(body) else from_json(body, cache_strings="none")
+        values = read_large(body) if large else from_json(body, cache_strings="none")
     except ValueError:
         raise InvalidArgument("The request's body is not valid JSON.") from None
     if type(values) is not dict:
@@ -66,7 +68,7 @@ def read_asked(path: str, content_type: str, body: bytes | bytearray, secret: by
     text = prompt_text(values)
     salt = values.get("cache_salt")
     # One server's cache serves all tenants, so what one of them sent tells where another one's prompt is reused.
-    root = routing_root(model, "", secret, salt if type(salt) is str else "")
+    root = routing_root(model, "", secret, salt) if type(salt) is str else _unsalted_root(model, secret)
     prompt_tokens = _guess(len(text))
     generated = _limit(values, default_tokens)
     return Asked(
@@ -78,6 +80,11 @@ def read_asked(path: str, content_type: str, body: bytes | bytearray, secret: by
         prompt_tokens,
         prompt_tokens + generated,
     )
+
+
+@lru_cache(maxsize=256)
+def _unsalted_root(model: str, secret: bytes) -> bytes:
+    return routing_root(model, "", secret)
 
 
 def _guess(size: int) -> int:

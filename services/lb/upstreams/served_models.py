@@ -145,7 +145,8 @@ class ServedModels:
     def demand(self, served: Served, route: Route) -> int:
         """The number of what it may go to; what the route excludes is not among that."""
         geography, geographies = self.geography, route.geographies
-        exclude = route.exclude if isinstance(route.exclude, Collection) else ()
+        if not geographies and not route.sender and not route.exclude and route.tenant not in geography.tenants:
+            return self._demands.plain(served.name, self._regions)
         tenant = route.tenant if route.tenant in geography.tenants else ""
         if not geographies and not tenant:
             allowed = self._regions
@@ -154,7 +155,7 @@ class ServedModels:
                 region for region in self._regions if geography.serves(region, geographies, tenant).allowed
             )
         return self._demands.number(
-            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(exclude))
+            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
         )
 
     def know(self, others: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from pinyon.routing.learned_capacity import LearnedCapacity
@@ -77,9 +77,9 @@ class Server:
         known = self.capacity or self.told_capacity
         return known if known or self.kind is not None else self.learned.value
 
-    async def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Sourced:
+    def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Sourced]:
         """See :meth:`services.lb.upstreams.pool.Pool.send`."""
-        return await self.pool.send(self._head(head, len(body)), body, first_byte_s)
+        return self.pool.send(self._head(head, len(body)), body, first_byte_s)
 
     async def probe(self, path: bytes, answer_s: float) -> Sourced:
         """Ask how it is."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json
 
 __all__ = ["TAIL_BYTES", "Used", "read_usage"]
 
 TAIL_BYTES: Final = 4 << 10
 """Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
 TOKENS_MAX: Final = 1 << 40
-_DECODER = json.JSONDecoder()
+DEPTH_MAX: Final = 16
+"""Objects in it."""
 _NAMES = (
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
     ("input_tokens", "output_tokens", "input_tokens_details"),
@@ -27,22 +29,29 @@ class Used(NamedTuple):
 
 def read_usage(tail: bytes) -> Used | None:
     """The last usage in there; None where there is none, or none that makes sense."""
-    text = tail.decode("utf-8", "replace")
-    end = len(text)
+    end = len(tail)
     for _ in range(4):  # a stream's last events may have ``"usage": null``
-        at = text.rfind('"usage"', 0, end)
+        at = tail.rfind(b'"usage"', 0, end)
         if at < 0:
             return None
         end = at
-        start = text.find("{", at, at + 16)
-        if start < 0:
-            continue
-        try:
-            found, _ = _DECODER.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        if (used := _used(found)) is not None:
+        start = tail.find(b"{", at, at + 16)
+        if start >= 0 and (used := _used(_object(tail, start))) is not None:
             return used
+    return None
+
+
+def _object(tail: bytes, start: int) -> Any:
+    """The JSON object that begins there; None if it is none."""
+    end = start
+    for _ in range(DEPTH_MAX):  # it ends with one of its first closing braces, as it holds few objects and no texts
+        end = tail.find(b"}", end) + 1
+        if not end:
+            return None
+        try:
+            return from_json(tail[start:end])
+        except ValueError:
+            continue
     return None
 
 

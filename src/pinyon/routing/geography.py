@@ -33,6 +33,9 @@ class Verdict(NamedTuple):
     reason: str
 
 
+_FREE = Verdict(True, "nothing speaks against it")
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Regions that one of ``senders`` speaks of may send to those that one of ``receivers`` speaks of, and to no
@@ -53,12 +56,14 @@ class Geography:
 
     def serves(self, region: str, geographies: Collection[str], tenant: str) -> Verdict:
         """Whether a request may be served in a region at all, the one it came to included."""
+        if not geographies and tenant not in self.tenants:
+            return _FREE
         if geographies and not self._speaks_of(geographies, region):
             return Verdict(False, f"the request may be served in {_listed(geographies)} only")
         allowed = self.tenants.get(tenant)
         if allowed is not None and not self._speaks_of(allowed, region):
             return Verdict(False, f"tenant {tenant!r} may be served in {_listed(allowed)} only")
-        return Verdict(True, "nothing speaks against it")
+        return _FREE
 
     def sends(self, sender: str, receiver: str) -> Verdict:
         """Whether a region's requests may go to another one."""

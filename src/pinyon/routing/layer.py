@@ -5,7 +5,7 @@ There are two (SkyWalker §3.1): the instances of the region, and the load balan
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 
 from pinyon.routing.pushing import UNLIMITED, PushingRule
 from pinyon.routing.target import UNKNOWN, Report, Target
@@ -106,7 +106,7 @@ class Layer:
 
     # -- who is available
 
-    def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> int:
+    def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> int:
         """Requests that may be pushed now, at most :data:`UNLIMITED`, less those that are :meth:`hold`. Of targets that
         have a batch."""
         total, pushing = 0, self._pushing
@@ -117,7 +117,7 @@ class Layer:
                     return UNLIMITED
         return max(0, total - self._held)
 
-    def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> bool:
+    def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> bool:
         """Whether :meth:`spare` is not 0; it looks at no more targets than it has to."""
         total, pushing, held = 0, self._pushing, self._held
         for target in self._targets.values():
@@ -127,20 +127,25 @@ class Layer:
                     return True
         return False
 
+    def takes(self, name: str, now_s: float) -> bool:
+        """Whether it is available."""
+        target = self._targets.get(name)
+        return target is not None and self._pushing.spare(target, now_s) > 0
+
     def available(
-        self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
+        self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()
     ) -> list[Target]:
         """Those that a request may be pushed to now, of the ``allowed`` (None: all)."""
-        pushing = self._pushing
+        spare, targets = self._pushing.spare, self._targets.values()
+        if allowed is None and not exclude:
+            return [target for target in targets if spare(target, now_s)]
         return [
             target
-            for target in self._targets.values()
-            if (allowed is None or target.name in allowed)
-            and target.name not in exclude
-            and pushing.spare(target, now_s)
+            for target in targets
+            if (allowed is None or target.name in allowed) and target.name not in exclude and spare(target, now_s)
         ]
 
-    def full(self, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()) -> list[Target]:
+    def full(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> list[Target]:
         """Those that have no room now, and one more may wait there."""
         pushing = self._pushing
         return [
@@ -159,16 +164,17 @@ class Layer:
     # -- a request's way
 
     def choose(
-        self, request: Routed, now_s: float, allowed: Container[str] | None = None, exclude: Container[str] = ()
+        self, request: Routed, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()
     ) -> Target | None:
         """Where it goes, None if nobody is available. Changes nothing: see :meth:`sent`."""
         available = self.available(now_s, allowed, exclude)
-        full = self._waits_for(request, available, now_s, allowed, exclude)
-        if full is not None:
-            return full
+        if len(available) < len(self._targets):
+            full = self._waits_for(request, available, now_s, allowed, exclude)
+            if full is not None:
+                return full
         return self._policy.choose(request, available) if available else None
 
-    def may_wait(self, request: Routed, now_s: float, exclude: Container[str] = ()) -> bool:
+    def may_wait(self, request: Routed, now_s: float, exclude: Collection[str] = ()) -> bool:
         """Whether :meth:`choose` would name a full one, where a conductor has the choice: nowhere that it may choose do
         so many wait that one more may not."""
         available = self.available(now_s, exclude=exclude)
@@ -187,7 +193,7 @@ class Layer:
         available: Sequence[Target],
         now_s: float,
         allowed: Container[str] | None,
-        exclude: Container[str],
+        exclude: Collection[str],
     ) -> Target | None:
         if len(available) == len(self._targets):
             return None

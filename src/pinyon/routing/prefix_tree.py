@@ -52,9 +52,9 @@ class PrefixTree:
 
     def match(self, request: Routed, available: Sequence[Target]) -> Match:
         """The longest prefix that one of them was sent."""
-        bits = 0
+        bits, bit = 0, self.trie.bits.get
         for target in available:
-            bits |= self.trie.bit(target.name)
+            bits |= bit(target.name, 0)
         return self.trie.match(request.keys, bits)
 
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
@@ -73,16 +73,14 @@ class PrefixTree:
         return self._least_full(full, there)
 
     def _least_full(self, targets: Sequence[Target], match: Match) -> Target:
-        trie = self.trie
-        return near_least_full([target for target in targets if match.targets & trie.bit(target.name)])
+        bit, there = self.trie.bits.get, match.targets
+        return near_least_full([target for target in targets if there & bit(target.name, 0)])
 
     def affinity(self, request: Routed, name: str) -> int:
         match = self.trie.match(request.keys, self.trie.bit(name))
         return match.chunks if match.chunks >= self._settings.explore_below * request.chunks else 0
 
     def sent(self, request: Routed, name: str) -> None:
-        bit = self.trie.bit(name)
-        if bit:
-            self.hit_chunks += self.trie.match(request.keys, bit).chunks
+        if name in self.trie.bits:
+            self.hit_chunks += self.trie.insert(request.keys, name)
             self.asked_chunks += request.chunks
-            self.trie.insert(request.keys, name)

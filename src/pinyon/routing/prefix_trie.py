@@ -57,6 +57,8 @@ class PrefixTrie:
         """(last node, place of the target's bit), the oldest first."""
         self._places: dict[str, int] = {}
         """Of targets that are there."""
+        self.bits: dict[str, int] = {}
+        """Of the same; to be read only."""
         self._free: list[int] = []
         """Places below ``_width`` that nobody has."""
         self._width = 0
@@ -91,12 +93,14 @@ class PrefixTrie:
             self._held.append(0)
             self._sizes.append(0)
         self._places[target] = place
+        self.bits[target] = 1 << place
 
     def remove(self, target: str) -> None:
         """It has gone, or lost what it held. Its records are found no more, and go when they are the oldest."""
         place = self._places.pop(target, -1)
         if place < 0:
             return
+        del self.bits[target]
         if self._held[place]:
             self._left.add(place)
         else:
@@ -104,8 +108,7 @@ class PrefixTrie:
 
     def bit(self, target: str) -> int:
         """0 for one that is not there."""
-        place = self._places.get(target, -1)
-        return 0 if place < 0 else 1 << place
+        return self.bits.get(target, 0)
 
     def size(self, target: str) -> int:
         """Chunks of what it was sent."""
@@ -135,17 +138,19 @@ class PrefixTrie:
             break
         return Match(at // KEY_BYTES, found)
 
-    def insert(self, keys: bytes, target: str) -> None:
-        """A prompt was sent there. Raises ``KeyError`` for a target that is not there."""
+    def insert(self, keys: bytes, target: str) -> int:
+        """A prompt was sent there. Returns how many of its chunks it had been sent before. Raises ``KeyError`` for a
+        target that is not there."""
         place = self._places[target]
         if not keys:
-            return
+            return 0
         keys = keys[: self._chunks_max * KEY_BYTES]
         last = self._last(keys)
         record = (last, place)
         if record in self._records:
             self._records.move_to_end(record)
-            return
+            return len(keys) // KEY_BYTES
+        found = 0
         self._records[record] = None
         self._held[place] += 1
         node: _Node | None = last
@@ -153,12 +158,15 @@ class PrefixTrie:
             counts = node.counts
             known = counts.get(place, 0)
             counts[place] = known + 1
-            if not known:
+            if known:
+                found += len(node.keys)
+            else:
                 node.targets |= 1 << place
                 self._sizes[place] += len(node.keys) // KEY_BYTES
             node = node.parent
         while self.chunks > self._chunks_max or len(self._records) > self._records_max:
             self._forget()
+        return found // KEY_BYTES
 
     def _last(self, keys: bytes) -> _Node:
         """The node at which this path ends, made if it has to be."""
@@ -231,6 +239,7 @@ class PrefixTrie:
             assert self._starts[node.keys[:KEY_BYTES]] is node
             assert node.parent is None or not node.targets & ~node.parent.targets, "a child has a target of its own"
         assert self.chunks == sum([len(node.keys) for node in expected]) // KEY_BYTES, "chunks are miscounted"
+        assert self.bits == {target: 1 << place for target, place in self._places.items()}, "bits differ from places"
         taken = sorted([*self._places.values(), *self._free, *self._left])
         assert taken == list(range(self._width)), "places are lost, or given twice"
         for place in range(self._width):

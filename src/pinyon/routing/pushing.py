@@ -117,19 +117,23 @@ class Pending:
         settings, report = self._settings, target.report
         if not target.live or target.draining or now_s - target.reported_s > settings.stale_s:
             return 0
+        pending = report.pending
         if report.available != UNKNOWN:
-            if report.available == 0 or report.pending > settings.queue:
+            if report.available == 0 or pending > settings.queue:
                 return 0
-        elif report.pending > 0:
+        elif pending > 0:
             return 0
         if not settings.credits:
             return UNLIMITED
         # It tells nothing: what its batch holds is all we know.
-        if report.pending == UNKNOWN and report.available == UNKNOWN and target.capacity:
+        if pending == UNKNOWN and report.available == UNKNOWN and target.capacity:
             return max(0, target.capacity - target.outstanding)
         # One at the door: until the next report says that a place has become free, it would stay empty.
         room = settings.burst if report.room == UNKNOWN else max(1, report.room)
-        return max(0, room - target.unseen)
+        unseen, outstanding = target.sent - target.sent_before, target.outstanding
+        if unseen > outstanding:
+            unseen = outstanding
+        return room - unseen if room > unseen else 0
 
     def admits(self, target: Target, now_s: float) -> bool:
         settings, report = self._settings, target.report

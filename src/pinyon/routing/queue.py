@@ -54,6 +54,7 @@ class RequestQueue:
             raise ValueError(f"ageing_s must be a non-negative number, got {ageing_s}")
         self._slots = slots
         self._limit = limit
+        self._room = slots + limit
         self._ageing_s = ageing_s
         self._places: dict[int, Tenant] = {}
         self._tenants: dict[str, Tenant] = {}
@@ -73,11 +74,13 @@ class RequestQueue:
 
         Raises :class:`ResourceExhausted` when the queue is full. No two that have a place have the same number.
         """
-        self._check_new(number)
-        self._now_s = max(self._now_s, now_s)
+        if number in self._places:
+            raise ValueError(f"request {number} has a place already")
+        if now_s > self._now_s:
+            self._now_s = now_s
         held, out = self._tenants.get(tenant), None
-        self.check(tenant)
-        if self._is_full:
+        if self.in_flight + len(self._places) >= self._room:
+            self.check(tenant)
             longest = self._lengths.one()
             out = next(reversed(longest.reserved or longest.waiting))
             self._remove(out)
@@ -89,19 +92,15 @@ class RequestQueue:
 
     def check(self, tenant: str) -> None:
         """Raises as :meth:`reserve` would now."""
-        if self._is_full:
+        if self.in_flight + len(self._places) >= self._room:
             held = self._tenants.get(tenant)
             if self._lengths.longest < (len(held) if held is not None else 0) + 2:
                 raise self.full()
 
     @property
-    def _is_full(self) -> bool:
-        return self.in_flight + len(self._places) >= self._slots + self._limit
-
-    @property
     def has_spare(self) -> bool:
         """A slot is free, and a place that nobody would have to give up for it."""
-        return self.in_flight < self._slots and not self._is_full
+        return self.in_flight < self._slots and self.in_flight + len(self._places) < self._room
 
     @property
     def can_go_on(self) -> bool:
@@ -148,9 +147,11 @@ class RequestQueue:
         tenant = self._places.get(number)
         if tenant is None or number not in tenant.reserved:
             raise ValueError(f"request {number} has no reserved place")
-        _check(priority, deadline_s)
-        self._now_s = max(self._now_s, now_s)
-        if open and self.in_flight < self._slots and demand not in self._turns.demands:
+        if priority or deadline_s != math.inf:
+            _check(priority, deadline_s)
+        if now_s > self._now_s:
+            self._now_s = now_s
+        if open and self.in_flight < self._slots and not (self.queued and demand in self._turns.demands):
             self._remove(number)
             self.in_flight += 1
             return True
@@ -185,7 +186,11 @@ class RequestQueue:
         if not self.in_flight:
             raise ValueError("nobody has a slot")
         self.in_flight -= 1
-        return self.next(now_s, closed)
+        if self.queued:
+            return self.next(now_s, closed)
+        if now_s > self._now_s:
+            self._now_s = now_s
+        return None
 
     def put_back(
         self,
@@ -243,7 +248,8 @@ class RequestQueue:
 
     def _placed(self, number: int, tenant: Tenant) -> None:
         self._places[number] = tenant
-        self._lengths.moved(tenant, len(tenant) - 1, len(tenant))
+        places = len(tenant.reserved) + len(tenant.waiting)
+        self._lengths.moved(tenant, places - 1, places)
 
     def _wait(self, waiting: Waiting) -> None:
         waiting.tenant.waiting[waiting.number] = waiting
@@ -258,8 +264,9 @@ class RequestQueue:
             del tenant.reserved[number]
         else:
             self._waits_no_more(tenant.waiting.pop(number))
-        self._lengths.moved(tenant, len(tenant) + 1, len(tenant))
-        if not tenant:
+        places = len(tenant.reserved) + len(tenant.waiting)
+        self._lengths.moved(tenant, places + 1, places)
+        if not places:
             del self._tenants[tenant.name]
 
     def _waits_no_more(self, waiting: Waiting) -> None:

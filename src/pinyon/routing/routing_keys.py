@@ -13,6 +13,7 @@ chunk has none. Keys are packed: ``n`` of them are ``8 * n`` bytes.
 from __future__ import annotations
 
 import hmac
+from struct import iter_unpack
 from typing import Final
 
 from xxhash import xxh3_64_digest
@@ -46,10 +47,6 @@ def byte_keys(root: bytes, text: bytes, chunk_bytes: int = CHUNK_BYTES) -> bytes
     """Of the full chunks of ``text``. Raises ``ValueError`` if ``chunk_bytes`` is not positive."""
     if chunk_bytes <= 0:
         raise ValueError(f"chunks must have a size, got {chunk_bytes}")
-    keys: list[bytes] = []
-    key = root
-    last = min(len(text), KEYS_MAX * chunk_bytes)
-    for end in range(chunk_bytes, last + 1, chunk_bytes):
-        key = xxh3_64_digest(key + text[end - chunk_bytes : end])
-        keys.append(key)
-    return b"".join(keys)
+    whole = min(len(text) // chunk_bytes, KEYS_MAX) * chunk_bytes
+    key, digest = root, xxh3_64_digest
+    return b"".join([key := digest(key + chunk) for (chunk,) in iter_unpack(f"{chunk_bytes}s", text[:whole])])

@@ -84,11 +84,14 @@ class Target:
     @property
     def load(self) -> int:
         """Requests it has as far as we know, ours and others'."""
-        report = self.report
+        report, outstanding = self.report, self.outstanding
         if report.running == UNKNOWN:
-            return self.outstanding
-        told = report.running + max(0, report.pending) + self.unseen - self.ended
-        return max(self.outstanding, told)
+            return outstanding
+        unseen = self.sent - self.sent_before
+        told = report.running - self.ended + (unseen if unseen < outstanding else outstanding)
+        if report.pending > 0:
+            told += report.pending
+        return told if told > outstanding else outstanding
 
     @property
     def fullness(self) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
@@ -12,8 +11,7 @@ from pinyon.routing.target import Target
 __all__ = ["Routed", "TargetPolicy", "least_full", "near_least_full"]
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """What of a request its way depends on."""
 
     keys: bytes = b""
@@ -73,11 +71,15 @@ NEAR = 1.1
 def near_least_full(targets: Sequence[Target]) -> Target:
     """The nearest, by measured round trips, of those that are hardly fuller than the least full one; of several that
     are equally near, the least full."""
-    least = least_full(targets)
-    limit = NEAR * least.fullness
-    best, best_rank = least, (least.distance_s, least.fullness, least.name)
-    for target in targets:
-        rank = (target.distance_s, target.fullness, target.name)
-        if rank < best_rank and target.fullness <= limit:
-            best, best_rank = target, rank
+    best = targets[0]
+    if len(targets) == 1:
+        return best
+    fullness = [target.fullness for target in targets]
+    limit = NEAR * min(fullness)
+    best_rank: tuple[float, float, str] | None = None
+    for target, full in zip(targets, fullness, strict=True):
+        if full <= limit:
+            rank = (target.distance_s, full, target.name)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = target, rank
     return best

@@ -8,7 +8,7 @@ there are no loops, whatever load balancers believe of each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class Route(NamedTuple):
     tenant: str = ""
     sender: str = ""
     """The region that it has come from, if that is another one: what law says of that one's requests counts."""
-    exclude: Container[str] = ()
+    exclude: Collection[str] = ()
     """Instances and load balancers that have failed it, or refused it."""
 
 
@@ -74,11 +74,17 @@ class TwoLayers:
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
         """``conducted``: a conductor chooses the instance, and the local layer tells whether there is room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
+        if not self.adopted and not conducted:
+            target = self.local.choose(route.routed, now_s, exclude=route.exclude) if here else None
+            return self._elsewhere(route, here, now_s) if target is None else Choice(Where.LOCAL, target.name)
         adopted = self.adopted_by_law(route)
         served = self._served_here(route, here, adopted, now_s, conducted)
         if served is not None:
             return served
-        here = here or bool(adopted)
+        return self._elsewhere(route, here or bool(adopted), now_s)
+
+    def _elsewhere(self, route: Route, here: bool, now_s: float) -> Choice:
+        """By another region, or nobody now. ``here``: it may be served here, and there is no room."""
         if route.sender:
             return Choice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
@@ -127,6 +133,8 @@ class TwoLayers:
     def adopted_by_law(self, route: Route) -> list[str]:
         """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
         served from here."""
+        if not self.adopted:
+            return []
         geography, sender = self.geography, route.sender or self.region
         return [
             name

@@ -287,6 +287,18 @@ async def test_a_client_that_leaves_cancels_its_request(how):
     assert (world.shared.budget.used, world.shared.admitted, len(world.shared.connections)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("path", [b"held", b"any"])
+async def test_a_client_that_leaves_before_its_request_began_leaves_nothing(path):
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(POST % (path, 3, b"abc"))
+    assert (world.shared.budget.used, len(world.shared.tasks)) == (3, 1)
+    transport.abort()
+    await world.settle()
+    assert world.app.ended == []
+    assert (world.shared.budget.used, len(world.shared.tasks), len(world.shared.connections)) == (0, 0, 0)
+
+
 async def test_a_refused_request_costs_no_body():
     """Its answer goes out with the head; a small body is passed over, a large one ends the connection."""
     world = World()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
+from services.lb.upstreams.answer import Sourced
 from services.lb.upstreams.connection import ConnectionLimits
 from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull
 from services.lb.upstreams.fields import from_server, to_server
@@ -116,7 +117,7 @@ def test_fields_that_are_for_one_hop_stay_there() -> None:
 
 
 def ask(body: bytes, path: str = "/v1/chat/completions"):
-    return read_asked(path, "application/json", body, b"secret", 256)
+    return read_asked(path, b"application/json", body, b"secret", 256)
 
 
 def test_what_is_read_of_a_body() -> None:
@@ -136,8 +137,8 @@ def test_what_is_read_of_a_body() -> None:
     assert (embedded.model, embedded.keys) == ("m", b"")
 
 
-@given(st.binary(max_size=300), st.sampled_from(["application/json", "multipart/form-data; boundary=x", ""]))
-def test_any_body_is_read_or_refused(body: bytes, kind: str) -> None:
+@given(st.binary(max_size=300), st.sampled_from([b"application/json", b"Multipart/form-data; boundary=x", b""]))
+def test_any_body_is_read_or_refused(body: bytes, kind: bytes) -> None:
     for raw in (body, b'{"model":' + body + b"}", b'{"model":"m","messages":[' + body + b"]}"):
         with contextlib.suppress(InvalidArgument):
             read_asked("/v1/chat/completions", kind, raw, b"", 1)
@@ -161,48 +162,117 @@ def test_usage_at_the_end_of_an_answer(tail: bytes, used: Used | None) -> None:
     assert read_usage(tail) == used
 
 
-class Pieces:
-    """An answer that comes in pieces."""
+class Nowhere:
+    """The source of an answer that is filled by hand."""
 
-    def __init__(self, pieces: list[bytes], kind: bytes) -> None:
-        self.pieces, self.status, self.length = list(pieces), 200, -1
-        self.fields = [(b"content-type", kind)]
-        self.complete = False
+    def pause(self) -> None:
+        pass
 
-    async def read(self) -> bytes:
-        return self.pieces.pop(0) if self.pieces else b""
+    def resume(self) -> None:
+        pass
 
-    def close(self) -> None:
+    def give_up(self, answer: Sourced) -> None:
         pass
 
 
 class Sent:
-    def __init__(self) -> None:
+    """Where an answer goes. ``behind`` says of each piece whether the client has no room for it when it comes."""
+
+    def __init__(self, behind: list[bool]) -> None:
         self.pieces: list[bytes] = []
-        self.last = b""
+        self.ended: list[bytes] = []
+        self._behind = behind
 
     def whole(self, status: int, body: bytes, content_type: bytes = b"", fields: bytes = b"") -> None:
-        self.last = body
+        self.ended.append(body)
 
     def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = -1) -> None:
-        pass
+        assert not self.pieces
 
     async def send(self, data: bytes) -> None:
         assert data
+        await asyncio.sleep(0)
         self.pieces.append(data)
 
+    def push(self, data: bytes) -> bool:
+        assert data
+        if self._behind and self._behind.pop():
+            return False
+        self.pieces.append(data)
+        return True
+
     async def end(self, data: bytes) -> None:
-        self.last = data
+        await asyncio.sleep(0)
+        self.ended.append(data)
 
 
-@given(st.lists(st.sampled_from([b"data: x", b"\n", b"\n\n", b"\r\n\r\n", b"\r\n", b"y" * 70_000]), max_size=30))
-def test_a_stream_loses_no_byte_and_is_cut_between_events_only(pieces: list[bytes]) -> None:
-    sent = Sent()
-    passing = Passing(Pieces(pieces, b"text/event-stream"), sent, b"", lambda: 1.0)  # type: ignore[arg-type]
-    asyncio.run(passing.run())
-    assert b"".join(sent.pieces) + sent.last == b"".join(pieces)
+async def pass_on(
+    batches: list[list[bytes]], behind: list[bool], pauses: list[bool], breaks: bool, kind: bytes
+) -> Sent:
+    """Pieces of a batch come at once; between two the loop turns, or does not."""
+    sent, answer = Sent(behind), Sourced(Nowhere())
+    answer.begun = True
+    answer.got_head(200, [(b"content-type", kind)], -1)
+    passing = Passing(answer, sent, b"", lambda: 1.0)
+    running = asyncio.ensure_future(passing.run())
+    for number, batch in enumerate(batches, 1):
+        if pauses and pauses.pop():
+            for _ in range(5):
+                await asyncio.sleep(0)
+        for piece in batch:
+            answer.got(piece)
+        if number == len(batches) and not breaks:
+            answer.got_all()
+        answer.arrived()
+    if breaks or not batches:
+        answer.broke("it broke")
+        with pytest.raises(Broke):
+            await running
+    else:
+        await running
+        assert len(sent.ended) == 1
+    return sent
+
+
+EVENT_PIECES = st.sampled_from([b"data: x", b"\n", b"\n\n", b"\r\n\r\n", b"\r\n", b"y" * 70_000])
+BATCHES = st.lists(st.lists(EVENT_PIECES, min_size=1, max_size=4), max_size=12)
+
+
+@given(BATCHES, st.lists(st.booleans()), st.lists(st.booleans()), st.booleans())
+def test_a_stream_loses_no_byte_and_is_cut_between_events_only(batches, behind, pauses, breaks: bool) -> None:
+    came = b"".join(piece for batch in batches for piece in batch)
+    sent = asyncio.run(pass_on(batches, behind, pauses, breaks, b"text/event-stream"))
     for piece in sent.pieces:
         assert piece.endswith((b"\n\n", b"\n\r\n")) or len(piece) > 64 << 10
+    passed = b"".join([*sent.pieces, *sent.ended])
+    if not breaks and batches:
+        assert passed == came
+        return
+    assert came.startswith(passed)
+    rest = came[len(passed) :]  # of an event that is not here to its end
+    assert b"\n\n" not in rest[:-1] or len(rest) <= 64 << 10
+
+
+@given(BATCHES, st.lists(st.booleans()), st.lists(st.booleans()))
+def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None:
+    sent = asyncio.run(pass_on(batches, behind, pauses, False, b"application/json"))
+    if batches:
+        assert b"".join([*sent.pieces, *sent.ended]) == b"".join(piece for batch in batches for piece in batch)
+
+
+async def test_what_goes_wrong_in_passing_on_ends_it() -> None:
+    class Wrong(Sent):
+        def push(self, data: bytes) -> bool:
+            raise KeyError("wrong")
+
+    answer = Sourced(Nowhere())
+    answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
+    running = asyncio.ensure_future(Passing(answer, Wrong([]), b"", lambda: 1.0).run())
+    await asyncio.sleep(0)
+    answer.got(b"data: x\n\n")
+    answer.arrived()
+    with pytest.raises(KeyError):
+        await running
 
 
 # ---------------------------------------------------------------- connections
