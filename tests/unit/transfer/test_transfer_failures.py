@@ -419,7 +419,7 @@ class HeldUp(MemoryTable):
 def test_chains_of_one_request_may_report_in_any_order() -> None:
     """The one that ends the request is heard first, another one that ended before it later."""
     given: list[Chain] = []
-    peers = SimpleNamespace(submit=given.append)
+    peers = SimpleNamespace(submit=given.append, moving={})
     memory = HeldUp()
     local = memory.register(bytearray(4 * SIZE), None, Access.READ)
     submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), time.monotonic)
@@ -446,7 +446,7 @@ def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     now = 1000.0
     memory = MemoryTable(1)
     local = memory.register(bytearray(10), None, Access.READ)
-    peers = SimpleNamespace(submit=lambda chain: None)
+    peers = SimpleNamespace(submit=lambda chain: None, moving={})
     submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), lambda: now)
     submissions.open()
     handle = submissions.new_handle(1)

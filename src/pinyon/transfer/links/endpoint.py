@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 
 from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.memory.region import Region
 from pinyon.transfer.path import Path
+from pinyon.transfer.request import Opcode
 from pinyon.transfer.segment import PeerId
 
 __all__ = ["Endpoint", "EndpointKey", "TryAgain"]
@@ -52,6 +54,19 @@ class Endpoint(ABC):
         Raises:
             TryAgain, WireError, OSError (the link broke), Stalled, DeadlineReached
         """
+
+    def move(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        """Move one small range between a local region, of host memory, and what ``key`` opens, without a chain.
+
+        Local memory is touched only while the memory table's lock says that the region is registered; so nobody waits
+        for this and nobody stops it but by ``abort``. The outcome ``SHUTDOWN``: it is not registered (any more).
+        None: nothing was done, a chain must ask first. An exception or a failure leaves the endpoint unusable.
+
+        Raises: like ``exchange``.
+        """
+        return None
 
     def abort(self) -> None:
         """Make its user stop soon; from any thread, any number of times."""

@@ -114,6 +114,9 @@ class TlsStream(Stream):
     def _set_timeout(self, timeout: float) -> None:
         self._sock.settimeout(timeout)
 
+    def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
+        self.send((buffer,), deadline)  # cut into records
+
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
         first = rest[0]
         if len(rest) == 1 or len(first) >= _JOIN_BYTES:
