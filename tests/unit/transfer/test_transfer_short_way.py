@@ -22,6 +22,7 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer.small import SMALL_BYTES
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -270,6 +271,7 @@ def test_a_link_that_the_peer_closed_while_it_lay_ready_is_replaced_silently(pai
     assert not any(one.failures for one in after.paths)
 
 
+@REPLACES_METHODS
 def test_bytes_that_were_changed_on_their_way_are_not_taken(make_tcp) -> None:
     pair = make_tcp(checksum="on")
     pair.far[:] = random.Random(3).randbytes(SIZE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.memory.region import Region
@@ -21,6 +23,7 @@ class TryAgain(Exception):
     """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint(ABC):
     """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from others."""
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
@@ -69,6 +71,7 @@ class _Waiter(Generic[E]):
         self.wake = threading.Condition(lock)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoints(ABC, Generic[E]):
     """The ``Transport`` methods of those transports. One with as many endpoints as it may have lets chains wait.
 

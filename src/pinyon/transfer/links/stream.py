@@ -39,9 +39,6 @@ class DeadlineReached(Exception):
 class Stream:
     """One thread uses a stream at a time; only ``abort`` may be called from another."""
 
-    _timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
-    """What a call raises when its tick ends without a byte."""
-
     def __init__(
         self,
         sock: socket.socket,
@@ -51,6 +48,8 @@ class Stream:
         clock: Clock = time.monotonic,
     ) -> None:
         self._sock = sock
+        self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
+        """What a call raises when its tick ends without a byte."""
         self._clock = clock
         self._tick_s = stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0

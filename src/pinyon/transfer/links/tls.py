@@ -77,7 +77,6 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 class TlsStream(Stream):
     """The same waits and bounds over an ``SSLSocket``, whose timeouts take the place of the kernel's."""
 
-    _timeouts = (TimeoutError, BlockingIOError)
     _sock: ssl.SSLSocket
 
     def __init__(
@@ -93,6 +92,7 @@ class TlsStream(Stream):
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
         # No polling: a record's bytes are no bytes of ours yet.
         super().__init__(wrapped, stall_s, buffer_bytes, clock=clock)
+        self._timeouts = (TimeoutError, BlockingIOError)
 
     def shake_hands(self, deadline: float) -> None:
         """
