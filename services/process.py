@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+import pinyon
 from pinyon.core.errors import DeadlineExceeded, Unavailable
 
 __all__ = ["INTERPRETER", "ROOT", "Child", "Interpreter", "Launch", "ServiceProcess", "child_environment"]
@@ -67,11 +68,12 @@ INTERPRETER = Interpreter()
 
 
 def child_environment(parent_pid: int) -> dict[str, str]:
-    """Of a process that ends with its parent and finds the same packages."""
+    """Of a process that ends with its parent and finds the same packages, compiled ones if these are."""
+    source = Path(pinyon.__file__).resolve().parent.parent
     return {
         **os.environ,
         "PINYON_PARENT_PID": str(parent_pid),
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))),
+        "PYTHONPATH": os.pathsep.join((str(source), str(ROOT), os.environ.get("PYTHONPATH", ""))),
         "PYTHONUNBUFFERED": "1",
     }
 

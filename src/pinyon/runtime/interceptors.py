@@ -20,6 +20,8 @@ from pinyon.runtime.logging import get_logger
 __all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_rpc", "error_from_status"]
 
 ERROR_METADATA_KEY = "pinyon-error-bin"
+ERROR_TEXT = 2000
+"""Letters of an error's message on the wire; peers take 8 KiB of headers."""
 
 _log = get_logger("rpc")
 
@@ -42,8 +44,10 @@ def error_from_status(code: str, details: str, metadata: Iterable[tuple[str, str
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: PinyonError) -> NoReturn:
-    detail = f"{error.field}: {error.message}" if error.field else error.message
-    metadata = ((ERROR_METADATA_KEY, error_to_proto(error).SerializeToString()),)
+    detail = (f"{error.field}: {error.message}" if error.field else error.message)[:ERROR_TEXT]
+    known = error_to_proto(error)
+    known.message = known.message[:ERROR_TEXT]
+    metadata = ((ERROR_METADATA_KEY, known.SerializeToString()),)
     await context.abort(getattr(grpc.StatusCode, error.grpc_code), detail, metadata)
     raise AssertionError("abort always raises")
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.front import Front
 from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.hello import ALPN, Speaker, who_speaks, who_speaks_tls
+from pinyon.runtime.http2.protocol import DEAD_TICKS, EXCUSED, Http2Protocol
 from pinyon.runtime.http2.wire import PREFACE, frame, settings
 from pinyon.runtime.identity import caller, peer_name
 from services.worker.callers import WORKER_CALLERS
@@ -63,8 +65,10 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class Running:
-    def __init__(self, tls: Any = None, sessions: bool = True, listen: str = "127.0.0.1:0") -> None:
-        self.worker = Worker()
+    def __init__(
+        self, tls: Any = None, sessions: bool = True, listen: str = "127.0.0.1:0", worker: Worker | None = None
+    ) -> None:
+        self.worker = worker or Worker()
         self.server = GrpcServer(listen, tls, sessions=sessions)
         self.server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, self.worker, SERVICE, WORKER_CALLERS)
         self.address = ""
@@ -254,30 +258,33 @@ def test_what_the_first_bytes_say() -> None:
     ours = Connection(lambda _: None).opening
     others = PREFACE + settings({3: 100, 4: 65535})
     for data, speaker in ((ours, Speaker.OURS), (others, Speaker.OTHER)):
-        until_known = [who_speaks(data[:size]) for size in range(len(PREFACE) + 9, len(data) + 1)]
-        assert until_known[-1] is speaker
-        assert set(until_known) <= {speaker, Speaker.UNKNOWN}
-        assert {who_speaks(data[:size]) for size in range(len(PREFACE) + 9)} == {Speaker.UNKNOWN}
+        wanted = len(PREFACE) + 9 + 6 * (4 if speaker is Speaker.OTHER else 5) - (12 if speaker is Speaker.OTHER else 0)
+        for size in range(len(data) + 1):
+            said = len(PREFACE) + 9 if size < len(PREFACE) + 9 else wanted if size < wanted else speaker
+            assert who_speaks(data[:size]) == said
     assert who_speaks(b"GET / HTTP/1.1\r\n") is Speaker.OTHER
     assert who_speaks(PREFACE + frame(6, 0, 0, b"12345678")) is Speaker.OTHER
     assert who_speaks(PREFACE + settings(dict.fromkeys(range(100), 1))) is Speaker.OTHER
 
 
-@pytest.mark.parametrize("protocols", [[ALPN, "h2"], ["h2"], ["grpc-exp", "h2", ALPN], []])
-def test_what_a_client_hello_says(protocols: list[str]) -> None:
-    """Of the one that the ssl library makes."""
-    import ssl
-
+def _client_hello(protocols: list[str]) -> bytes:
+    """What the ssl library says first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if protocols:
         context.set_alpn_protocols(protocols)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    session = context.wrap_bio(incoming, outgoing, server_hostname="decode-1.worker.pinyon")
+    outgoing = ssl.MemoryBIO()
+    session = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="decode-1.worker.pinyon")
     with suppress(ssl.SSLWantReadError):
         session.do_handshake()
-    hello = outgoing.read()
+    return outgoing.read()
+
+
+@pytest.mark.parametrize("protocols", [[ALPN, "h2"], ["h2"], ["grpc-exp", "h2", ALPN], []])
+def test_what_a_client_hello_says(protocols: list[str]) -> None:
+    hello = _client_hello(protocols)
     assert who_speaks_tls(hello, ALPN.encode()) is (Speaker.OURS if ALPN in protocols else Speaker.OTHER)
-    assert {who_speaks_tls(hello[:size], ALPN.encode()) for size in range(len(hello))} == {Speaker.UNKNOWN}
+    for size in range(len(hello)):
+        assert who_speaks_tls(hello[:size], ALPN.encode()) == (5 if size < 5 else len(hello))
     for at in range(5, len(hello)):  # whatever is wrong in it, nothing is raised
         for value in (0, 255):
             broken = hello[:at] + bytes((value,)) + hello[at + 1 :]
@@ -328,6 +335,65 @@ async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
         assert answer.endswith(b"push is off")
 
 
+@pytest.mark.parametrize("said", [b"P", PREFACE, b"\x16\x03\x01"])
+async def test_who_leaves_in_the_middle_of_its_first_words_holds_no_place(said: bytes) -> None:
+    async with Running() as running:
+        async with connected(running.address) as (_, writer):
+            writer.write(said)
+            await writer.drain()
+        await until(lambda: running.front.connections == 0)
+        assert not running.front._waiting
+
+
+async def test_handshakes_that_fail_leave_no_place_taken(tmp_path: Path) -> None:
+    """A load balancer with the wrong certificate dials every two seconds."""
+    authority = TestAuthority(tmp_path)
+    stranger = Channels(TestAuthority(tmp_path / "other").tls("lb", "lb-7"))
+    friend = Channels(authority.tls("lb", "lb-7"))
+    async with Running(authority.tls("worker", "decode-1")) as running:
+        for channels, name in ((stranger, "decode-1"), (friend, "decode-2")):
+            with pytest.raises(Unavailable):
+                await once(Dialed(running.address, METHOD, WAIT_S, channels.sessions_to(peer_name("worker", name))))
+        async with connected(running.address) as (reader, writer):
+            hello = _client_hello([ALPN])
+            writer.write(hello)
+            await reader.read(1)
+        await until(lambda: running.front.connections == 0)
+
+
+async def test_who_grpcio_has_closed_is_closed() -> None:
+    """However long it stays."""
+    async with Running() as running, connected(running.address) as (reader, writer):
+        writer.write(b"nonsense\r\n\r\n" * 10)
+        await read_all(reader)
+        await until(lambda: running.front.connections == 0)
+
+
+def test_settings_without_end_cost_no_more_than_some() -> None:
+    """hpack says every change of the table's size in the next block of headers."""
+    server = Connection(lambda _: None, lambda stream, fields, end: Kept())
+    server.receive(PREFACE + settings({}))
+    for size in range(1000):
+        server.receive(settings({1: size}))
+    assert len(server._encoder.table_size_changes) <= 2
+    assert len(server.headers(1, [(b"a", b"b")], end=False)) < 40
+
+
+async def test_a_server_that_listens_everywhere_is_reached_as_with_grpcio() -> None:
+    for listen, host in (("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("localhost:0", "localhost")):
+        async with Running(listen=listen) as running:
+            port = running.address.rpartition(":")[2]
+            assert await once(Dialed(f"{host}:{port}", METHOD, WAIT_S, Http2Channel)) == 1
+            if host == "127.0.0.1":
+                assert await once(Dialed(f"[::1]:{port}", METHOD, WAIT_S, Http2Channel)) == 1
+
+
+@pytest.mark.parametrize("name", ["no..dots", "a" * 64])
+async def test_a_name_that_cannot_be_one_is_nobody(name: str) -> None:
+    with pytest.raises(Unavailable):
+        await once(Dialed(f"{name}:80", METHOD, WAIT_S, Http2Channel))
+
+
 # -- peers that are not there any more
 
 
@@ -350,6 +416,46 @@ async def test_a_peer_that_falls_silent_is_gone_soon() -> None:
                 async with asyncio.timeout(WAIT_S):
                     await running
         assert dialed.connected
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.6])
+@pytest.mark.parametrize("answers", [True, False])
+async def test_silence_is_told_from_having_been_away(late_s: float, answers: bool) -> None:
+    """A loop that is late at every tick notices who is gone, too; and nobody is thought gone who was not asked."""
+    protocol, transport = Http2Protocol(Connection), FakeTransport()
+    protocol.connection_made(transport)  # type: ignore[arg-type]
+    looks = asked = 0
+    try:
+        while not transport.aborted and looks < 40:
+            looks += 1
+            protocol._tick.cancel()  # type: ignore[union-attr]
+            protocol._next_s = asyncio.get_running_loop().time() - late_s
+            protocol._look()
+            pings = transport.written.count(frame(6, 0, 0, bytes(8)))
+            if answers and pings > asked:
+                protocol.data_received(settings({}) if not asked else frame(6, 1, 0, bytes(8)))
+            asked = pings
+    finally:
+        protocol._tick.cancel()  # type: ignore[union-attr]
+    assert transport.aborted != answers
+    assert asked
+    if not answers:
+        assert looks == (DEAD_TICKS + 1 if not late_s else EXCUSED + 2)
 
 
 async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
@@ -389,6 +495,82 @@ async def test_calls_in_flight_end_with_the_server_and_not_before_their_time() -
             await asyncio.wait_for(draining, WAIT_S)
 
 
+async def test_what_was_said_last_arrives_though_the_server_ends() -> None:
+    """It is larger than a window, so it is under way when its handler has ended."""
+    text = "x" * (2 << 20)
+
+    class Last(Worker):
+        async def Session(self, _: Any, context: Any) -> None:
+            stream = Accepted[Answer, Ask](context, WAIT_S)
+            await stream.first(WAIT_S)
+            self.begun.set()
+            answer = Answer()
+            answer.updates.add().error.message = text
+            await stream.write(answer)
+
+    async with Running(worker=Last()) as running:
+        got: list[Answer] = []
+        goes_on = asyncio.Event()
+
+        async def take(answer: Answer) -> None:
+            got.append(answer)
+
+        async def says() -> AsyncIterator[Ask]:
+            yield Ask()
+            await goes_on.wait()
+
+        call = asyncio.ensure_future(
+            Dialed(running.address, METHOD, WAIT_S, Http2Channel).run(take, says())  # type: ignore[arg-type]
+        )
+        await running.worker.begun.wait()
+        await running.server.drain(WAIT_S)
+        await call
+        assert [each.updates[0].error.message == text for each in got] == [True]
+
+
+async def test_a_call_that_does_not_heed_its_end_does_not_hold_up_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pinyon.runtime.http2.server.FAREWELL_S", 0.05)
+    leave = asyncio.Event()
+
+    class Stubborn(Worker):
+        async def Session(self, _: Any, context: Any) -> None:
+            self.begun.set()
+            while not leave.is_set():
+                with suppress(asyncio.CancelledError):
+                    await leave.wait()
+            self.ended.set()
+
+    async with Running(worker=Stubborn()) as running:
+        call = asyncio.ensure_future(once(Dialed(running.address, METHOD, WAIT_S, Http2Channel)))
+        await running.worker.begun.wait()
+        with caplog.at_level(logging.WARNING):
+            async with asyncio.timeout(WAIT_S):
+                await running.server.drain(0)
+        assert "go on although" in caplog.text
+        with pytest.raises(Unavailable):
+            await call
+        leave.set()
+        await running.worker.ended.wait()
+
+
+async def test_empty_messages_that_nobody_takes_end_with_the_window() -> None:
+    connection = Connection(lambda _: None, lambda stream, fields, end: Kept(), stream_window=20_000)
+    said: list[bytes] = []
+    client = Connection(said.append)
+    stream = client.open(request_head(METHOD.path, "x", "http"), Kept())
+    connection.receive(client.opening + b"".join(said))
+    sent = 0
+    while connection.streams:
+        sent += 1
+        said.clear()
+        stream.send(b"")
+        stream.send_window = client.send_window = 1000  # whatever it is told
+        connection.receive(b"".join(said))
+    assert sent <= 20_000 / 5 + 1
+
+
 async def test_nothing_is_left_of_connections_of_either_kind() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -404,5 +586,6 @@ async def test_nothing_is_left_of_connections_of_either_kind() -> None:
             async with connected(running.address) as (_, writer):
                 writer.write(b"nonsense")
         await until(lambda: running.front.connections == 0 and descriptors() <= before)
-        assert not running.front._tasks
+        assert not running.front._handshakes
+        assert not running.front._relays
         assert not running.front._waiting

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
@@ -19,6 +18,7 @@ from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 from pinyon.runtime.interceptors import error_from_status
+from pinyon.runtime.logging import get_logger
 
 __all__ = ["CONNECT_S", "Http2Channel"]
 
@@ -26,6 +26,8 @@ CONNECT_S = 2.0
 """For all of it: name, TCP, TLS, and the peer's settings."""
 FAREWELL_S = 0.2
 """For the end of TLS, which is the peer's part, too."""
+
+_log = get_logger("http2")
 
 
 class Http2Channel:
@@ -95,6 +97,9 @@ class Http2Call(MessageStream):
             self.failed(error)
         except PinyonError as error:
             self._fail(error)
+        except Exception as error:  # a name that cannot be looked up, for one
+            _log.info("no connection to %s", address, exc_info=error)
+            self._fail(Unavailable(f"no connection to {address}: {error}"))
         finally:
             if not self._connected.done():
                 self._connected.set_result(self._stream is not None)
@@ -137,8 +142,7 @@ class Http2Call(MessageStream):
         """End the connection."""
         self._connecting.cancel()
         try:
-            with suppress(asyncio.CancelledError):
-                await self._connecting
+            await asyncio.wait({self._connecting})
             await self._disconnect()
         finally:
             self._let_go()

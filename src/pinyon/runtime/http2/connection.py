@@ -408,7 +408,7 @@ class Connection(Link):
         self._nothing()
         if flags & ACK:
             return
-        for name, value in struct.iter_unpack(">HI", payload):
+        for name, value in dict(struct.iter_unpack(">HI", payload)).items():  # the last one of each counts
             if name == INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
@@ -423,6 +423,9 @@ class Connection(Link):
                 self.send_frame = min(value, FRAME_BYTES)
             elif name == HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, HEADER_TABLE_BYTES)
+                changes = self._encoder.table_size_changes
+                if len(changes) > 2:  # hpack says all of them in the next block; the least and the last will do
+                    changes[:] = [min(changes), changes[-1]]
             elif name == MAX_CONCURRENT_STREAMS:
                 self.peer_streams_max = value
             elif name == ENABLE_PUSH and (value > 1 or (value and not self._server)):

@@ -8,6 +8,7 @@ A client is told apart by its first bytes, which are looked at and left where th
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -26,8 +27,8 @@ ACCEPTED_AT_ONCE = 64
 """Then others have their turn."""
 PAUSE_S = 0.5
 """After a failure to accept, such as for want of descriptors: what is there would fail again."""
-AGAIN_S = 0.01
-"""Until what has come in part is looked at again: it can be read all the time, so nobody says when more is there."""
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 _log = get_logger("http2")
 
@@ -55,22 +56,35 @@ class Front:
         self._listening: list[socket.socket] = []
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         """Who has not said yet who it is, and what ends that."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._relays: set[asyncio.Task[None]] = set()
         self.connections = 0
 
     def open(self, listen: str) -> int:
         """Listen; the port. Raises :class:`OSError`."""
         host, port = parse_address(listen)
+        missing: OSError | None = None
         try:
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, _, _, _, address in dict.fromkeys(found):
+            for family, name in _places(host, port):
                 port = port or (self._listening[0].getsockname()[1] if self._listening else 0)
-                both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()  # as grpcio does
-                bound = socket.create_server(
-                    (str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both
-                )
+                try:
+                    bound = socket.create_server(
+                        (name, port),
+                        family=family,
+                        backlog=BACKLOG,
+                        dualstack_ipv6=name == "::" and socket.has_dualstack_ipv6(),
+                    )
+                except OSError as error:
+                    if error.errno not in _NOT_HERE:
+                        raise
+                    missing = error  # a name may have addresses that this machine has not
+                    continue
                 bound.setblocking(False)
                 self._listening.append(bound)
+                if name == "::":  # IPv4, too
+                    break
+            if missing is not None and not self._listening:
+                raise missing
         except OSError:
             self.stop()
             raise
@@ -83,15 +97,18 @@ class Front:
             self._loop.remove_reader(bound)
             bound.close()
         self._listening.clear()
+        for task in list(self._handshakes):
+            task.cancel()
         for client in list(self._waiting):
             self._drop(client)
 
     async def close(self) -> None:
         self.stop()
-        for task in list(self._tasks):
+        tasks = [*self._handshakes, *self._relays]
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        if tasks:
+            await asyncio.wait(tasks)
 
     # -- who comes
 
@@ -147,33 +164,35 @@ class Front:
             self._drop(client)
             return
         speaker = who_speaks(data) if self._tls is None else who_speaks_tls(data, ALPN.encode())
-        if speaker is Speaker.UNKNOWN:
-            self._loop.call_later(AGAIN_S, self._look, client)
+        if not isinstance(speaker, Speaker):
+            if len(data) + 1 < client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
+                self._drop(client)  # it can be read, and not for what was waited for: nothing more comes
+                return
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, speaker)
+            self._loop.add_reader(client, self._look, client)
             return
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._waiting.pop(client).cancel()
-        task = self._loop.create_task(self._serve(client) if speaker is Speaker.OURS else self._relay(client))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        ours = speaker is Speaker.OURS
+        task = self._loop.create_task(self._serve(client) if ours else self._relay(client))
+        tasks = self._handshakes if ours else self._relays
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _serve(self, client: socket.socket) -> None:
-        made = False
-
-        def protocol() -> asyncio.Protocol:
-            nonlocal made
-            made = True
-            return self._server.protocol(self._over)
-
+        """Until it is the protocol's."""
+        protocol = self._server.protocol(self._over)
         try:
             with suppress(OSError):  # no TLS that fits, none in time, or the client left
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is None:
-                    await self._loop.connect_accepted_socket(protocol, client)
+                    await self._loop.connect_accepted_socket(lambda: protocol, client)
                 else:
                     await self._loop.connect_accepted_socket(
-                        protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._hello_s
+                        lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._hello_s
                     )
         finally:
-            if not made:
+            if not protocol.made:  # a handshake that fails never tells it
                 client.close()
                 self._over()
 
@@ -183,3 +202,11 @@ class Front:
         finally:
             client.close()
             self._over()
+
+
+def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """Where to listen, as grpcio has it: any address of IPv4 is any address. Raises :class:`OSError`."""
+    if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
+        return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")][: 2 if host == "0.0.0.0" else 1]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))

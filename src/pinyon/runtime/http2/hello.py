@@ -22,39 +22,37 @@ _SETTINGS_BYTES = 240
 class Speaker(Enum):
     OURS = auto()
     OTHER = auto()
-    UNKNOWN = auto()
-    """More must come."""
 
 
-def who_speaks(data: bytes) -> Speaker:
-    """``data`` is what has come so far, from the first byte on."""
+def who_speaks(data: bytes) -> Speaker | int:
+    """``data`` is what has come so far, from the first byte on; a number: so many bytes must be there to tell."""
     if not PREFACE.startswith(data[: len(PREFACE)]):
         return Speaker.OTHER
     at = len(PREFACE)
     if len(data) < at + HEAD_BYTES:
-        return Speaker.UNKNOWN
+        return at + HEAD_BYTES
     high, low, kind, _, _ = FRAME_HEAD.unpack_from(data, at)
-    size = (high << 8) | low
+    size: int = (high << 8) | low
     if kind != SETTINGS or size > _SETTINGS_BYTES:
         return Speaker.OTHER
     at += HEAD_BYTES
     if len(data) < at + size:
-        return Speaker.UNKNOWN
+        return at + size
     names = {int.from_bytes(data[each : each + 2], "big") for each in range(at, at + size, 6)}
     return Speaker.OURS if OURS in names else Speaker.OTHER
 
 
-def who_speaks_tls(data: bytes, protocol: bytes) -> Speaker:
+def who_speaks_tls(data: bytes, protocol: bytes) -> Speaker | int:
     """The same of a connection with TLS: whether its client offers ``protocol``."""
     if data[:1] != b"\x16":
-        return Speaker.OTHER if data else Speaker.UNKNOWN
+        return Speaker.OTHER if data else 5
     if len(data) < 5:
-        return Speaker.UNKNOWN
+        return 5
     size = int.from_bytes(data[3:5], "big")
     if 5 + size > LOOK_BYTES:
         return Speaker.OTHER
     if len(data) < 5 + size:
-        return Speaker.UNKNOWN
+        return 5 + size
     try:
         return Speaker.OURS if protocol in _protocols(data[5 : 5 + size]) else Speaker.OTHER
     except IndexError:  # not what it says it is: the handshake will tell

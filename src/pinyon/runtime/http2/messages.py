@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from pinyon.core.errors import ResourceExhausted
+from pinyon.runtime.http2.connection import MESSAGE_BYTES
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 
@@ -98,11 +100,15 @@ class MessageStream:
     # -- writing
 
     def push(self, message: Any) -> bool:
-        """Send it if the peer has room for it now, else do nothing."""
+        """Send it if the peer has room for it now, else do nothing. Raises :class:`ResourceExhausted` for one that is
+        too large."""
         stream = self._stream
         if stream is None or stream.closed or stream.local_closed or stream.blocked or self._protocol.paused:
             return False
-        stream.send(self._encode(message))
+        encoded = self._encode(message)
+        if len(encoded) > MESSAGE_BYTES:
+            raise ResourceExhausted(f"a message of {len(encoded)} bytes: {MESSAGE_BYTES} are taken")
+        stream.send(encoded)
         return True
 
     async def write(self, message: Any) -> None:
@@ -143,7 +149,8 @@ class MessageStream:
         try:
             doing = self._take(self._next())
         except BaseException as error:
-            waiting.set_exception(error)
+            stops = isinstance(error, StopIteration)  # which no future takes
+            waiting.set_exception(RuntimeError(repr(error)) if stops else error)
             if not isinstance(error, Exception):
                 raise
             return

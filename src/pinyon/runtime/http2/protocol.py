@@ -16,6 +16,8 @@ PING_TICKS = 1
 """After so long a silence the peer is asked whether it is there."""
 DEAD_TICKS = 5
 """After so long a silence it is gone: 1.25 to 1.5 s, as gRPC's connections between services have it."""
+EXCUSED = 2
+"""Times in a row that it may have been us who were away: what the peer said meanwhile is about to be read."""
 UNREAD_BYTES = 8 << 20
 """A peer that lets so much lie is gone, too: it takes messages of 4 MiB, and all but one wait for their turn."""
 
@@ -38,6 +40,9 @@ class Http2Protocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._silent = 0
         """Ticks since something came."""
+        self._asked = False
+        """Since then."""
+        self._excused = 0
         self._next_s = 0.0
         self._tick: asyncio.TimerHandle | None = None
         self._gone = ""
@@ -58,7 +63,8 @@ class Http2Protocol(asyncio.Protocol):
         self._set_tick()
 
     def data_received(self, data: bytes) -> None:
-        self._silent = 0
+        self._silent = self._excused = 0
+        self._asked = False
         if self._gone:
             return
         try:
@@ -120,12 +126,14 @@ class Http2Protocol(asyncio.Protocol):
         if self.transport.get_write_buffer_size() > UNREAD_BYTES:
             self.abort("the peer reads too slowly")
             return
-        if late_s > TICK_S:  # it was us who were away: what the peer said meanwhile is about to be read
+        if late_s > TICK_S and self._excused < EXCUSED:
+            self._excused += 1
             return
-        self._silent += 1
-        if self._silent > DEAD_TICKS:
+        self._silent += 1 + int(late_s / TICK_S)
+        if self._silent > DEAD_TICKS and self._asked:
             self.abort("the peer is silent")
-        elif self._silent == PING_TICKS + 1 and not self._gone:
+        elif self._silent > PING_TICKS and not self._asked and not self._gone:
+            self._asked = True
             self.connection.ping()
 
 

@@ -24,7 +24,7 @@ def real_peer(peer: str) -> str:
 async def relay(client: socket.socket, behind: tuple[str, int]) -> None:
     """Until either side has gone, and what it said before is passed on. Closes nothing but its own connection."""
     loop = asyncio.get_running_loop()
-    front, back = _Side(loop), _Side(loop)
+    front, back = _Side(loop, half_closes=True), _Side(loop, half_closes=False)
     front.other, back.other = back, front
     name = ""
     try:
@@ -55,7 +55,9 @@ def _grpc_name(address: tuple[str, int]) -> str:
 class _Side(asyncio.Protocol):
     other: _Side
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, half_closes: bool) -> None:
+        """``half_closes``: one that sends nothing more may wait for what the other one says; else it is gone."""
+        self._half_closes = half_closes
         self.lost: asyncio.Future[None] = loop.create_future()
         self.transport: asyncio.Transport | None = None
         self._early = b""
@@ -70,24 +72,24 @@ class _Side(asyncio.Protocol):
             if other._early:
                 self.transport.write(other._early)
                 other._early = b""
-            if other._ended:
-                self.transport.write_eof()
-            else:
+            if not other.transport.is_closing():
                 other.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self.other.transport is not None:
-            self.other.transport.write(data)
+        other = self.other.transport
+        if other is not None:
+            if not other.is_closing():
+                other.write(data)
             return
         self._early += data
         cast("asyncio.Transport", self.transport).pause_reading()
 
     def eof_received(self) -> bool:
         self._ended = True
-        other = self.other
-        if other.transport is not None and not other.transport.is_closing():
-            other.transport.write_eof()
-        return not other._ended
+        other = self.other.transport
+        if self._half_closes and other is not None and not other.is_closing():
+            other.write_eof()
+        return self._half_closes
 
     def pause_writing(self) -> None:
         if self.other.transport is not None:

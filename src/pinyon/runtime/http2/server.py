@@ -24,6 +24,8 @@ __all__ = ["Http2Server", "SessionContext"]
 
 IDLE_S = 10.0
 """A connection without a stream is ended after this long."""
+FAREWELL_S = 1.0
+"""For calls that were cancelled to end."""
 LINGER_S = 5.0
 """So long a peer may take to read what was said before the end of a call."""
 
@@ -127,11 +129,12 @@ class ServerProtocol(Http2Protocol):
     """One client's connection."""
 
     def __init__(self, server: Http2Server, done: Callable[[], None]) -> None:
-        super().__init__(self._made, lost=self._gone_)
+        super().__init__(self._made, self._close_if_done, self._gone_)
         self._server = server
         self._done = done
         self._idle_since_s = self._loop.time()
         self.contexts: set[SessionContext] = set()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
         self.peer = ""
         self.identities: Sequence[bytes] | None = None
 
@@ -147,6 +150,8 @@ class ServerProtocol(Http2Protocol):
             self.identities = _names(secured.getpeercert())
         super().connection_made(transport)
         self._server.protocols.add(self)
+        if self._server.draining:
+            self.close("the server has ended")
 
     def _look(self) -> None:
         if self.contexts:
@@ -170,10 +175,15 @@ class ServerProtocol(Http2Protocol):
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
         context.task = None
-        if self._server.draining and not self.contexts:
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        """In a drain, when all was said and sent."""
+        if self._server.draining and not self.contexts and not self.connection.streams:
             self.close("the server has ended")
 
     def _gone_(self) -> None:
+        self.gone.set_result(None)
         self._server.protocols.discard(self)
         self._done()
 
@@ -203,19 +213,23 @@ class Http2Server:
     async def drain(self, seconds: float) -> None:
         """Take no more streams, let those there are end for ``seconds``, then end them."""
         self.draining = True
+        until_s = asyncio.get_running_loop().time() + seconds
         for each in list(self.protocols):
             each.connection.leave()
-            if not each.contexts:
-                each.close("the server has ended")
+            each._close_if_done()
         tasks = self._tasks()
         if tasks and seconds > 0:
             await asyncio.wait(tasks, timeout=seconds)
         tasks = self._tasks()
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if tasks and (await asyncio.wait(tasks, timeout=FAREWELL_S))[1]:
+            _log.warning("calls go on although they were cancelled; their connections are closed")
         await asyncio.sleep(0)  # their last words are written
+        gone = [each.gone for each in self.protocols]
+        left_s = min(LINGER_S, until_s - asyncio.get_running_loop().time())
+        if gone and left_s > 0:  # peers that have not read all yet
+            await asyncio.wait(gone, timeout=left_s)
         for each in list(self.protocols):
             each.close("the server has ended")
 

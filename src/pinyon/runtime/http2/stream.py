@@ -16,6 +16,8 @@ Field = tuple[bytes, bytes]
 """Name and value of a header."""
 
 PREFIX_BYTES: Final = 5
+KEPT_BYTES: Final = 64
+"""What a message that is kept takes beside its own bytes: empty ones count, too."""
 _PREFIX: Final = struct.Struct(">BI")
 """Before each message of gRPC: whether it is compressed, and its length."""
 _HEADS: Final = struct.Struct(">HBBBIBI")
@@ -243,7 +245,7 @@ class Stream:
             following = at + PREFIX_BYTES + size
             if following > end:
                 break
-            self._held += size
+            self._held += size + KEPT_BYTES
             self.receiver.message(data[at + PREFIX_BYTES : following])
             at = following
             if self.closed:
@@ -257,7 +259,7 @@ class Stream:
 
     def taken(self, nbytes: int) -> None:
         """A message of so many bytes is done with: its room is free."""
-        self._held -= nbytes
+        self._held -= nbytes + KEPT_BYTES
         self._grant()
 
     def _grant(self) -> None:
