@@ -20,7 +20,7 @@ from tests.chaos.victims import Pace
 from tests.forks import forked
 
 SEED = "4711"
-PACE = Pace(calm_s=1.0, after_s=2.0)
+PACE = Pace(calm_s=1.0, after_s=1.0)
 STRIKES = {
     "split": [
         ("conductor", "kill"),
