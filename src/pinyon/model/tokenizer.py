@@ -7,12 +7,17 @@ so no hop converts.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# A text at a time: threads of the library's own would only wait.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 from tokenizers import Tokenizer as _RustTokenizer
 
 from pinyon.core.errors import InvalidArgument
@@ -134,7 +139,7 @@ class HfTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
         utf8(text)
-        return np.array(self._marked.encode(text, add_special_tokens=add_special_tokens).ids, dtype="<u4")
+        return _ids(self._marked, text, add_special_tokens)
 
     def encode_plain(self, text: str, *, goes_on: bool = False) -> TokenArray:
         """Like :meth:`encode`, but nothing in ``text`` becomes a special token: ``<|im_end|>`` is ten characters.
@@ -143,7 +148,7 @@ class HfTokenizer:
         """
         utf8(text)
         tokenizer = self._inner if goes_on else self._plain
-        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype="<u4")
+        return _ids(tokenizer, text, False)
 
     @cached_property
     def around(self) -> tuple[TokenArray, TokenArray]:
@@ -196,6 +201,12 @@ def utf8(text: str) -> bytes:
     if len(data) > TEXT_BYTES_MAX:
         raise InvalidArgument(f"text has {len(data)} bytes, at most {TEXT_BYTES_MAX} are allowed", field="prompt")
     return data
+
+
+def _ids(tokenizer: _RustTokenizer, text: str, add_special_tokens: bool) -> TokenArray:
+    """The batch of one is what reckons no places of tokens in the text: a quarter less CPU, the same tokens."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return np.array(encoding.ids, dtype="<u4")
 
 
 def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _RustTokenizer:
