@@ -320,7 +320,13 @@ def _as_json(points: Sequence[_Point], stats: TransferStats) -> dict[str, Any]:
     return {
         "points": [vars(point) for point in points],
         "paths": [
-            {**one.path._asdict(), "bytes": one.nbytes, "chains": one.chains, "failures": one.failures}
+            {
+                **one.path._asdict(),
+                "bytes": one.nbytes,
+                "chains": one.chains,
+                "short": one.short,
+                "failures": one.failures,
+            }
             for one in stats.paths
         ],
         "retries": stats.retries,
@@ -344,8 +350,9 @@ def _show(points: Sequence[_Point], stats: TransferStats) -> None:
         )
     console.print(table)
     paths = Table(box=None, pad_edge=False, title="\npaths", title_justify="left")
-    for column in ("transport", "NIC here", "NIC there", "GB", "share", "failures"):
-        paths.add_column(column, justify="right" if column in ("GB", "share", "failures") else "left", no_wrap=True)
+    for column in ("transport", "NIC here", "NIC there", "GB", "share", "chains", "short way", "failures"):
+        left = column in ("transport", "NIC here", "NIC there")
+        paths.add_column(column, justify="left" if left else "right", no_wrap=True)
     total = sum(one.nbytes for one in stats.paths) or 1
     for one in sorted(stats.paths, key=lambda one: -one.nbytes):
         failures = ", ".join(f"{count} {reason}" for reason, count in sorted(one.failures.items())) or "none"
@@ -353,6 +360,7 @@ def _show(points: Sequence[_Point], stats: TransferStats) -> None:
             *(one.path.transport, one.path.local_nic or "-", one.path.remote_nic or "-"),
             f"{one.nbytes / 1e9:.2f}",
             f"{one.nbytes / total:.0%}",
+            *(str(one.chains), str(one.short)),
             failures,
         )
     console.print(paths)

@@ -193,6 +193,11 @@ def _per_path(stats: TransferStats) -> Iterator[Metric]:
     retries = CounterMetricFamily(
         "pinyon_transfer_path_retries", "Chains that failed here and went on elsewhere", labels=_PATH_LABELS
     )
+    short = CounterMetricFamily(
+        "pinyon_transfer_path_short",
+        "Chains that were one small request and went the short way, by their caller",
+        labels=_PATH_LABELS,
+    )
     failures = CounterMetricFamily(
         "pinyon_transfer_path_failures", "Chains that failed because of the path", labels=[*_PATH_LABELS, "reason"]
     )
@@ -201,10 +206,11 @@ def _per_path(stats: TransferStats) -> Iterator[Metric]:
         labels = list(one.path)
         moved.add_metric(labels, one.nbytes)
         retries.add_metric(labels, one.retries)
+        short.add_metric(labels, one.short)
         for reason, count in one.failures.items():
             failures.add_metric([*labels, reason], count)
         seconds.add_metric(labels, _cumulative(one.latency_buckets), one.latency_sum_s)
-    yield from (moved, retries, failures, seconds)
+    yield from (moved, retries, short, failures, seconds)
 
 
 def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:

@@ -35,8 +35,9 @@ class Connection(Endpoint):
         self._frame_id = 0
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
-        self._outbox = memoryview(bytearray(INBOX_BYTES))
-        """A small WRITE, whole: local memory is touched while it is copied here, not while the link is slow."""
+        self._outbox = memoryview(bytearray())
+        """A small WRITE, whole: local memory is touched while it is copied here, not while the link is slow. There from
+        the first one on."""
 
     def exchange(self, chain: Chain) -> Outcome:
         """One frame there, one answer back."""
@@ -78,6 +79,8 @@ class Connection(Endpoint):
             good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
         else:
             outbox = self._outbox
+            if not outbox:
+                outbox = self._outbox = memoryview(bytearray(INBOX_BYTES))
             wire.pack_frame_of_one_into(
                 outbox, 0, wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
             )
