@@ -1,210 +1,273 @@
-"""What the load balancer and the conductor add to a request, against an engine that computes nothing.
+"""What the load balancer and the conductor cost a request, in one run with vllm-router (cache-aware).
 
-A: a client speaks to a worker directly, over one long-lived stream. B: an HTTP client speaks to the load balancer,
-which asks the conductor and streams from the same worker. Added latency is B - A; CPU is what load balancer and
-conductor used, per request, by the scheduler's accounting. Both alternate within one run.
+Workers compute nothing, prompts take them no time, and further tokens come one each millisecond, as from the stub
+servers behind the other router. Half of each prompt is one of 64 shared beginnings, the other half is its own: no
+prompt comes twice. CPU is what load balancer and conductor (or the other router) used per request with 16 at once, by
+the scheduler's accounting. Added latency is against a client that speaks to a worker (or to a stub) itself, one request
+at a time. All take turns. Beside it: what tokens and block keys are of that CPU, and what one token costs each service
+while 64 streams are served.
+
+Ours tokenizes, makes keys, predicts and admits. The other router asks its servers for tokens, and chooses by characters
+where they have none: both are measured, with as many servers as ours has workers, and the aim is by the cheaper one.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import gc
 import itertools
-import random
-import statistics
-import string
 import tempfile
-import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import numpy as np
+import uvloop
 
-from bench.load import HttpClient, Sample, cpu_seconds, http_request, run_closed_loop
+from bench.e2e_cluster import WORKERS, Extra, our_cluster, pids_of
+from bench.e2e_items import tokens_and_keys
+from bench.e2e_model import make_model, words
+from bench.e2e_sides import CONCURRENCY, DirectTaker, HttpTaker, Taker
+from bench.e2e_streams import STREAMS, TOKEN_GAP_S, token_price
+from bench.load import cpu_seconds, run_closed_loop
+from bench.peers import PeerUnavailable
 from bench.report import Aim, Report, parser, percentile, progress, summary
-from pinyon.api.common.v1 import common_pb2
-from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.runtime.channel import CHANNEL_OPTIONS
-from pinyon.runtime.outbox import Outbox
-from services.cluster import ClusterSpec, LocalCluster
+from bench.router_prompts import GROUPS, STREAMED_TOKENS, Prompts
+from bench.router_sides import PEERS, Side, peer_side, running_stubs
+from services.cluster import LocalCluster
+from services.scrape import Scrape
 
-# production-stack (vLLM project), round robin, CPU microseconds per request with two instant backends on a machine with
-# two cores; 8 KB and 32 KB prompts, not streaming and streaming. Published figures, not measured in this run.
-PRODUCTION_STACK_CPU_US = {(8, False): 732, (32, False): 1222, (8, True): 757, (32, True): 1205}
-SIZES_KB = (8, 32)
-PROMPT_KB = 512
-"""Text of all prompts together: as many tokens as half of one instance's KV blocks, so that nothing is evicted."""
-MAX_TOKENS = {False: 1, True: 16}
-
-
-class DirectClient:
-    """One Session stream to a worker, as a load balancer holds it."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._call: Any = worker_pb2_grpc.WorkerServiceStub(self._channel).Session()
-        self._waiting: dict[int, tuple[asyncio.Future[None], list[float]]] = {}
-        self._ids = itertools.count(1)
-        self._outbox: Outbox[worker_pb2.Submission] = Outbox(4096)
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
-
-    async def _write(self) -> None:
-        while True:  # a gRPC call takes one write at a time
-            await self._call.write(worker_pb2.SessionRequest(submissions=await self._outbox.take_all()))
-
-    async def _read(self) -> None:
-        async for message in self._call:
-            now = time.perf_counter()
-            for update in message.updates:
-                future, times = self._waiting[update.stream_id]
-                times.append(now)
-                if update.finish_reason:
-                    del self._waiting[update.stream_id]
-                    if update.HasField("error"):
-                        future.set_exception(RuntimeError(update.error.message))
-                    else:
-                        future.set_result(None)
-
-    async def send(self, tokens: bytes, max_tokens: int) -> Sample:
-        number = next(self._ids)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        times: list[float] = []
-        self._waiting[number] = (future, times)
-        submission = worker_pb2.Submission(
-            stream_id=number,
-            request_id=f"direct-{number}",
-            prompt_tokens_le32=tokens,
-            sampling=common_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        )
-        started = time.perf_counter()
-        self._outbox.put(submission)
-        await asyncio.wait_for(future, 30)
-        return Sample(times[0] - started, times[-1] - started)
-
-    async def close(self) -> None:
-        self._call.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._channel.close(None)
+ROUTER = "vllm_router"
+BARE, TOKENS = ROUTER, f"{ROUTER}_tokens"
+"""Behind it are servers that do not tokenize, and servers that do."""
+CPU_AIM = 1.5
+"""Of the peer's."""
+ADDED_AIM_US = 300.0
+TOKEN_AIM_US = 25.0
+SIZES_KB = (32, 8)
+"""The large ones fill the workers' caches first: from then on, blocks are evicted as in service."""
+FILL_REQUESTS = 256
+QUICK_FILL_REQUESTS = 96
+STUB_CHUNKS = 1 << 16
+"""Nothing depends on what the stubs' caches hold."""
+KINDS = ("conductor", "worker", "lb")
 
 
-def prompts(random_: random.Random, size_kb: int, count: int) -> list[str]:
-    """Half of each prompt is one of four shared beginnings, the rest is its own."""
-    letters = string.ascii_letters + " "
-    half = size_kb * 512
-    shared = ["".join(random_.choices(letters, k=half)) for _ in range(4)]
-    return [shared[index % 4] + "".join(random_.choices(letters, k=half)) for index in range(count)]
+@dataclass(frozen=True)
+class Suite:
+    """Which cells one cluster of ours is there for."""
+
+    tokenizer: str
+    tls: bool
+    cells: Sequence[tuple[int, bool]]
+    """Kilobytes of prompt, and whether the answer is streamed."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.tokenizer}{'_tls' if self.tls else ''}"
 
 
-async def measure(cluster: LocalCluster, size_kb: int, stream: bool, quick: bool, seed: int) -> dict[str, Any]:
-    """Alternating repetitions of direct and through, at concurrency 1 and 16."""
-    repetitions = 3 if quick else 7
-    count = 60 if quick else 300
-    random_ = random.Random(seed)
-    texts = prompts(random_, size_kb, PROMPT_KB // size_kb)
-    lb = cluster.services["lb-0"]
-    host = lb.endpoints["http"]
-    max_tokens = MAX_TOKENS[stream]
-    model = cluster.spec.served_model_name or "pinyon-tiny"
-    bodies = [
-        http_request(
-            host,
-            "/v1/completions",
-            {"model": model, "prompt": text, "max_tokens": max_tokens, "stream": stream, "temperature": 0,
-             "ignore_eos": True},
-        )
-        for text in texts
-    ]  # fmt: skip
-    tokens = [np.frombuffer(text.encode(), dtype=np.uint8).astype("<u4").tobytes() for text in texts]
-    pids = [lb.pid, cluster.services["conductor"].pid]
-    direct = DirectClient(cluster.services["mixed-0"].endpoints["grpc"])
-    clients = [HttpClient(host) for _ in range(16)]
-    turn = itertools.count()
+def suites(quick: bool) -> list[Suite]:
+    if quick:
+        return [Suite("bytes", False, ((8, False), (8, True))), Suite("bpe", True, ((8, False),))]
+    cells = list(itertools.product(SIZES_KB, (False, True)))
+    return [Suite(tokenizer, tls, cells) for tokenizer in ("bytes", "bpe") for tls in (False, True)]
 
-    async def through(number: int) -> Sample:
-        return await clients[number].send(bodies[next(turn) % len(bodies)])
 
-    async def straight(_: int) -> Sample:
-        return await direct.send(tokens[next(turn) % len(tokens)], max_tokens)
+async def turn(taker: Taker, concurrency: int, count: int, figures: dict[str, list[float]]) -> None:
+    """``count`` requests, so many at once; adds to the figures."""
+    following = iter(taker.prepare(count))
+    gc.collect()
+    before = {name: cpu_seconds([pid]) for name, pid in taker.pids.items()}
+    samples = await run_closed_loop(lambda number: taker.send(number, next(following)), count, concurrency)
+    if concurrency > 1:
+        total = 0.0
+        for name, pid in taker.pids.items():
+            each = (cpu_seconds([pid]) - before[name]) / count * 1e6
+            figures.setdefault(f"cpu_{name}_us_per_request", []).append(each)
+            total += each
+        figures.setdefault("cpu_us_per_request", []).append(total)
+        return
+    for percent in (50, 99):
+        for what, values in (
+            ("first", [sample.first_byte_s for sample in samples]),
+            ("whole", [sample.total_s for sample in samples]),
+        ):
+            figures.setdefault(f"{what}_p{percent}_us", []).append(percentile(values, percent) * 1e6)
 
-    figures: dict[str, list[float]] = {}
 
-    def note(key: str, value: float) -> None:
-        figures.setdefault(key, []).append(value)
+async def compare(takers: Sequence[Taker], quick: bool) -> dict[str, dict[str, list[float]]]:
+    """By side, what each repetition measured."""
+    repetitions, alone, together = (2, 40, 100) if quick else (4, 40, 160)
+    figures: dict[str, dict[str, list[float]]] = {taker.name: {} for taker in takers}
+    for taker in takers:
+        await turn(taker, CONCURRENCY if taker.pids else 1, GROUPS if quick or not taker.pids else 2 * GROUPS, {})
+    for _ in range(repetitions):
+        for taker in takers:
+            await turn(taker, 1, alone, figures[taker.name])
+            if taker.pids:
+                await turn(taker, CONCURRENCY, together, figures[taker.name])
+    return figures
 
+
+def told(mine: Mapping[str, list[float]], without: Mapping[str, list[float]], stream: bool) -> dict[str, Any]:
+    """A side's CPU, and what it adds to the latency of what it stands in front of."""
+    found: dict[str, Any] = {name: summary(each) for name, each in mine.items() if name.startswith("cpu")}
+    for what, percent in itertools.product(("first", "whole") if stream else ("whole",), (50, 99)):
+        key = f"{what}_p{percent}_us"
+        added = [one - other for one, other in zip(mine[key], without[key], strict=True)]
+        found[f"added_{key}"] = summary(added)
+        found[key] = summary(mine[key])
+    return found
+
+
+async def measure(
+    suite: Suite, cluster: LocalCluster, peers: Mapping[str, Side], cell: tuple[int, bool], quick: bool, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of one cell, ours and the peers'."""
+    size_kb, stream = cell
+
+    def prompts(side: str) -> Prompts:
+        return Prompts(f"{seed} {suite.name} {side}", size_kb << 10, stream, words)
+
+    ours = HttpTaker(
+        "pinyon", prompts("ours"), [cluster.services["lb-0"].endpoints["http"]], pids_of(cluster),
+        cluster.access.ssl_context(),
+    )  # fmt: skip
+    takers: list[Taker] = [ours, DirectTaker(prompts("direct"), cluster)]
+    takers += [HttpTaker(name, prompts(name), [peer.address], {"router": peer.pid}) for name, peer in peers.items()]
+    takers += [HttpTaker("stubs", prompts("stubs"), peer.stubs) for peer in list(peers.values())[:1]]
+    before = counted(cluster)
     try:
-        await run_closed_loop(through, 100, 4)
-        await run_closed_loop(straight, 100, 4)
-        for _ in range(repetitions):
-            gc.collect()
-            for concurrency in (1, 16):
-                one = await run_closed_loop(straight, count // (4 if concurrency == 1 else 1), concurrency)
-                before = cpu_seconds(pids)
-                split = [cpu_seconds([pid]) for pid in pids]
-                other = await run_closed_loop(through, count // (4 if concurrency == 1 else 1), concurrency)
-                cpu = (cpu_seconds(pids) - before) / len(other) * 1e6
-                parts = [
-                    (cpu_seconds([pid]) - start) / len(other) * 1e6 for pid, start in zip(pids, split, strict=True)
-                ]
-                for percent in (50, 99):
-                    low = percentile([sample.total_s for sample in one], percent) * 1e6
-                    high = percentile([sample.total_s for sample in other], percent) * 1e6
-                    note(f"c{concurrency}_direct_p{percent}_us", low)
-                    note(f"c{concurrency}_through_p{percent}_us", high)
-                    note(f"c{concurrency}_added_p{percent}_us", high - low)
-                note(f"c{concurrency}_cpu_us_per_request", cpu)
-                note(f"c{concurrency}_cpu_lb_us_per_request", parts[0])
-                note(f"c{concurrency}_cpu_conductor_us_per_request", parts[1])
+        figures = await compare(takers, quick)
     finally:
-        await direct.close()
-        for client in clients:
-            client.close()
-    return {key: summary(values) for key, values in figures.items()}
+        for taker in takers:
+            await taker.close()
+    asked, cached, fallbacks = [now - then for now, then in zip(counted(cluster), before, strict=True)]
+    result = told(figures["pinyon"], figures["direct"], stream)
+    result |= tokens_and_keys(cluster, prompts("items"), 20 if quick else 100)
+    result |= {"cached_ratio": round(cached / asked, 3), "placed_without_conductor": fallbacks}
+    return result, {name: told(figures[name], figures["stubs"], stream) for name in peers}
 
 
-async def run(quick: bool, seed: int) -> Report:
-    config = {
-        "engine": "instant", "backends": 2, "max_tokens": {"not_streaming": 1, "streaming": 16},
-        "concurrency": [1, 16], "seed": seed, "quick": quick,
-    }  # fmt: skip
-    report = Report("e2e", config)
-    with tempfile.TemporaryDirectory() as logs:
-        spec = ClusterSpec(
-            prefill=0,
-            decode=0,
-            mixed=2,
-            stores=0,
-            engine="instant",
-            pool_blocks=32768,
-            log_level="warning",
-            extra={"conductor": ("--ttft-slo-ms", "0")},  # before the first report, an instant engine is thought slow
-        )
-        with LocalCluster(spec, Path(logs)) as cluster:
-            for size_kb in SIZES_KB:
-                for stream in (False, True):
-                    name = f"{size_kb}kb_{'stream' if stream else 'whole'}"
-                    result = await measure(cluster, size_kb, stream, quick, seed)
-                    report.results[name] = result
-                    published = PRODUCTION_STACK_CPU_US[size_kb, stream]
-                    report.baseline[name] = {"production_stack_published_cpu_us_per_request": published}
-                    measured = result["c16_cpu_us_per_request"]["median"]
-                    report.aims.append(Aim(f"{name}: CPU of lb + conductor, us per request", published / 2, measured))
-                    progress(
-                        f"{name}: CPU {measured:.0f} us per request (aim < {published / 2:.0f}), "
-                        f"added p50 {result['c1_added_p50_us']['median']:.0f} us, "
-                        f"p99 {result['c1_added_p99_us']['median']:.0f} us"
-                    )
+def counted(cluster: LocalCluster) -> tuple[float, float, float]:
+    """Prompt tokens, those of them that were reused, and placements without the conductor, all so far."""
+    names = ("prompt_tokens", "cached_tokens", "fallback_placements")
+    scrape = Scrape(cluster, ("lb-0",))
+    one, other, third = (scrape.total(f"pinyon_lb_{name}_total") for name in names)
+    return one, other, third
+
+
+def aims_of(name: str, ours: Mapping[str, Any], peers: Mapping[str, Any], tls: bool, unavailable: str) -> list[Aim]:
+    cpu = ours["cpu_us_per_request"]["median"]
+    text = f"{name}: CPU of lb + conductor, us per request, {CPU_AIM} x vllm-router's"
+    if peers:
+        best = min(each["cpu_us_per_request"]["median"] for each in peers.values())
+        items = f"{ours['tokens_us_per_request']:.0f} are tokens and {ours['keys_us_per_request']:.0f} keys"
+        plain = "; vllm-router without TLS, which it does not have" if tls else ""
+        aims = [Aim(text, round(CPU_AIM * best, 1), cpu, reason=items + plain)]
+    else:
+        aims = [Aim(text, 0.0, None, reason=unavailable)]
+    for what in ("first", "whole"):
+        if (added := ours.get(f"added_{what}_p50_us")) is not None:
+            aims.append(Aim(f"{name}: added p50 of the {what}, us", ADDED_AIM_US, added["median"]))
+    return aims
+
+
+async def run(quick: bool, seed: int, extra: Extra) -> Report:
+    report = Report(
+        "e2e",
+        {
+            "shared_beginnings": GROUPS, "streamed_tokens": STREAMED_TOKENS, "concurrency": [1, CONCURRENCY],
+            "streams": STREAMS, "seed": seed, "quick": quick, "peer": PEERS[ROUTER][0], "extra": dict(extra),
+        },
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as temporary, running_stubs(2) as stubs, contextlib.ExitStack() as stack:
+        folder = Path(temporary)
+        models: dict[str, Path | None] = {"bytes": None, "bpe": make_model(folder / "model")}
+        peers, unavailable = {}, ""
+        try:
+            for name, own in zip((BARE,) if quick else (BARE, TOKENS), stubs, strict=False):
+                peers[name] = stack.enter_context(peer_side(ROUTER, own[:WORKERS], folder))
+                peers[name].resize(STUB_CHUNKS)
+            peers[BARE].bare()
+        except (PeerUnavailable, RuntimeError) as error:
+            unavailable = str(error)
+            report.baseline[ROUTER] = {"unavailable": unavailable}
+            peers.clear()
+        for suite in suites(quick):
+            with our_cluster(folder, models[suite.tokenizer], tls=suite.tls, extra=extra) as cluster:
+                await fill(cluster, suite, seed, QUICK_FILL_REQUESTS if quick else FILL_REQUESTS)
+                for cell in suite.cells:
+                    name = f"{suite.name}_{cell[0]}kb_{'stream' if cell[1] else 'whole'}"
+                    ours, others = await measure(suite, cluster, peers, cell, quick, seed)
+                    report.results[name] = ours
+                    report.baseline[name] = others
+                    report.aims += aims_of(name, ours, others, suite.tls, unavailable)
+                    tell(name, ours, others)
+        for tls in (False,) if quick else (False, True):
+            with our_cluster(folder, None, tls=tls, token_gap_s=TOKEN_GAP_S, extra=extra) as cluster:
+                name = f"bytes{'_tls' if tls else ''}_{STREAMS}_streams"
+                prompts = Prompts(f"{seed} tokens", 1024, True, words)
+                price = await token_price(cluster, prompts, 112 if quick else 256, 1 if quick else 3)
+                report.results[name] = price
+                report.aims += [
+                    Aim(f"{name}: CPU of {who}, us per token", TOKEN_AIM_US, price[f"{who}_us_per_token"]["median"])
+                    for who in ("lb", "worker")
+                ]
+                progress(f"{name}: {price}")
     return report
 
 
+async def fill(cluster: LocalCluster, suite: Suite, seed: int, count: int) -> None:
+    """The workers' caches, so that whatever comes next evicts something."""
+    prompts = Prompts(f"{seed} {suite.name} fill", max(SIZES_KB) << 10, False, words)
+    host = cluster.services["lb-0"].endpoints["http"]
+    taker = HttpTaker("fill", prompts, [host], context=cluster.access.ssl_context())
+    try:
+        await turn(taker, CONCURRENCY, count, {})
+    finally:
+        await taker.close()
+
+
+def tell(name: str, ours: Mapping[str, Any], peers: Mapping[str, Any]) -> None:
+    parts = " + ".join(f"{ours[f'cpu_{who}_us_per_request']['median']:.0f} {who}" for who in ("lb", "conductor"))
+    others = "".join(
+        f"; {who}: {each['cpu_us_per_request']['median']:.0f} us, added p50 {each['added_whole_p50_us']['median']:.0f}"
+        for who, each in peers.items()
+    )
+    items = f"{ours['tokens_us_per_request']:.0f} tokens, {ours['keys_us_per_request']:.0f} keys"
+    progress(
+        f"{name}: CPU {ours['cpu_us_per_request']['median']:.0f} us ({parts}; {items}), "
+        f"added p50 {ours['added_whole_p50_us']['median']:.0f}, reused {ours['cached_ratio']}{others}"
+    )
+
+
+def extra_of(choices: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """``KIND:OPTION=VALUE`` each; ``all`` is every kind. Raises ``ValueError``."""
+    found: dict[str, tuple[str, ...]] = {}
+    for choice in choices:
+        kind, _, rest = choice.partition(":")
+        option, equals, value = rest.partition("=")
+        if kind not in (*KINDS, "all") or not option or not equals:
+            raise ValueError(f"not all, {', '.join(KINDS)} and :OPTION=VALUE: {choice!r}")
+        for each in KINDS if kind == "all" else (kind,):
+            found[each] = (*found.get(each, ()), f"--{option}", value)
+    return found
+
+
 def main() -> None:
-    arguments = parser(__doc__).parse_args()
-    report = asyncio.run(run(arguments.quick, arguments.seed))
-    medians = [values["c16_cpu_us_per_request"]["median"] for values in report.results.values()]
-    report.results["mean_cpu_us_per_request"] = round(statistics.fmean(medians), 1)
-    report.emit()
+    options = parser(__doc__)
+    options.add_argument(
+        "--extra", action="append", default=[], metavar="KIND:OPTION=VALUE",
+        help="an option for our services: kind all, lb, conductor or worker",
+    )  # fmt: skip
+    arguments = options.parse_args()
+    try:
+        extra = extra_of(arguments.extra)
+    except ValueError as error:
+        options.error(str(error))
+    uvloop.run(run(arguments.quick, arguments.seed, extra)).emit()
 
 
 if __name__ == "__main__":

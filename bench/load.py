@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,18 +64,19 @@ async def http_answer(address: str, request: bytes) -> dict[str, Any]:
 
 
 class HttpClient:
-    """One keep-alive connection."""
+    """One keep-alive connection; with ``context`` by TLS."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
+        self._context = context
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def send(self, request: bytes) -> Sample:
         """Send, read the whole answer; anything but 200 raises RuntimeError."""
         if self._writer is None or self._reader is None:
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port, ssl=self._context)
         reader = self._reader
         started = time.perf_counter()
         self._writer.write(request)

@@ -20,13 +20,22 @@ class PeerUnavailable(Exception):
     """The peer cannot be installed or loaded here; the text says why."""
 
 
-def peer_python(requirement: str, module: str, hint: str = "", home: Path = _HOME, also: Sequence[str] = ()) -> Path:
+def peer_python(
+    requirement: str,
+    module: str,
+    hint: str = "",
+    home: Path = _HOME,
+    also: Sequence[str] = (),
+    *,
+    alone: bool = False,
+) -> Path:
     """The interpreter of an environment that holds ``requirement`` (``name==version``); made on first use.
 
     Args:
         module: what must import there, else the peer counts as unavailable.
         hint: added to the reason when it does not (a system package that it needs).
         also: further requirements, of what asks it.
+        alone: without what it depends on, but for ``also``.
 
     Raises:
         PeerUnavailable
@@ -46,6 +55,7 @@ def peer_python(requirement: str, module: str, hint: str = "", home: Path = _HOM
             "--disable-pip-version-check",
             "--progress-bar",
             "off",
+            *(("--no-deps",) if alone else ()),
         ]
         _call([*pip, requirement, *also], _INSTALL_S, f"cannot install {requirement}")
         complete.touch()

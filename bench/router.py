@@ -27,11 +27,11 @@ from typing import Any
 from bench.load import HttpClient, cpu_seconds, http_request, run_closed_loop
 from bench.peers import PeerUnavailable
 from bench.report import Aim, Report, number, parser, percentile, progress, summary
+from bench.router_prompts import GROUPS, Prompts
 from bench.router_sides import PEERS, SERVERS, Side, peer_side, pinyon_side, running_stubs
 from bench.router_stub import CHUNK_BYTES, MODEL
 
 SIZES_KB = (8, 32)
-GROUPS = 64
 CONCURRENCY = 16
 CACHE_HALVES = 96
 """A server's cache holds so many halves of prompts: enough for its share of the beginnings, and not for all."""
@@ -47,34 +47,13 @@ ADDED_AIM_US = 400.0
 QUICK_MEMORY_S = 5.0
 
 
-class Prompts:
-    """Request bodies, each once."""
-
-    def __init__(self, seed: int, size_bytes: int, stream: bool) -> None:
-        self._random = random.Random(f"{seed} {size_bytes} {stream}")
-        self._half = size_bytes // 2
-        self._stream = stream
-        self._shared = [self._text(self._half) for _ in range(GROUPS)]
-
-    def _text(self, size: int) -> str:
-        return self._random.randbytes(size // 2).hex()
-
-    def take(self, host: str, count: int) -> list[bytes]:
-        bodies: list[dict[str, object]] = [
-            {"model": MODEL, "prompt": self._random.choice(self._shared) + self._text(self._half),
-             "max_tokens": 16 if self._stream else 1, "stream": self._stream, "temperature": 0}
-            for _ in range(count)
-        ]  # fmt: skip
-        return [http_request(host, "/v1/completions", body) for body in bodies]
-
-
 async def turn(side: Side, prompts: Prompts, count: int, figures: dict[str, list[float]]) -> None:
     """One repetition of one side."""
     clients = [HttpClient(side.entry(number_)) for number_ in range(CONCURRENCY)]
     turns = itertools.count()
     try:
         for concurrency in (1, CONCURRENCY):
-            requests = prompts.take(side.address, count // 2 if concurrency == 1 else count)
+            requests = prompts.requests(side.address, count // 2 if concurrency == 1 else count)
             following = iter(requests)
             gc.collect()
             cpu_s = cpu_seconds([side.pid]) if side.pid else 0.0

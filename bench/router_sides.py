@@ -1,4 +1,4 @@
-"""The routers that ``bench/router.py`` measures, as processes in front of stub servers of their own."""
+"""The routers that are measured beside each other, as processes in front of stub servers of their own."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ class Side:
         """Caches are empty, and hold so much from here on."""
         for stub in self.stubs:
             _get(f"http://{stub}/resize/{chunks}")
+
+    def bare(self) -> None:
+        """Servers do not tokenize for the router any more."""
+        for stub in self.stubs:
+            _get(f"http://{stub}/bare")
 
     def release(self) -> None:
         for stub in self.stubs:

@@ -1,11 +1,12 @@
-"""Inference servers that compute nothing, for ``bench/router.py``: several in one process, each with a model of a
-prefix cache, which says what of each prompt a real one would have had.
+"""Inference servers that compute nothing, behind routers that are measured: several in one process, each with a model
+of a prefix cache, which says what of each prompt a real one would have had.
 
 ``python -m bench.router_stub SERVERS`` prints their ports as JSON; GET ``/resize/CHUNKS`` empties a server's cache and
 says what it holds from then on. A request's field ``stub_hold`` makes a
 stream of it that goes on until somebody GETs ``/release``. Prompts are what is posted to ``/v1/completions``.
-``/tokenize`` is answered as by vLLM, for vllm-router chooses by tokens and asks a server for them; anything else, such
-as ``/v1/completions/render`` that it tries first, is not there, as with a vLLM that was started without more.
+``/tokenize`` is answered as by vLLM, for vllm-router chooses by tokens and asks servers for them, unless GET ``/bare``
+took it away: then it chooses by characters. Anything else, such as ``/v1/completions/render`` that it tries first, is
+not there, as with a vLLM that was started without more.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Stub:
         self.chunks = chunks
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.running = self.most = self.requests = self.others = self.asked = self.hits = 0
+        self.tokenizes = True
         self.released = asyncio.Event()
 
     def serve(self, body: bytes) -> dict[str, Any]:
@@ -88,6 +90,9 @@ class Stub:
             return 200, json.dumps({name: getattr(self, name) for name in names}).encode()
         if path == b"/release":
             self.released.set()
+            return 200, b"{}"
+        if path == b"/bare":
+            self.tokenizes = False
             return 200, b"{}"
         if path.startswith(b"/resize/"):
             self.chunks = int(path.rpartition(b"/")[2])
@@ -131,7 +136,8 @@ class Connection(asyncio.Protocol):
                 continue
             if target != b"/v1/completions":
                 self._stub.others += 1
-                self._whole(*(tokenized(body) if target == b"/tokenize" else (404, b'{"detail":"Not Found"}')))
+                known = target == b"/tokenize" and self._stub.tokenizes
+                self._whole(*(tokenized(body) if known else (404, b'{"detail":"Not Found"}')))
                 continue
             values = self._stub.serve(body)
             if values.get("stream"):

@@ -1,8 +1,12 @@
-"""The transfer engine beside Mooncake's and beside the limits: plain sockets, process_vm_readv, memcpy.
+"""The transfer engine beside Mooncake's and NIXL's and beside the limits: plain sockets, process_vm_readv, memcpy.
 
 Each system is a pair of processes on loopback (memcpy: one process). In a repetition every system moves the same
 blocks between memories of the same kind, in an order that rotates; ratios are formed within a repetition. Sources get
-new bytes for each repetition, and what arrived is compared once per system and point, outside the timed part.
+new bytes for each repetition, and what arrived is compared once per system and point, outside the timed part. Where
+there is a C compiler the way of small transfers is compiled, as in the container image; ``--python`` measures it as it
+is in the sources.
+
+``--fig12`` is another measurement: Fig. 12 of the Mooncake paper (see ``transfer_fig12``).
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import transfer_fig12
 from bench.peers import PeerUnavailable, peer_python
 from bench.report import Report, parser, progress
 from bench.transfer_figures import (
     MIB,
+    NIXL_SHM,
+    NIXL_TCP,
     OPCODES,
     OURS,
     PEER,
@@ -34,10 +41,16 @@ from bench.transfer_figures import (
     figures,
     show,
 )
-from bench.transfer_pair import Pair, System, SystemFailed
+from bench.transfer_pair import ROOT, Pair, System, SystemFailed
+from tools.compiled_modules import COMPILED
+from tools.compiled_tree import Lacking, make_tree
 
 PICTURES = Path(__file__).resolve().parent / "results"
 MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13"
+NIXL = "nixl-cu12==1.5.1"
+"""With its UCX. What it depends on beside NumPy is PyTorch with CUDA, which it does without on host memory."""
+NUMPY = "numpy>=2"
+WAY = ("core/compiled.py", *(each for each in COMPILED if each.startswith("transfer/")))
 
 
 @dataclass(frozen=True)
@@ -52,8 +65,8 @@ class Effort:
     quick: bool
 
 
-FULL = Effort(most=7, least=5, budget_s=270.0, limit_s=330.0, quick=False)
-QUICK = Effort(most=3, least=1, budget_s=34.0, limit_s=34.0, quick=True)
+FULL = Effort(most=7, least=5, budget_s=330.0, limit_s=420.0, quick=False)
+QUICK = Effort(most=3, least=1, budget_s=45.0, limit_s=45.0, quick=True)
 
 
 def measure_all(pairs: dict[System, Pair], measured: Measured, effort: Effort, seed: int, started: float) -> None:
@@ -83,16 +96,35 @@ def measure_all(pairs: dict[System, Pair], measured: Measured, effort: Effort, s
         progress(f"{opcode} {point.label}: {done} repetitions, {time.monotonic() - started:.0f} s so far")
 
 
+def where_pinyon_is(*, python: bool) -> tuple[Path, str]:
+    """The folder to import it from, and what it is: compiled, or Python and why."""
+    if python:
+        return ROOT / "src", "Python, as was asked for"
+    tree = ROOT / ".cache" / "bench" / "compiled-transfer"
+    try:
+        if make_tree(tree, patterns=WAY):
+            progress(f"compiled the way of small transfers into {tree}")
+    except Lacking as error:
+        return ROOT / "src", f"Python: {error}"
+    return tree, "compiled"
+
+
+def python_of(system: System) -> Path:
+    """The interpreter that has the system. Raises :class:`PeerUnavailable`."""
+    if system == PEER:
+        return peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
+    if system in (NIXL_SHM, NIXL_TCP):
+        return peer_python(NIXL, "nixl_cu12._api", also=(NUMPY,), alone=True)
+    return Path(sys.executable)
+
+
 def start(
-    systems: Iterable[System], nbytes: int, logs: Path, pairs: dict[System, Pair], missing: dict[str, str]
+    systems: Iterable[System], nbytes: int, logs: Path, src: Path, pairs: dict[System, Pair], missing: dict[str, str]
 ) -> None:
     """Fill ``pairs`` with those that can run here; ``missing`` gets the reason of the others."""
     for system in systems:
         try:
-            python = Path(sys.executable)
-            if system == PEER:
-                python = peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
-            pairs[system] = Pair(system, python, nbytes, logs)
+            pairs[system] = Pair(system, python_of(system), nbytes, logs, src)
         except (PeerUnavailable, SystemFailed) as error:
             missing[system.name] = str(error)
             progress(f"without {system.label}: {error}")
@@ -107,7 +139,14 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", choices=[system.name for system in SYSTEMS], help="these systems")
     options.add_argument("--pictures", type=Path, default=PICTURES, help="folder for the SVG files")
+    options.add_argument("--python", action="store_true", help="the sources as they are, nothing compiled")
+    options.add_argument("--fig12", action="store_true", help="Fig. 12 of the Mooncake paper instead")
+    options.add_argument("--gigabytes", type=float, default=40.0, help="most of --fig12, default 40")
     arguments = options.parse_args()
+    src, kind = where_pinyon_is(python=arguments.python)
+    if arguments.fig12:
+        transfer_fig12.measure(arguments, src, kind, python_of)
+        return
     effort = QUICK if arguments.quick else FULL
     wanted = [system for system in SYSTEMS if system.in_quick or not effort.quick]
     if arguments.only:
@@ -121,7 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
         pairs: dict[System, Pair] = {}
         stack.callback(close, pairs)
-        start(wanted, nbytes, Path(logs), pairs, measured.missing)
+        start(wanted, nbytes, Path(logs), src, pairs, measured.missing)
         measure_all(pairs, measured, effort, arguments.seed, started)
     show(measured)
     draw(measured, arguments.pictures)
@@ -133,6 +172,8 @@ def main() -> None:
             "repetitions_least": min(repetitions, default=0),
             "repetitions_most": max(repetitions, default=0),
             "mooncake": MOONCAKE,
+            "nixl": NIXL,
+            "pinyon": kind,
             "memory_bytes": nbytes,
             "load_before": round(load, 2),
             "duration_s": round(time.monotonic() - started, 1),

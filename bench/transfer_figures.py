@@ -42,18 +42,18 @@ SMALL = [size for size in SINGLES if size < MIB]
 TCP = System("pinyon_tcp", "pinyon tcp, checksum on", "bench.transfer_pinyon", "tcp,on")
 SHM = System("pinyon_shm", "pinyon shm", "bench.transfer_pinyon", "shm")
 AUTO = System("pinyon_auto", "pinyon auto", "bench.transfer_pinyon", "auto")
-UNCHECKED = System(
-    "pinyon_tcp_checksum_off", "pinyon tcp, checksum off", "bench.transfer_pinyon", "tcp,off", in_quick=False
-)
+UNCHECKED = System("pinyon_tcp_checksum_off", "pinyon tcp, checksum off", "bench.transfer_pinyon", "tcp,off")
 PEER = System("mooncake", "Mooncake tcp", "bench.transfer_peer", "")
+NIXL_SHM = System("nixl_shm", "NIXL, shared memory", "bench.transfer_nixl", "shm")
+NIXL_TCP = System("nixl_tcp", "NIXL, tcp", "bench.transfer_nixl", "tcp")
 SOCKETS = [
     System("sockets", "plain sockets", "bench.transfer_raw", "1"),
     System("sockets_2", "plain sockets, 2 connections", "bench.transfer_raw", "2", large_only=True),
-    System("sockets_4", "plain sockets, 4 connections", "bench.transfer_raw", "4", large_only=True, in_quick=False),
+    System("sockets_4", "plain sockets, 4 connections", "bench.transfer_raw", "4", large_only=True),
 ]
 PROCESS_VM = System("process_vm", "process_vm_readv/writev", "bench.transfer_raw", "process_vm")
 MEMCPY = System("memcpy", "memcpy", "bench.transfer_raw", "memcpy", processes=1)
-SYSTEMS = [TCP, SHM, AUTO, UNCHECKED, PEER, *SOCKETS, PROCESS_VM, MEMCPY]
+SYSTEMS = [TCP, UNCHECKED, SHM, AUTO, PEER, NIXL_TCP, NIXL_SHM, *SOCKETS, PROCESS_VM, MEMCPY]
 OURS = (TCP, SHM, AUTO, UNCHECKED)
 
 
@@ -141,6 +141,13 @@ RATIOS: dict[str, tuple[System, System | None, str]] = {
     "tcp_to_sockets_cpu": (TCP, SOCKETS[0], "cpu_s_per_gb"),
     "shm_to_process_vm_throughput": (SHM, PROCESS_VM, "throughput_gb_s"),
     "shm_to_memcpy_throughput": (SHM, MEMCPY, "throughput_gb_s"),
+    "tcp_off_to_mooncake_throughput": (UNCHECKED, PEER, "throughput_gb_s"),
+    "tcp_off_to_mooncake_p50": (UNCHECKED, PEER, "p50_us"),
+    "tcp_off_to_best_sockets_throughput": (UNCHECKED, None, "throughput_gb_s"),
+    "tcp_to_nixl_p50": (TCP, NIXL_TCP, "p50_us"),
+    "tcp_to_nixl_throughput": (TCP, NIXL_TCP, "throughput_gb_s"),
+    "shm_to_nixl_p50": (SHM, NIXL_SHM, "p50_us"),
+    "shm_to_nixl_throughput": (SHM, NIXL_SHM, "throughput_gb_s"),
     "auto_to_mooncake_throughput": (AUTO, PEER, "throughput_gb_s"),
     "checksum_on_to_off_throughput": (TCP, UNCHECKED, "throughput_gb_s"),
 }
@@ -178,19 +185,24 @@ def aims(measured: Measured) -> list[Aim]:
         out.append(Aim(text, target, None, at_most, "; ".join(reasons) or "not measured"))
 
     for opcode in OPCODES:
-        aim(f"tcp {opcode} / Mooncake, 1 MiB and more, least", "tcp_to_mooncake_throughput", opcode, large, 2.0)
-    for opcode in OPCODES:
-        name = f"tcp {opcode} / plain sockets, 1 MiB and more, least"
-        aim(name, "tcp_to_sockets_throughput", opcode, large, 0.9)
-        aim(f"{name}, best of 1, 2, 4 connections", "tcp_to_best_sockets_throughput", opcode, large, 0.9)
+        aim(f"tcp {opcode} / Mooncake, 1 MiB and more, least", "tcp_to_mooncake_throughput", opcode, large, 1.3)
+        aim(f"tcp {opcode} / 1 connection, 1 MiB and more, least", "tcp_to_sockets_throughput", opcode, large, 0.9)
+        for mode, ratio in (("on", "tcp"), ("off", "tcp_off")):
+            name = f"tcp {opcode}, checksum {mode} / best of 1, 2, 4 connections, 1 MiB and more, least"
+            aim(name, f"{ratio}_to_best_sockets_throughput", opcode, large, 0.9)
     for batch, size in BATCHES[:2]:
         for opcode in OPCODES:
             point = Point(batch, size)
-            aim(f"tcp {opcode} {point.name} / Mooncake", "tcp_to_mooncake_throughput", opcode, [point], 2.0)
+            for mode, ratio in (("on", "tcp"), ("off", "tcp_off")):
+                name = f"tcp {opcode} {point.name}, checksum {mode} / Mooncake"
+                aim(name, f"{ratio}_to_mooncake_throughput", opcode, [point], 2.0)
     for size in SMALL:
         for opcode in OPCODES:
             point = Point(1, size)
-            aim(f"tcp {opcode} {point.name} p50 / Mooncake", "tcp_to_mooncake_p50", opcode, [point], 1.0, True)
+            for mode, ratio in (("on", "tcp"), ("off", "tcp_off")):
+                name = f"tcp {opcode} {point.name} p50, checksum {mode} / Mooncake"
+                aim(name, f"{ratio}_to_mooncake_p50", opcode, [point], 1.0, True)
+        aim(f"shm read {Point(1, size).name} p50 / NIXL", "shm_to_nixl_p50", READ, [Point(1, size)], 3.0, True)
     for opcode in OPCODES:
         aim(f"shm {opcode} / process_vm, 1 MiB and more, least", "shm_to_process_vm_throughput", opcode, large, 0.85)
     for opcode in OPCODES:
@@ -223,7 +235,7 @@ def show(measured: Measured) -> None:
 
 def draw(measured: Measured, folder: Path) -> None:
     """The four pictures, into ``folder``."""
-    one_each = [TCP, SHM, AUTO, PEER, SOCKETS[0], PROCESS_VM, MEMCPY]
+    one_each = [TCP, SHM, AUTO, PEER, SOCKETS[0], PROCESS_VM, MEMCPY, NIXL_TCP, NIXL_SHM]
 
     def panel(title: str, opcode: str, points: list[Point], systems: Iterable[System], figure: str) -> Panel:
         rows = []
@@ -236,7 +248,7 @@ def draw(measured: Measured, folder: Path) -> None:
     singles = [Point(1, size) for size in SINGLES]
     small = [Point(1, size) for size in SMALL]
     batches = [Point(batch, size) for batch, size in BATCHES]
-    few = [TCP, SHM, PEER, SOCKETS[0], PROCESS_VM]
+    few = [TCP, SHM, PEER, SOCKETS[0], PROCESS_VM, NIXL_TCP, NIXL_SHM]
     folder.mkdir(parents=True, exist_ok=True)
     for name, title, unit, panels, joined in (
         ("throughput", "Single transfers", "GB/s (median, least, most)",

@@ -41,14 +41,16 @@ class SystemFailed(Exception):
 class Side:
     """One process, asked in JSON lines."""
 
-    def __init__(self, python: Path, system: System, role: str, nbytes: int, address: Any, log: Path) -> None:
+    def __init__(
+        self, python: Path, system: System, role: str, nbytes: int, address: Any, log: Path, src: Path
+    ) -> None:
         self._log = log
         self._rest = b""
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [str(python), "-m", system.module, role, str(nbytes), system.option, json.dumps(address)],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(src), str(ROOT)))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -102,17 +104,18 @@ class Sample:
 class Pair:
     """A system's processes."""
 
-    def __init__(self, system: System, python: Path, nbytes: int, logs: Path) -> None:
+    def __init__(self, system: System, python: Path, nbytes: int, logs: Path, src: Path = ROOT / "src") -> None:
+        """``src``: where pinyon is, in Python or compiled."""
         self._sides: dict[str, Side] = {}
         self._nbytes = nbytes
         try:
             address: Any = {}
             if system.processes == 2:
                 log = logs / f"{system.name}-target.log"
-                self._sides[TARGET] = Side(python, system, TARGET, nbytes, {}, log)
+                self._sides[TARGET] = Side(python, system, TARGET, nbytes, {}, log, src)
                 address = self._sides[TARGET].answer()["address"]
             log = logs / f"{system.name}-initiator.log"
-            self._sides[INITIATOR] = Side(python, system, INITIATOR, nbytes, address, log)
+            self._sides[INITIATOR] = Side(python, system, INITIATOR, nbytes, address, log, src)
             self._sides[INITIATOR].answer()
         except BaseException:
             self.close()

@@ -22,9 +22,10 @@ __all__ = ["PURE", "REPLACES_METHODS", "run_on_compiled"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TREES = ROOT / ".cache" / "compiled"
-UNIT = ("batching", "core", "decisions", "eviction", "paging", "placement", "routing", "simulator")
+UNIT = ("batching", "core", "decisions", "eviction", "paging", "placement", "routing", "simulator", "transfer")
 PROPERTY = (
     *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
+    "http2_connection",
     *("lb_queue", "lb_rates", "lb_roster", "store_objects", "store_switch"),
 )
 PURE = (

@@ -1,4 +1,5 @@
-"""Which modules mypyc compiles: pure ones that decide often, and what stays Python of them with the reason.
+"""Which modules mypyc compiles: pure ones that decide often and the way of small transfers, and what stays Python of
+them with the reason.
 
 Paths are below ``src/pinyon``. A module that is not named here is not compiled, a new one in a room that is named is.
 """
@@ -19,6 +20,13 @@ COMPILED = (
     "decisions/*.py",
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     "store/objects.py",
+    *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
+    *(f"transfer/{name}.py" for name in ("batch", "slicing", "small", "spans", "stats", "submissions")),
+    *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
+    *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
+    "transfer/paths/short_way.py",
+    "transfer/transports/tcp/*.py",
+    *(f"transfer/transports/shm/{name}.py" for name in ("server", "transport", "wire")),
 )
 
 # Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
@@ -33,6 +41,7 @@ LEFT_OUT = {
     "decisions/instance.py": "as decisions/front.py",
     "eviction/lru.py": "an OrderedDict does its work, and policies in Python derive from it",
     "eviction/hazard_table.py": "NumPy does its work",
+    "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
     "eviction/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -98,7 +99,9 @@ class ReportIntake:
         if message.HasField("snapshot"):
             changed = True
             resync = await self._apply_snapshot(reporter, message.snapshot) is Intake.GAP
-        async for delta in self._by_turns(reporter, message.deltas):
+        for number, delta in enumerate(message.deltas):
+            if number and number % STEP_PARTS == 0:
+                await self._others_turn(reporter)
             changed = True
             taken = await self._apply_delta(reporter, delta)
             if taken is Intake.APPLIED:
@@ -107,24 +110,20 @@ class ReportIntake:
                 resync = True
                 break
         now_s = self._clock()
-        for measured in message.prefills[-MEASUREMENTS_MAX:]:
-            if measured.compute_us <= MEASURED_US_MAX:
-                self._fleet.learn_prefill(
-                    state, measured.computed_tokens, measured.prefix_tokens, measured.compute_us * 1e-6, now_s
-                )
-        self._learn_fetches(state, message.prefills[-MEASUREMENTS_MAX:], now_s)
-        async for told in self._by_turns(reporter, message.first_tokens):
-            self._first_token(reporter, told)
-        inflight = self._fleet.inflight
-        async for request_id in self._by_turns(reporter, message.begun_decode_request_ids):
-            inflight.begin_decode(request_id, state)
-        over = frozenset(message.ended_prefill_request_ids)
-        async for request_id in self._by_turns(reporter, message.begun_prefill_request_ids):
-            inflight.begin_prefill(request_id, state, now_s, 0.0 if request_id in over else None)
-        async for request_id in self._by_turns(reporter, message.ended_prefill_request_ids):
-            inflight.end_prefill(request_id, state, now_s)
-        async for request_id in self._by_turns(reporter, message.ended_decode_request_ids):
-            inflight.end_decode(request_id, state)
+        if message.prefills:
+            self._learn(state, message.prefills[-MEASUREMENTS_MAX:], now_s)
+        inflight, ended_prefills = self._fleet.inflight, message.ended_prefill_request_ids
+        if message.first_tokens:
+            await self._in_turns(reporter, message.first_tokens, partial(self._first_tokens, state))
+        if message.begun_decode_request_ids:
+            await self._in_turns(reporter, message.begun_decode_request_ids, partial(inflight.begin_decodes, state))
+        if message.begun_prefill_request_ids:
+            begin = partial(inflight.begin_prefills, state, now_s, frozenset(ended_prefills))
+            await self._in_turns(reporter, message.begun_prefill_request_ids, begin)
+        if ended_prefills:
+            await self._in_turns(reporter, ended_prefills, partial(inflight.end_prefills, state, now_s))
+        if message.ended_decode_request_ids:
+            await self._in_turns(reporter, message.ended_decode_request_ids, partial(inflight.end_decodes, state))
         if resync:
             self._metrics.gaps.inc()
         if message.leaving:
@@ -142,31 +141,48 @@ class ReportIntake:
             response.resync |= every > had
         return response
 
-    def _learn_fetches(
+    def _learn(self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float) -> None:
+        self._fleet.learn_prefills(
+            state,
+            [
+                (each.computed_tokens, each.prefix_tokens, each.compute_us * 1e-6)
+                for each in prefills
+                if each.compute_us <= MEASURED_US_MAX
+            ],
+            now_s,
+        )
+        self._fleet.learn_transfers(state, self._fetches(state, prefills, now_s), now_s)
+
+    def _fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
-    ) -> None:
-        """By source where the worker told them apart, else as sums, which tell of the worker alone. What it says of a
-        source is believed if a placement had it fetch as much from there."""
-        measured = []
+    ) -> list[tuple[int, float, InstanceState | None]]:
+        """Bytes, seconds and by source where the worker told them apart, else as sums, which tell of the worker alone.
+        What it says of a source is believed if a placement had it fetch as much from there."""
+        measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
             if prefill.fetches:
                 spans = prefill.fetches[-SPANS_MAX:]
                 measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in spans]
-            else:
+            elif prefill.fetched_bytes:
                 measured.append((prefill.fetched_bytes, prefill.fetch_us, ""))
+        believed: list[tuple[int, float, InstanceState | None]] = []
         for size, us, source_id in measured[-MEASUREMENTS_MAX:]:
             if us > MEASURED_US_MAX or size > FETCHED_BYTES_MAX:
                 continue
-            source = self._fleet.get(source_id)
+            source = self._fleet.get(source_id) if source_id else None
             if not source_id or (source is not None and self._planned.came(state, source, size, now_s)):
-                self._fleet.learn_transfer(state, size, us * 1e-6, now_s, source)
+                believed.append((size, us * 1e-6, source))
+        return believed
 
-    def _first_token(self, reporter: Reporter, told: conductor_pb2.FirstTokenMeasurement) -> None:
-        if self._log is None or told.ttft_us > MEASURED_US_MAX:
+    def _first_tokens(self, state: InstanceState, told: Sequence[conductor_pb2.FirstTokenMeasurement]) -> None:
+        if self._log is None:
             return
-        logged = self._log.measured(told.placement_number, first_token_from_proto(told), reporter.state)
-        if logged is not None and logged.seen is not None:
-            self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, told.ttft_us * 1e-6)
+        for each in told:
+            if each.ttft_us > MEASURED_US_MAX:
+                continue
+            logged = self._log.measured(each.placement_number, first_token_from_proto(each), state)
+            if logged is not None and logged.seen is not None:
+                self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, each.ttft_us * 1e-6)
 
     async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
         packed = key_sample(check_keys(snapshot.keys, "snapshot.keys"), reporter.every)
@@ -190,23 +206,27 @@ class ReportIntake:
     async def _apply_delta(self, reporter: Reporter, delta: conductor_pb2.CacheDelta) -> Intake:
         stored = key_sample(check_keys(delta.stored_keys, "deltas.stored_keys"), reporter.every)
         removed = key_sample(check_keys(delta.removed_keys, "deltas.removed_keys"), reporter.every)
+        if len(stored) + len(removed) <= STEP_BYTES:
+            return self._fleet.index.apply_delta(reporter.state, delta.seq, stored, removed)
         steps = [(stored[at : at + STEP_BYTES], b"") for at in range(0, len(stored), STEP_BYTES)]
         steps += [(b"", removed[at : at + STEP_BYTES]) for at in range(0, len(removed), STEP_BYTES)]
         taken = Intake.APPLIED
-        for number, (new, gone) in enumerate(steps or [(b"", b"")]):
-            if number and len(stored) + len(removed) > STEP_BYTES:
+        for number, (new, gone) in enumerate(steps):
+            if number:
                 await self._others_turn(reporter)
             taken = self._fleet.index.apply_delta(reporter.state, delta.seq, new, gone, more=number > 0)
             if taken is not Intake.APPLIED:
                 return taken
         return taken
 
-    async def _by_turns(self, reporter: Reporter, parts: Sequence[Part]) -> AsyncIterator[Part]:
+    async def _in_turns(
+        self, reporter: Reporter, parts: Sequence[Part], take: Callable[[Sequence[Part]], object]
+    ) -> None:
         """Of a report that has many, others get the loop in between."""
-        for number, part in enumerate(parts):
-            if number and number % STEP_PARTS == 0:
-                await self._others_turn(reporter)
-            yield part
+        take(parts[:STEP_PARTS])
+        for at in range(STEP_PARTS, len(parts), STEP_PARTS):
+            await self._others_turn(reporter)
+            take(parts[at : at + STEP_PARTS])
 
     async def _others_turn(self, reporter: Reporter) -> None:
         await asyncio.sleep(0)

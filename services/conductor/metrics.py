@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.prediction_errors import PredictionErrors
+from pinyon.runtime.tally import Tally
 from services.conductor.membership import Membership
 
 __all__ = ["ConductorMetrics"]
@@ -29,25 +30,25 @@ class ConductorMetrics:
             "pinyon_conductor_placements_total", "Requests by outcome", ("outcome",), registry=registry
         )
         self.placed = self.placements.labels("placed")
-        self.schedule_latency = Histogram(
+        self.schedule_latency = Tally(
             "pinyon_conductor_schedule_seconds",
             "Time to decide one placement",
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.predicted_ttft = Histogram(
+        self.predicted_ttft = Tally(
             "pinyon_conductor_predicted_ttft_seconds",
             "Predicted time to first token of placed requests",
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
-        self.measured_ttft = Histogram(
+        self.measured_ttft = Tally(
             "pinyon_conductor_measured_ttft_seconds",
             "Time from acceptance to first token at the decode instance, of placed requests whose instance told it",
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
-        self.ttft_error = Histogram(
+        self.ttft_error = Tally(
             "pinyon_conductor_ttft_error_seconds",
             "Measured less predicted time to first token of these: above zero, it took longer than predicted",
             buckets=_TTFT_ERROR_BUCKETS_S,

@@ -12,7 +12,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError
 from pinyon.messages.checks import ID_CHARS_MAX
 from pinyon.messages.error import error_to_proto
-from pinyon.messages.placement import placement_to_proto, request_from_proto
+from pinyon.messages.placement import fill_placement, request_from_proto
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.planned_fetches import PlannedFetches
@@ -61,8 +61,8 @@ class Placer:
         scheduler.consider = None if log is None else log.consider
         self._moves_at_s = -math.inf
 
-    def place(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
-        """One placement. Raises the :class:`PinyonError` that says why there is none."""
+    def place(self, message: conductor_pb2.ScheduleRequest, response: conductor_pb2.ScheduleResponse) -> None:
+        """One placement, told in ``response``. Raises the :class:`PinyonError` that says why there is none."""
         started = time.perf_counter()
         request_id = message.request_id or f"conductor-{secrets.token_hex(8)}"
         with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
@@ -87,8 +87,8 @@ class Placer:
             span.set("decode", decision.decode.info.instance_id)
             span.set("reused_blocks", decision.reused_blocks)
             number = 0 if self._log is None else self._log.placed(request, now_s)
-            placement = placement_to_proto(decision, request.ttft_slo_s, number)
-            response = conductor_pb2.ScheduleResponse(request_id=request_id, placement=placement)
+            response.request_id = request_id
+            fill_placement(response.placement, decision, request.ttft_slo_s, number)
         if self._planned is not None and decision.fetches:
             self._planned.plan(decision, now_s)
         self._look_at_moves(request, decision)
@@ -100,7 +100,6 @@ class Placer:
         self._metrics.placed.inc()
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)
-        return response
 
     def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision) -> None:
         """What the policy would move: a running conductor says so, and moves nothing. Now and then: what nobody moves
@@ -120,17 +119,20 @@ class Placer:
                 where = move.source.info.instance_id, move.target.info.instance_id
                 _log.debug("should wait at %s no more but at %s", *where, extra={"request_id": move.request.request_id})
 
-    def answer(self, message: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleResponse:
+    def answer(self, message: conductor_pb2.ScheduleRequest, response: conductor_pb2.ScheduleResponse) -> None:
         """As :meth:`place`, with the error as a value: also a defect of ours is the answer to one request only."""
         try:
-            return self.place(message)
+            self.place(message, response)
+            return
         except PinyonError as error:
             failure = error
         except Exception:
             _log.exception("a request could not be placed", extra={"request_id": message.request_id})
             self._metrics.placements.labels("internal").inc()
             failure = Internal("internal error")
-        return conductor_pb2.ScheduleResponse(request_id=message.request_id, error=error_to_proto(failure))
+        response.Clear()
+        response.request_id = message.request_id
+        response.error.CopyFrom(error_to_proto(failure))
 
     def release(self, request_id: str) -> bool:
         return self._inflight.release(request_id)

@@ -57,7 +57,9 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         self._lb_sessions = 0
 
     async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleResponse:
-        return self._placer.place(request)
+        response = conductor_pb2.ScheduleResponse()
+        self._placer.place(request, response)
+        return response
 
     async def Release(self, request: conductor_pb2.ReleaseRequest, context: Any) -> conductor_pb2.ReleaseResponse:
         return conductor_pb2.ReleaseResponse(released=self._placer.release(request.request_id))
@@ -156,10 +158,13 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         requests: Sequence[conductor_pb2.ScheduleRequest],
         stream: Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest],
     ) -> None:
-        responses = [self._placer.answer(request) for request in requests]
+        message = conductor_pb2.ScheduleSessionResponse()
+        responses = message.responses
+        for request in requests:
+            self._placer.answer(request, responses.add())
         sent = False
         try:
-            await stream.write(conductor_pb2.ScheduleSessionResponse(responses=responses))
+            await stream.write(message)
             sent = True
         finally:
             if not sent:

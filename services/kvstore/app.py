@@ -87,7 +87,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
                 settings.conductor,
                 instance_info(node, address, settings.geography),
                 StoreReport(node),
-                connect=security.channels.to(peer_name(CONDUCTOR)),
+                connect=security.channels.sessions_to(peer_name(CONDUCTOR)),
             )
             node.on_change(session.wake)
             session.start()

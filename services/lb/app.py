@@ -208,7 +208,7 @@ def build(
             on_instances,
             settings.conductor_timeout_s,
             lambda: line.in_flight,
-            security.channels.to(peer_name(CONDUCTOR)),
+            security.channels.sessions_to(peer_name(CONDUCTOR)),
         )
 
     def make_view(cluster: str) -> InstanceView:

@@ -15,7 +15,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.messages.error import error_from_proto
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
@@ -54,7 +54,7 @@ class ConductorSession:
         on_instances: Callable[[conductor_pb2.InstanceList, bool], None],
         answer_timeout_s: float,
         in_flight: Callable[[], int],
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
     ) -> None:
         self._address = address
         self._lb_id = lb_id

@@ -25,7 +25,7 @@ from pinyon.messages.federation import (
     lb_info_to_proto,
     lb_load_to_proto,
 )
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
@@ -63,7 +63,7 @@ class ControllerSession:
         load: Callable[[], LbLoad],
         latencies_ms: Callable[[], Mapping[str, float]] = dict,
         draining: Callable[[], bool] = lambda: False,
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
         clock: Clock = time.monotonic,
         period_s: float = PERIOD_S,
     ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError, Unavailable
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import MESSAGE_BYTES
@@ -36,7 +36,7 @@ class WorkerSession:
         unread_tokens: int,
         on_end: Callable[[WorkerSession], None],
         on_idle: Callable[[WorkerSession], None] = lambda _: None,
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
         instance_id: str = "",
         on_load: Callable[[WorkerSession, worker_pb2.Load], None] | None = None,
         load_interval_s: float = 0.1,

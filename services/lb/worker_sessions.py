@@ -106,7 +106,7 @@ class WorkerSessions:
                 raise Unavailable("no session to the instance can be opened", retry_after_s=1.0)
             if self._pauses.avoids(address, self._clock()):
                 raise Unavailable(f"The instance at {address} was not there a moment ago.", retry_after_s=1.0)
-            connect = self._channels.to(peer_name(WORKER, instance_id))
+            connect = self._channels.sessions_to(peer_name(WORKER, instance_id))
             session = WorkerSession(
                 *(address, self._unread_tokens, self._ended, self._idle, connect, instance_id),
                 on_load=None if self._on_load is None else self._heard,

@@ -365,8 +365,8 @@ def clean(error: grpc.aio.AioRpcError) -> str:
 async def inject(cluster: LocalCluster, random_: random.Random, fault: str) -> None:
     """One fault, for a while that nothing relies on, and its repair."""
     name, _, what = fault.partition(" ")
-    # A short freeze is over before anybody notices, a long one is not.
-    pause_s = 6.0 if what == "long freeze" else random_.uniform(0.1, 1.0)
+    # A short freeze is over before anybody notices, a long one is not: that takes 1.5 s.
+    pause_s = 4.0 if what == "long freeze" else random_.uniform(0.1, 1.0)
     print(f"{fault} {pause_s:.2f} s")
     process = redis_process(cluster) if name == "redis" else cluster.services[name].process
     assert process is not None

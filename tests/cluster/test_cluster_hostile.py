@@ -31,8 +31,8 @@ SEED = 20_261_122
 MESSAGES = usually(3_500, long=5_000)
 WARM_UP = 2_000
 AT_ONCE = 24
-REQUESTS = usually(4_000, long=10_000)
-REQUESTS_WARM_UP = 2_000
+REQUESTS = usually(2_500, long=10_000)
+REQUESTS_WARM_UP = 1_500
 CONNECTIONS = 100
 SLOW = 20
 FLOOD_BYTES = 6_000_000
@@ -41,7 +41,7 @@ PATIENCE_S = 0.5
 """The lb's, here, once it has seen a first byte of a head; for that one and for a body it waits four times as long."""
 GROWTH_MAX = usually(107, long=110) / 100
 """Up to 4 % are seen when nothing is kept. Of the size of what is allowed: 6 KiB kept for each message that a process
-gets, a fifth of all, or 2 KiB for each HTTP request that has a handler."""
+gets, a fifth of all, or 3 KiB for each HTTP request that has a handler; less in long runs."""
 
 STATUS_LOST = "Internal error from Core"
 """What grpc's client puts in the place of the status when it still writes as the call ends."""

@@ -5,6 +5,7 @@ How soon is measured by ``./dev chaos leave``; here it is enough that each hop s
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -26,8 +27,10 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.mark.parametrize("size_bytes", [2_000, 90_000, 200_000])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "size_bytes"),
+    [*itertools.product(MOMENTS, (2_000, 90_000)), ("prompt", 200_000), ("stream", 200_000)],
+)
 async def test_every_hop_stops_when_the_client_has_left(slow, size_bytes, moment):
     random_ = random.Random(f"{SEED} {size_bytes} {moment}")
     result = await leave_once(slow, PacedJobs(random_), random_, size_bytes, moment)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-openai = pytest.importorskip("openai", reason="the openai client is not installed")
-
 
 @pytest.fixture
 def client(cluster):
+    import openai  # not above: every worker that collects this would import it, in half a second
+
     http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
     with openai.OpenAI(
         base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http
@@ -85,7 +85,9 @@ def test_stop_strings_end_the_text(client):
     ],
 )
 def test_bad_input_is_an_openai_error(client, change, status, word):
-    with pytest.raises(openai.APIStatusError) as caught:
+    from openai import APIStatusError  # as above
+
+    with pytest.raises(APIStatusError) as caught:
         client.completions.create(**{"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1, **change})
     assert caught.value.status_code == status
     assert word in str(caught.value.body)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from openai import DefaultHttpxClient, OpenAI
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
@@ -21,6 +20,8 @@ DECODE = ("decode-1", "decode-2")
 
 @pytest.fixture
 def client(suite):
+    from openai import DefaultHttpxClient, OpenAI  # not above: every worker that collects this would import it
+
     address = suite.published("lb", 8000)
     http = DefaultHttpxClient(verify=suite.ssl_context())
     with OpenAI(

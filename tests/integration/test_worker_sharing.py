@@ -161,9 +161,9 @@ async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
 
         def stored(keys, now_s, traits, offsets, after=None, *, calls=calls, evictor=evictor):
             calls.append((list(keys), list(offsets), after))
-            type(evictor).stored(evictor, keys, now_s, traits, offsets, after)
+            type(evictor).stored_pinned(evictor, keys, now_s, traits, offsets, after)
 
-        evictor.stored = stored
+        evictor.stored_pinned = stored
     client = await fleet.client(d)
     for end in ([40], [41] * BLOCK_TOKENS):
         (answer,) = await client.submit(submission([*PROMPT, *end], SAMPLING, prefill=p, decode=d))

@@ -36,15 +36,17 @@ class EvictorMachine(RuleBasedStateMachine):
     def chosen(self, keys: list[int], of: set[int]) -> list[int]:
         return [key for key in keys if key in of]
 
-    @rule(keys=some, seconds=st.integers(0, 5))
-    def stored(self, keys: list[int], seconds: int) -> None:
+    @rule(keys=some, seconds=st.integers(0, 5), pinned=st.booleans())
+    def stored(self, keys: list[int], seconds: int, pinned: bool) -> None:
         self.now_s += seconds
         new = [key for key in keys if key not in self.held]
         for key in new:
             self.gaps += [self.now_s - went_s for ghost, went_s in self.history if ghost == key]
         self.history = [each for each in self.history if each[0] not in new]
-        self.evictor.stored(new, self.now_s, NO_TRAITS, range(len(new)))
+        tell = self.evictor.stored_pinned if pinned else self.evictor.stored
+        tell(new, self.now_s, NO_TRAITS, range(len(new)))
         self.held |= set(new)
+        self.pinned_keys |= set(new if pinned else ())
 
     @rule(keys=some)
     def used(self, keys: list[int]) -> None:

@@ -53,10 +53,11 @@ class IndexMachine(RuleBasedStateMachine):
 
     LIMIT = 100_000
 
-    @initialize(every=st.sampled_from(EVERY))
-    def begin(self, every: int) -> None:
+    @initialize(every=st.sampled_from(EVERY), in_loops=st.booleans())
+    def begin(self, every: int, in_loops: bool) -> None:
         self.every = every
         self.index = BlockIndex(self.LIMIT)
+        self.index._holdings.in_loops = in_loops
         self.content: dict[Member, set[int]] = {}
         self.seq: dict[Member, int] = {}
         self.known: dict[Member, set[int]] = {}
@@ -269,10 +270,11 @@ class FewSetsMachine(FullIndexMachine):
 
     LIMIT = 100_000
 
-    @initialize(every=st.sampled_from(EVERY))
-    def begin(self, every: int) -> None:
-        super().begin(every)
+    @initialize(every=st.sampled_from(EVERY), in_loops=st.booleans())
+    def begin(self, every: int, in_loops: bool) -> None:
+        super().begin(every, in_loops)
         self.index = BlockIndex(self.LIMIT, sets_max=2)
+        self.index._holdings.in_loops = in_loops
         for member in MEMBERS:
             self._start(member)
 
@@ -298,13 +300,15 @@ def small(monkeypatch):
     monkeypatch.setattr(holdings, "_EVICT_SLOTS", 8)
 
 
+@pytest.mark.parametrize("in_loops", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, monkeypatch):
+def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, in_loops, monkeypatch):
     """Keys of a full bucket may move to where the round through the table has been already."""
     monkeypatch.setattr(key_table, "_GROWING", 7.6)
     monkeypatch.setattr(key_table, "_SMALL", 1)
     dice = random.Random(seed)
     index = BlockIndex(100_000)
+    index._holdings.in_loops = in_loops
     for member in MEMBERS:
         assert index.add() == member.bit
         index.apply_snapshot(member, 0, dice.randbytes(16 * 300), first=True, last=True)

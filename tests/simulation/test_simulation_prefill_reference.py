@@ -20,6 +20,7 @@ from pinyon.simulator.prefill_reference import PrefillReference, ReferenceSettin
 from pinyon.simulator.report import Served, report
 from pinyon.simulator.workload import Arrival, at_rate, cut
 from pinyon.traces import TraceFile, TraceRow
+from tests.long import usually
 from tests.simulation import plain_prefill as plain
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -122,7 +123,7 @@ def test_a_queue_in_front_of_one_server_waits_as_the_formula_says() -> None:
     assert sum(many) / len(many) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.03)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=usually(10, long=30), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_request_ends_once_under_every_policy(seed: int) -> None:
     rows = chains(Random(seed), 60, 4000)

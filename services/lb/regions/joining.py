@@ -35,6 +35,6 @@ def join_controller(
     known who the others are."""
     session = membership.session = ControllerSession(
         address, membership.told, membership.load, membership.latencies_ms, draining,
-        security.channels.to(peer_name(CONTROLLER)), clock,
+        security.channels.sessions_to(peer_name(CONTROLLER)), clock,
     )  # fmt: skip
     return lambda: not address or session.federation is not None

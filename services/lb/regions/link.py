@@ -9,7 +9,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, Unavailable
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
@@ -51,7 +51,7 @@ class RegionLink:
         on_state: Callable[[RegionLink, peer_pb2.RegionState], None],
         on_away: Callable[[RegionLink], None],
         clock: Clock,
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
         delay_s: float = 0.0,
         kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED,
     ) -> None:

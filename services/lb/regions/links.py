@@ -95,7 +95,7 @@ class RegionLinks:
                 self._ways.expect(name, peer.region)
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._secret, self._unread_tokens, self._state, self._away, self._clock,
-                    self._channels.to(peer_name(LB, "")), self._delays_s.get(peer.region, 0.0),
+                    self._channels.sessions_to(peer_name(LB, "")), self._delays_s.get(peer.region, 0.0),
                     self._kind,
                 )  # fmt: skip
                 link.start()

@@ -172,7 +172,7 @@ class _PeerSession:
         self.address = address
         self.streams: dict[int, RemotePrefill] = {}
         self._peers = peers
-        connect = peers.parts.channels.to(peer_name(WORKER, instance_id))
+        connect = peers.parts.channels.sessions_to(peer_name(WORKER, instance_id))
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
         self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
         self._next_id = 1

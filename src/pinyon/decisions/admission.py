@@ -61,6 +61,9 @@ class Admission:
         self._waiting: dict[int, BatchRequest] = {}
         self._wanted: dict[int, int] = {}
         """Of each that waits, leading blocks that are spared for it."""
+        self._new: BatchRequest | None = None
+        """The only one that waits, if nothing was asked of the pool since it came: nothing is spared for it yet, for
+        mostly it gets its blocks at once."""
         self._decoded: set[int] = set()
         """Admitted ones that take a slot."""
         self._requests: dict[int, BatchRequest] = {}
@@ -119,9 +122,13 @@ class Admission:
         if request.blocks > self._pool.total:
             raise ValueError(f"{request.blocks} blocks are more than the pool's {self._pool.total}")
         self._policy.enqueue(request)
+        self._spare_new()
+        alone = not self._waiting
         self._waiting[request.number] = request
         self._foreign += not request.decodes
-        self._wanted[request.number] = self._pool.want(request.block_keys[: request.reusable])
+        self._wanted[request.number], self._new = 0, request
+        if not alone:
+            self._spare_new()
 
     def withdraw(self, number: int) -> None:
         """It does not wait any more. Raises ``KeyError`` if it does not."""
@@ -143,6 +150,7 @@ class Admission:
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
         """So many more blocks for an admitted one; None when there is no room. Raises ``KeyError`` if it is none."""
         held = self._blocks[number]
+        self._spare_new()
         blocks = self._reservations.grow(count, now_s)
         if blocks is not None:
             self._blocks[number] = held + count
@@ -157,6 +165,7 @@ class Admission:
             if not chosen:
                 break
             grants += [self._grant(number, now_s) for number in chosen]
+        self._spare_new()
         return grants
 
     def _grant(self, number: int, now_s: float) -> Grant:
@@ -182,7 +191,14 @@ class Admission:
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
         return Grant(number, reservation, self._policy.passed_over_s(number))
 
+    def _spare_new(self) -> None:
+        if self._new is not None:
+            request, self._new = self._new, None
+            self._wanted[request.number] = self._pool.want(request.block_keys[: request.reusable])
+
     def _unwant(self, request: BatchRequest) -> None:
+        if self._new is request:
+            self._new = None
         self._pool.unwant(request.block_keys[: self._wanted.pop(request.number)])
 
     @property

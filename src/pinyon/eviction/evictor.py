@@ -14,6 +14,7 @@ from pinyon.eviction.policy import (
     Key,
     KnownOf,
     Learning,
+    Pinning,
     Refit,
     Traits,
     at_once,
@@ -51,6 +52,7 @@ class Evictor(Generic[Key]):
     def __init__(self, policy: EvictionPolicy[Key], refit: Refit = at_once, spared_max: int = 0) -> None:
         """``refit``: how a policy that learns has its work done."""
         self._policy = policy
+        self._pinning: Pinning | None = policy if isinstance(policy, Pinning) else None
         self._refit = refit
         self._learn = learner(policy, self._refit_plainly)
         self.spared_max = spared_max
@@ -72,17 +74,34 @@ class Evictor(Generic[Key]):
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
-        self._now_s = now_s
-        self._held += len(keys)
-        if ghosts := self._ghosts:
-            for key in keys:
-                went_s = ghosts.pop(key, None)
-                if went_s is not None:
-                    self._regretted += 1
-                    self._regretted_s += now_s - went_s
+        self._came(keys, now_s)
         self._policy.stored(keys, now_s, traits, offsets, after)
         if self._wanted:
             self._spare([key for key in keys if key in self._wanted], now_s)
+
+    def stored_pinned(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
+        """:meth:`stored` and then :meth:`pinned`."""
+        pinning = self._pinning
+        if pinning is None or self._wanted:
+            self.stored(keys, now_s, traits, offsets, after)
+            self.pinned(keys, now_s)
+        else:
+            self._came(keys, now_s)
+            pinning.stored_pinned(keys, now_s, traits, offsets, after)
+
+    def _came(self, keys: Sequence[Key], now_s: float) -> None:
+        self._now_s = now_s
+        self._held += len(keys)
+        ghosts = self._ghosts
+        if ghosts.keys().isdisjoint(keys):
+            return
+        for key in keys:
+            went_s = ghosts.pop(key, None)
+            if went_s is not None:
+                self._regretted += 1
+                self._regretted_s += now_s - went_s
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         self._policy.used(keys, now_s, traits, offsets)
@@ -204,6 +223,7 @@ class Evictor(Generic[Key]):
             raise ValueError("the eviction policy belongs to another pool")
         hand_over(self._policy, policy, [*self._spared, *pinned], known_of, now_s)
         self._policy = policy
+        self._pinning = policy if isinstance(policy, Pinning) else None
         self._learn = learner(policy, self._refit_plainly)
 
     def _refit_plainly(self, work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:

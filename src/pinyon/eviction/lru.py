@@ -23,6 +23,11 @@ class Lru(Generic[Key]):
     ) -> None:
         self._append(keys, now_s)
 
+    def stored_pinned(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
+        """Their last use has not ended."""
+
     def _append(self, keys: Sequence[Key], now_s: float) -> None:
         order = self._order
         for key in reversed(keys):
@@ -30,6 +35,8 @@ class Lru(Generic[Key]):
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         order = self._order
+        if order.keys().isdisjoint(keys):
+            return
         for key in reversed(keys):
             if key in order:
                 order[key] = now_s
@@ -49,7 +56,8 @@ class Lru(Generic[Key]):
 
     def victims(self, count: int, now_s: float) -> list[Key]:
         order = self._order
-        return [order.popitem(last=False)[0] for _ in range(min(count, len(order)))]
+        popitem = order.popitem
+        return [popitem(last=False)[0] for _ in range(min(count, len(order)))]
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
         for key, last_s in self._order.items():

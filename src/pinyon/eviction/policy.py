@@ -25,6 +25,7 @@ __all__ = [
     "Known",
     "KnownOf",
     "Learning",
+    "Pinning",
     "Refit",
     "Traits",
     "Use",
@@ -174,6 +175,17 @@ class Chaining(Protocol):
     def follows(self, key: Any, after: Any, now_s: float) -> None:
         """``after`` is the key before this one in its prompt. Both are held; with this one a call of ``stored`` began,
         with the other one such a call ended, and nobody has used them since."""
+        ...
+
+
+@runtime_checkable
+class Pinning(Protocol):
+    """What policies have besides to which it is less work that keys are stored by somebody who writes them still."""
+
+    def stored_pinned(
+        self, keys: Sequence[Any], now_s: float, traits: Traits, offsets: Sequence[int], after: Any = None
+    ) -> None:
+        """As ``stored`` and then ``pinned``."""
         ...
 
 

@@ -24,6 +24,7 @@ KV_TOKENS_MAX = 1 << 48
 """More than all memory there is."""
 LEVEL_BLOCKS_MAX = 4096
 PREFIX_BLOCKS_MAX = 1 << 24
+NO_SOURCES: frozenset[str] = frozenset()
 _RANGES = (
     ("mean_tbt_ms", LOAD_MS_MAX),
     ("room_wait_ms", LOAD_MS_MAX),
@@ -112,31 +113,48 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
 
 def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
     """A load report."""
-    for field, most in _RANGES:
-        if not 0 <= getattr(message, field) <= most:
-            raise InvalidArgument(f"must be from 0 to {most:g}", field=f"load.{field}")
+    kv_tokens, mean_kv_tokens, mean_batch = message.kv_tokens, message.mean_kv_tokens, message.mean_batch
+    tbt_ms, room_ms, level_blocks = message.mean_tbt_ms, message.room_wait_ms, message.prefix_level_blocks
+    if not (
+        0 <= tbt_ms <= LOAD_MS_MAX
+        and 0 <= room_ms <= LOAD_MS_MAX
+        and 0 <= mean_batch <= BATCH_MAX
+        and 0 <= mean_kv_tokens <= KV_TOKENS_MAX
+        and kv_tokens <= KV_TOKENS_MAX
+        and level_blocks <= LEVEL_BLOCKS_MAX
+    ):
+        raise _out_of_range(message)
     if len(message.failed_source_addresses) > FAILED_SOURCES_MAX:
         raise InvalidArgument(f"must be at most {FAILED_SOURCES_MAX} addresses", field="load.failed_source_addresses")
+    # in order, for it is made for every report
     return InstanceLoad(
-        pending_requests=message.pending_requests,
-        running_requests=message.running_requests,
-        pending_prefill_tokens=message.pending_prefill_tokens,
-        used_blocks=message.used_blocks,
-        cached_blocks=message.cached_blocks,
-        mean_tbt_ms=message.mean_tbt_ms,
-        mean_batch=message.mean_batch,
-        mean_kv_tokens=message.mean_kv_tokens,
-        kv_tokens=message.kv_tokens,
-        room_wait_ms=message.room_wait_ms,
-        draining=message.draining,
-        failed_sources=frozenset(
-            check_text(each, "load.failed_source_addresses", ADDRESS_CHARS_MAX)
-            for each in message.failed_source_addresses
-        ),
-        level_blocks=message.prefix_level_blocks,
-        shared=_shared_from_proto(message),
-        waiting_for_room=message.waiting_for_room,
-        room=message.room,
+        message.pending_requests,
+        message.running_requests,
+        message.pending_prefill_tokens,
+        message.used_blocks,
+        message.cached_blocks,
+        tbt_ms,
+        mean_batch,
+        mean_kv_tokens,
+        kv_tokens,
+        room_ms,
+        message.draining,
+        _failed_from_proto(message) if message.failed_source_addresses else NO_SOURCES,
+        level_blocks,
+        _shared_from_proto(message) if message.shared_prefixes else (),
+        message.waiting_for_room,
+        message.room,
+    )
+
+
+def _out_of_range(message: conductor_pb2.InstanceLoad) -> InvalidArgument:
+    field, most = next(each for each in _RANGES if not 0 <= getattr(message, each[0]) <= each[1])
+    return InvalidArgument(f"must be from 0 to {most:g}", field=f"load.{field}")
+
+
+def _failed_from_proto(message: conductor_pb2.InstanceLoad) -> frozenset[str]:
+    return frozenset(
+        check_text(each, "load.failed_source_addresses", ADDRESS_CHARS_MAX) for each in message.failed_source_addresses
     )
 
 

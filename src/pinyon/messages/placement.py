@@ -5,14 +5,12 @@ from __future__ import annotations
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.request import Role
 from pinyon.messages.checks import check_id, check_keys
-from pinyon.messages.fetch_span import fetch_span_to_proto
 from pinyon.messages.request_class import class_from_proto
-from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 
-__all__ = ["placement_to_proto", "request_from_proto"]
+__all__ = ["fill_placement", "placement_to_proto", "request_from_proto"]
 
 EXCLUDED_MAX = 64
 MS_MAX = (1 << 31) - 1
@@ -50,24 +48,31 @@ def request_from_proto(
 
 def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0, number: int = 0) -> common_pb2.Placement:
     """``ttft_slo_s``: what the request was placed for; 0: nothing. ``number``: by which it is logged; 0: it is not."""
+    message = common_pb2.Placement()
+    fill_placement(message, decision, ttft_slo_s, number)
+    return message
+
+
+def fill_placement(
+    message: common_pb2.Placement, decision: PlacementDecision, ttft_slo_s: float = 0.0, number: int = 0
+) -> None:
+    """The same where it is sent from: a message that is put into another one is written and read for that."""
     prefill, decode = decision.prefill.info, decision.decode.info
-    return common_pb2.Placement(
-        prefill_instance_id=prefill.instance_id,
-        prefill_address=prefill.address,
-        decode_instance_id=decode.instance_id,
-        decode_address=decode.address,
-        fetches=[fetch_span_to_proto(_span(fetch)) for fetch in decision.fetches],
-        local_prefix_blocks=decision.local_blocks,
-        predicted_ttft_ms=decision.ttft_s * 1e3,
-        predicted_tbt_ms=decision.tbt_s * 1e3,
-        policy=decision.policy,
-        predicted_prefill_ms=min(MS_MAX, decision.prefill_s * 1e3),
-        ttft_slo_ms=min(MS_MAX, round(ttft_slo_s * 1e3)),
-        number=number,
-    )
-
-
-def _span(fetch: Fetch) -> FetchSpan:
-    source = fetch.source.info
-    kind = KvSource.STORE if source.role is Role.STORE else KvSource.PEER
-    return FetchSpan(source.instance_id, source.address, kind, fetch.first_block, fetch.first_block + fetch.block_count)
+    message.prefill_instance_id = prefill.instance_id
+    message.prefill_address = prefill.address
+    message.decode_instance_id = decode.instance_id
+    message.decode_address = decode.address
+    for fetch in decision.fetches:
+        source, span = fetch.source.info, message.fetches.add()
+        span.source_id = source.instance_id
+        span.source_address = source.address
+        span.source = common_pb2.KV_SOURCE_STORE if source.role is Role.STORE else common_pb2.KV_SOURCE_PEER
+        span.first_block = fetch.first_block
+        span.block_count = fetch.block_count
+    message.local_prefix_blocks = decision.local_blocks
+    message.predicted_ttft_ms = decision.ttft_s * 1e3
+    message.predicted_tbt_ms = decision.tbt_s * 1e3
+    message.policy = decision.policy
+    message.predicted_prefill_ms = min(MS_MAX, decision.prefill_s * 1e3)
+    message.ttft_slo_ms = min(MS_MAX, round(ttft_slo_s * 1e3))
+    message.number = number

@@ -60,7 +60,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._refs = [0] * num_blocks
         self._contents = Contents(num_blocks)
-        self._promises = Promises()
+        self._promises = Promises(num_blocks)
         self._changes = KeyChanges()
         self._hits = 0
 
@@ -69,10 +69,12 @@ class BlockPool:
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         """How many leading blocks are held. Takes nothing."""
         by_key, below = self._contents.block_of, self.below or ()
-        for index, key in enumerate(keys):
+        index = 0
+        for key in keys:
             if key not in by_key and key not in below:
-                return index
-        return len(keys)
+                break
+            index += 1
+        return index
 
     def need(self, keys: Sequence[bytes], total: int, *, promised: bool = False) -> tuple[int, int]:
         """Of ``total`` blocks, of which the first ones are the leading run of ``keys`` that is held and, if
@@ -106,6 +108,8 @@ class BlockPool:
         false or there is no room; else it counts as not held. ``use``: of the request that reads them; None: no request
         does.
         """
+        if self.below is None and not allow_gaps:
+            return list(enumerate(self.acquire_run(keys, now_s, use)))
         by_key, refs = self._contents.block_of, self._refs
         below: Container[bytes] = self.below if self.below is not None and promote else ()
         found: list[tuple[int, int]] = []
@@ -151,6 +155,31 @@ class BlockPool:
                 if used:
                     evictor.used(used, now_s, use.traits, [use.first + index for index in told])
         return found
+
+    def acquire_run(self, keys: Sequence[bytes], now_s: float, use: Use | None) -> list[int]:
+        """The blocks of the leading run, as :meth:`acquire` has it."""
+        if self.below is not None:
+            return [block for _, block in self.acquire(keys, now_s=now_s, use=use)]
+        by_key, refs = self._contents.block_of, self._refs
+        blocks: list[int] = []
+        revived: list[bytes] = []
+        for key in keys:
+            block = by_key.get(key)
+            if block is None:
+                break
+            if not refs[block]:
+                revived.append(key)
+            refs[block] += 1
+            blocks.append(block)
+        self.eviction.pinned(revived, now_s)
+        if use is not None and blocks:
+            count = len(blocks)
+            self._hits += count
+            if use.traits is not None:
+                self._contents.used(blocks, use.traits)
+            used = keys if count == len(keys) else keys[:count]
+            self.eviction.used(used, now_s, use.traits, range(use.first, use.first + count))
+        return blocks
 
     def _promote(
         self, keys: Sequence[bytes], places: Sequence[int], below: SecondTier, now_s: float, use: Use | None
@@ -222,14 +251,15 @@ class BlockPool:
             return None
         if count > len(self._free):
             if self.below is None:
-                for key in self._victims(self.eviction, count - len(self._free), now_s):
-                    self._changes.remove(key)
-                    self._free.append(self._contents.take(key)[0])
+                gone = self._victims(self.eviction, count - len(self._free), now_s)
+                self._changes.remove_all(gone)
+                self._free += self._contents.take_all(gone)
             else:
                 self._demote(count, self.below, now_s)
-        blocks = [self._free.pop() for _ in range(count)]
+        free, refs = self._free, self._refs
+        blocks = [free.pop() for _ in range(count)]
         for block in blocks:
-            self._refs[block] = 1
+            refs[block] = 1
         return blocks
 
     @staticmethod
@@ -272,6 +302,12 @@ class BlockPool:
         Returns the indexes of those whose key another block holds.
         Raises ``ValueError`` if a block is not in use or holds another key (nothing after it is published).
         """
+        if self._are_new(blocks, keys):
+            self._contents.put_all(blocks, keys, traits, first, after)
+            self._promises.end_all(blocks)
+            self.eviction.stored_pinned(keys, now_s, traits, range(first, first + len(keys)), after)
+            self._changes.add_all(keys)
+            return []
         refs, present, by_key = self._refs, self._contents.key_of, self._contents.block_of
         put: list[int] = []
         came_up: list[int] = []
@@ -302,6 +338,17 @@ class BlockPool:
                 new.difference_update(came_up)  # those are no news to the evictor of both tiers
             self._changes.add_all([keys[index] for index in put if index in new])
         return held
+
+    def _are_new(self, blocks: Sequence[int], keys: Sequence[bytes]) -> bool:
+        """Whether there is one tier, and nothing has these keys, and these blocks are in use and have none: as it is
+        nearly always, which then takes a few operations on all of them."""
+        if self.below is not None or not keys or not self._contents.block_of.keys().isdisjoint(keys):
+            return False
+        refs, present = self._refs, self._contents.key_of
+        for block in blocks:
+            if not refs[block] or present[block] is not None:
+                return False
+        return len(set(keys)) == len(keys) == len(blocks) == len(set(blocks))
 
     def release(self, blocks: Iterable[int], *, now_s: float = 0.0) -> None:
         """One reference less on each. At none, a keyed block is cached (evictable) and an unkeyed one is free.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pinyon.eviction.policy import NO_TRAITS, Known, Traits
 
@@ -28,10 +28,26 @@ class Contents:
         self._places[block] = place
         self._after[block] = after
 
+    def put_all(
+        self, blocks: Sequence[int], keys: Sequence[bytes], traits: Traits, place: int, after: bytes | None
+    ) -> None:
+        """The same of several that follow each other in a prompt, the first one at this place."""
+        block_of, key_of = self.block_of, self.key_of
+        all_traits, places, afters = self._traits, self._places, self._after
+        for block, key in zip(blocks, keys, strict=True):
+            block_of[key] = block
+            key_of[block] = key
+            all_traits[block] = traits
+            places[block] = place
+            afters[block] = after
+            place += 1
+            after = key
+
     def used(self, blocks: Iterable[int], traits: Traits) -> None:
         """By a request with these traits."""
+        all_traits = self._traits
         for block in blocks:
-            self._traits[block] = traits
+            all_traits[block] = traits
 
     def take(self, key: bytes) -> tuple[int, Known]:
         """Its block, which has no key now."""
@@ -40,6 +56,15 @@ class Contents:
         self.key_of[block] = self._after[block] = None
         self._traits[block] = NO_TRAITS
         return block, known
+
+    def take_all(self, keys: Sequence[bytes]) -> list[int]:
+        """Their blocks, which have no keys now."""
+        block_of, key_of, afters, traits = self.block_of, self.key_of, self._after, self._traits
+        blocks = [block_of.pop(key) for key in keys]
+        for block in blocks:
+            key_of[block] = afters[block] = None
+            traits[block] = NO_TRAITS
+        return blocks
 
     def known_of(self, key: bytes) -> Known:
         block = self.block_of[key]

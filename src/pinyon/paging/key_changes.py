@@ -26,17 +26,25 @@ class KeyChanges:
 
     def add_all(self, keys: Sequence[bytes]) -> None:
         """:meth:`add` for each."""
-        if self._removed:
+        if self._removed.keys().isdisjoint(keys):
+            self._stored.update(dict.fromkeys(keys))
+        else:
             for key in keys:
                 self.add(key)
-        else:
-            self._stored.update(dict.fromkeys(keys))
 
     def remove(self, key: bytes) -> None:
         if key in self._stored:
             del self._stored[key]
         else:
             self._removed[key] = None
+
+    def remove_all(self, keys: Sequence[bytes]) -> None:
+        """:meth:`remove` for each."""
+        if self._stored.keys().isdisjoint(keys):
+            self._removed.update(dict.fromkeys(keys))
+        else:
+            for key in keys:
+                self.remove(key)
 
     def drain(self) -> tuple[list[bytes], list[bytes]]:
         """``(stored, removed)`` since the last call, each in the order in which it happened."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = ["Promises"]
 
 
 class Promises:
-    """Keys, each with the block that will hold it: until it does, or nobody has the block any more."""
+    """Keys, each with the block that will hold it: until it does, or nobody has the block any more. Of blocks ``0 ..
+    blocks - 1``."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self._key_of: list[bytes | None] = [None] * blocks
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -29,16 +30,29 @@ class Promises:
 
     def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Keys that are promised already stay with their blocks."""
+        block_of, key_of = self._block_of, self._key_of
         for key, block in zip(keys, blocks, strict=True):
-            if key not in self._block_of:
-                self._block_of[key] = block
-                self._key_of[block] = key
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
 
     def end(self, block: int) -> None:
         """It has its content, or nobody uses it."""
-        key = self._key_of.pop(block, None)
+        key = self._key_of[block]
         if key is not None:
+            self._key_of[block] = None
             del self._block_of[key]
 
+    def end_all(self, blocks: Iterable[int]) -> None:
+        """:meth:`end` for each."""
+        block_of, key_of = self._block_of, self._key_of
+        if not block_of:
+            return
+        for block in blocks:
+            key = key_of[block]
+            if key is not None:
+                key_of[block] = None
+                del block_of[key]
+
     def blocks(self) -> list[int]:
-        return list(self._key_of)
+        return list(self._block_of.values())

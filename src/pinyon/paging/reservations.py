@@ -55,7 +55,7 @@ class Reservations:
         others reserved so are the same for all of them, so that each is there once. Of those that have a block, one at
         a time may write to it: :class:`pinyon.batching.PromptQueue` has the others wait.
         """
-        table = [block for _, block in self._pool.acquire(keys[:total], now_s=now_s, use=Use(traits))]
+        table = self._pool.acquire_run(keys[:total], now_s, Use(traits))
         held = len(table)
         if computes:
             table += self._pool.share(keys[held:total])
@@ -81,10 +81,10 @@ class Reservations:
         ``keys`` are those of the whole prompt's reusable blocks. Returns how many there were.
         """
         use = Use(traits, reservation.held)
-        found = self._pool.acquire(keys[reservation.held : len(reservation.table)], now_s=now_s, use=use)
+        found = self._pool.acquire_run(keys[reservation.held : len(reservation.table)], now_s, use)
         end = reservation.held + len(found)
         replaced = reservation.table[reservation.held : end]
-        reservation.table[reservation.held : end] = [block for _, block in found]
+        reservation.table[reservation.held : end] = found
         reservation.held = end
         self._pool.release(replaced, now_s=now_s)
         return len(found)

@@ -13,25 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
+
+from librt.vecs import vec
+from mypy_extensions import i64
 
 __all__ = ["DecodeCostModel", "KnownPrefillCost", "NonNegativeLeastSquares", "PrefillCostModel"]
 
 # In samples: how much a coefficient is drawn to its prior where measurements say nothing about it.
-PRIOR_WEIGHT = 1e-4
+PRIOR_WEIGHT: Final = 1e-4
 # A single sample counts as at most this multiple of the prediction: a hiccup must not pass for the machine's speed.
-OUTLIER_RATIO = 8.0
+OUTLIER_RATIO: Final = 8.0
 # Gives the last ~100 samples most of the weight.
-FORGETTING = 0.99
+FORGETTING: Final = 0.99
 # A sample that took less than half of what was predicted weighs as much as the last few before it: a hiccup makes a
 # machine slower than it is, nothing makes it faster. A slow spell (or a first sample that was one) is soon forgotten.
-SURPRISE_RATIO = 0.5
-SURPRISE_FORGETTING = 0.25
+SURPRISE_RATIO: Final = 0.5
+SURPRISE_FORGETTING: Final = 0.25
 # As a multiple of the prior: below it, few samples would not outweigh that.
-SURPRISE_FLOOR = 100 * PRIOR_WEIGHT
+SURPRISE_FLOOR: Final = 100 * PRIOR_WEIGHT
 # A well-trained fit hardly moves by one sample, and solving is what costs: it is then solved for every few.
-TRAINED_SAMPLES = 64
-SAMPLES_PER_SOLVE = 8
+TRAINED_SAMPLES: Final = 64
+SAMPLES_PER_SOLVE: Final = 8
 
 
 class NonNegativeLeastSquares:
@@ -50,41 +53,70 @@ class NonNegativeLeastSquares:
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
             raise ValueError(f"a prior has one to four positive coefficients, got {list(prior)}")
         size = len(prior)
-        self._prior = tuple(prior)
+        self._prior = vec[float](prior)
         self._shape = shape
-        self._moments = [[0.0] * size for _ in range(size)]
-        self._targets = [0.0] * size
-        self._multiples = [1.0] * size
+        self._moments = vec[float]([0.0] * (size * size))
+        """Row by row."""
+        self._targets = vec[float]([0.0] * size)
+        self._multiples = vec[float]([1.0] * size)
         self._solved = 0
         self._surprised = False
         self.count = 0
 
     def observe(self, terms: Sequence[float], seconds: float) -> None:
         """Learn that work with these ``terms`` (non-negative, not all zero) took ``seconds``."""
-        shares = [k * x for k, x in zip(self._prior, terms, strict=True)]
-        expected = sum(shares)
+        size: i64 = len(self._prior)
+        if len(terms) != size:
+            raise ValueError(f"{size} terms are needed, got {list(terms)}")
+        shares = self._prior[:]
+        expected = 0.0
+        for i in range(size):
+            shares[i] *= terms[i]
+            expected += shares[i]
         if expected <= 0 or seconds < 0:
             raise ValueError(f"cannot learn from terms {list(terms)} and {seconds} s")
-        shares = [share / expected for share in shares]
-        target = seconds / expected
+        target, now = seconds / expected, 0.0
+        multiples = self._now()
+        for i in range(size):
+            shares[i] /= expected
+            now += multiples[i] * shares[i]
         forgetting = FORGETTING
         if self.count:
-            now = sum(c * share for c, share in zip(self.multiples, shares, strict=True))
             # relative to the prior too, else a model that learned "takes nothing" could never leave zero
             target = min(target, OUTLIER_RATIO * max(now, 1e-3))
             if now > SURPRISE_FLOOR and target < SURPRISE_RATIO * now:
                 forgetting = SURPRISE_FORGETTING
                 self._surprised = True
-        for i, share in enumerate(shares):
-            row = self._moments[i]
-            for j, other in enumerate(shares):
-                row[j] = forgetting * row[j] + share * other
-            self._targets[i] = forgetting * self._targets[i] + share * target
+        moments, targets = self._moments, self._targets
+        for i in range(size):
+            for j in range(size):
+                at = i * size + j
+                moments[at] = forgetting * moments[at] + shares[i] * shares[j]
+            targets[i] = forgetting * targets[i] + shares[i] * target
         self.count += 1
 
     @property
     def multiples(self) -> list[float]:
         """The fitted coefficients as multiples of the prior's."""
+        return list(self._now())
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds per unit of each term, all >= 0."""
+        multiples, prior = self._now(), self._prior
+        return tuple([prior[i] * multiples[i] for i in range(i64(len(prior)))])
+
+    def copy_from(self, other: NonNegativeLeastSquares) -> None:
+        """Start from what ``other`` (of as many coefficients) has learned, and from its prior."""
+        self._prior, self._shape = other._prior, other._shape
+        self._moments, self._targets = other._moments[:], other._targets[:]
+        self._multiples = other._multiples
+        self._solved = other._solved
+        self._surprised = other._surprised
+        self.count = other.count
+
+    def _now(self) -> vec[float]:
+        """See :attr:`multiples`; never changed."""
         news = self.count - self._solved
         if news >= SAMPLES_PER_SOLVE or (news and (self._surprised or self.count <= TRAINED_SAMPLES)):
             self._multiples = self._solve()
@@ -92,66 +124,77 @@ class NonNegativeLeastSquares:
             self._surprised = False
         return self._multiples
 
-    @property
-    def coefficients(self) -> tuple[float, ...]:
-        """Seconds per unit of each term, all >= 0."""
-        return tuple(k * c for k, c in zip(self._prior, self.multiples, strict=True))
-
-    def copy_from(self, other: NonNegativeLeastSquares) -> None:
-        """Start from what ``other`` (of as many coefficients) has learned, and from its prior."""
-        self._prior, self._shape = other._prior, other._shape
-        self._moments = [list(row) for row in other._moments]
-        self._targets = list(other._targets)
-        self._multiples = list(other._multiples)
-        self._solved = other._solved
-        self._surprised = other._surprised
-        self.count = other.count
-
-    def _solve(self) -> list[float]:
-        size = len(self._prior)
-        matrix = [
-            [m + (PRIOR_WEIGHT if i == j else 0.0) for j, m in enumerate(row)] for i, row in enumerate(self._moments)
-        ]
+    def _solve(self) -> vec[float]:
+        size: i64 = len(self._prior)
+        matrix, rhs = self._moments[:], self._targets[:]
         drawn_to = 1.0
         if self._shape:  # shares add up to one, so these sums are those of the targets and of the weights
-            drawn_to = (sum(self._targets) + PRIOR_WEIGHT) / (sum(map(sum, self._moments)) + PRIOR_WEIGHT)
-        rhs = [t + PRIOR_WEIGHT * drawn_to for t in self._targets]
-        best = _solve_positive_definite(matrix, rhs)
-        if min(best) >= 0:
+            targets = weights = 0.0
+            for i in range(size):
+                targets += rhs[i]
+                weight = 0.0
+                for j in range(size):
+                    weight += matrix[i * size + j]
+                weights += weight
+            drawn_to = (targets + PRIOR_WEIGHT) / (weights + PRIOR_WEIGHT)
+        for i in range(size):
+            matrix[i * size + i] += PRIOR_WEIGHT
+            rhs[i] += PRIOR_WEIGHT * drawn_to
+        every: i64 = (i64(1) << size) - 1
+        best = _solve_positive_definite(matrix, rhs, every)
+        if _all_positive(best):
             return best  # the unconstrained minimum is inside: nothing beats it
-        best, best_cost = [0.0] * size, 0.0
-        for free_count in range(size - 1, 0, -1):
-            for free in combinations(range(size), free_count):
-                part = _solve_positive_definite([[matrix[i][j] for j in free] for i in free], [rhs[i] for i in free])
-                if min(part) < 0:
-                    continue
-                # at a stationary point the quadratic's value is -1/2 rhs·x
-                cost = -sum(rhs[i] * x for i, x in zip(free, part, strict=True))
-                if cost < best_cost:
-                    best_cost = cost
-                    best = [0.0] * size
-                    for i, x in zip(free, part, strict=True):
-                        best[i] = x
+        best, best_cost = vec[float]([0.0] * size), 0.0
+        for free in _FEWER[size]:
+            part = _solve_positive_definite(matrix, rhs, free)
+            if not _all_positive(part):
+                continue
+            # at a stationary point the quadratic's value is -1/2 rhs·x
+            cost = 0.0
+            for i in range(size):
+                if free >> i & 1:
+                    cost += rhs[i] * part[i]
+            if -cost < best_cost:
+                best, best_cost = part, -cost
         return best
 
 
-def _solve_positive_definite(matrix: list[list[float]], rhs: list[float]) -> list[float]:
-    """Gaussian elimination; the prior's weight on the diagonal keeps every pivot positive."""
-    size = len(rhs)
-    rows = [[*row, value] for row, value in zip(matrix, rhs, strict=True)]
+_FEWER: Final = {
+    size: [sum([1 << i for i in free]) for count in range(size - 1, 0, -1) for free in combinations(range(size), count)]
+    for size in range(1, 5)
+}
+"""Of so many coefficients, those that are not zero, as bits: by how many, the most first."""
+
+
+def _solve_positive_definite(matrix: vec[float], rhs: vec[float], free: i64) -> vec[float]:
+    """The equations of the ``free`` unknowns (bits) alone, the others are zero: (n, n) row by row, and (n,). Gaussian
+    elimination; the prior's weight on the diagonal keeps every pivot positive."""
+    size: i64 = len(rhs)
+    rows, result = matrix[:], rhs[:]
     for i in range(size):
-        pivot = rows[i]
-        for row in rows[i + 1 :]:
-            factor = row[i] / pivot[i]
-            for j in range(i + 1, size + 1):
-                row[j] -= factor * pivot[j]
-    result = [0.0] * size
+        if not free >> i & 1:
+            continue
+        for below in range(i + 1, size):
+            if not free >> below & 1:
+                continue
+            factor = rows[below * size + i] / rows[i * size + i]
+            for j in range(i + 1, size):
+                rows[below * size + j] -= factor * rows[i * size + j]
+            result[below] -= factor * result[i]
     for i in range(size - 1, -1, -1):
-        row, known = rows[i], 0.0
+        if not free >> i & 1:
+            result[i] = 0.0
+            continue
+        known = 0.0
         for j in range(i + 1, size):
-            known += row[j] * result[j]
-        result[i] = (row[size] - known) / row[i]
+            if free >> j & 1:
+                known += rows[i * size + j] * result[j]
+        result[i] = (result[i] - known) / rows[i * size + i]
     return result
+
+
+def _all_positive(values: vec[float]) -> bool:
+    return all(value >= 0 for value in values)
 
 
 class _CostModel:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pinyon.core.errors import PinyonError
@@ -38,8 +37,7 @@ _ID = re.compile(r"(?:(.+)\.)?([0-9a-f]{20,})(?:-[0-9]+)?")
 _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(NamedTuple):
     """What a decode instance measured, in seconds: from its acceptance of the request to the first token, and of that
     the parts at the instance that computed the prompt. Fetching may go on beside computing."""
 

@@ -18,6 +18,10 @@ from pinyon.placement.prefix_match import Holder
 __all__ = ["ExpectedInTable"]
 
 _PLACES_MIN: Final = 1024
+_AGAIN: Final = 1 << 32
+"""Added to a set's number where some instance may have several prompts with the key: who has one alone, which is nearly
+all, is not looked up among those."""
+_NUMBER: Final = _AGAIN - 1
 
 
 class ExpectedInTable(ExpectedBlocks):
@@ -39,11 +43,11 @@ class ExpectedInTable(ExpectedBlocks):
         return self._keys
 
     def has_some(self, prints: vec[i64], count: i64) -> bool:
-        places = self._prints
-        return any(places[self._place(prints[each])] for each in range(count))
+        cells = self._cells
+        return any(cells[self._cell(prints[each])] for each in range(count))
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
-        number = self._numbers[self._place(print_)]
+        number = self._cells[self._cell(print_) + 1] & _NUMBER
         if number == 0:
             return 0
         return self._sets.masks[number]
@@ -56,24 +60,25 @@ class ExpectedInTable(ExpectedBlocks):
         come: i64 = 0
         prints = _prints_of(packed_keys)
         self._touch(prints)
+        cells = self._cells
         for print_ in prints:
-            place = self._place(print_)
-            if not self._prints[place]:
-                self._prints[place] = print_
-                self._numbers[place] = alone
+            cell = self._cell(print_)
+            if not cells[cell]:
+                cells[cell], cells[cell + 1] = print_, alone
                 come += 1
                 continue
-            number = self._numbers[place]
+            number = cells[cell + 1] & _NUMBER
             after = alone
             if number != alone:
                 after = sets.extended(number, row)
             if after != number:
-                self._numbers[place] = after
+                cells[cell + 1] += after - number
                 sets.keys_one[number] -= 1
                 sets.keys_one[after] += 1
                 self.pairs += 1
             elif number == alone or sets.masks[number] >> row & 1:
                 self._again[print_, row] = self._again.get((print_, row), 0) + 1
+                cells[cell + 1] |= _AGAIN
         self._keys += come
         self.pairs += come
         sets.keys_one[alone] += come
@@ -84,17 +89,20 @@ class ExpectedInTable(ExpectedBlocks):
         gone: i64 = 0
         prints = _prints_of(packed_keys)
         self._touch(prints)
+        cells = self._cells
         for print_ in prints:
-            if self._again and (more := self._again.pop((print_, row), 0)):
-                if more > 1:
-                    self._again[print_, row] = more - 1
-                continue
-            place = self._place(print_)
-            if not self._prints[place]:
-                continue
-            number = self._numbers[place]
+            cell = self._cell(print_)
+            number = cells[cell + 1]
+            if number == 0 or number & _AGAIN:
+                if self._again and (more := self._again.pop((print_, row), 0)):
+                    if more > 1:
+                        self._again[print_, row] = more - 1
+                    continue
+                if number == 0:
+                    continue
+                number &= _NUMBER
             if number == alone:
-                self._free(place)
+                self._free(cell)
                 gone += 1
                 continue
             mask = sets.masks[number]
@@ -103,11 +111,11 @@ class ExpectedInTable(ExpectedBlocks):
             after: i64 = sets.reduced(number, row)
             sets.keys_one[number] -= 1
             if after:
-                self._numbers[place] = after
+                cells[cell + 1] += after - number
                 sets.keys_one[after] += 1
                 self.pairs -= 1
             else:  # there are too many sets
-                self._free(place)
+                self._free(cell)
                 self._keys -= 1
                 self.pairs -= mask.bit_count()
         self._keys -= gone
@@ -116,66 +124,65 @@ class ExpectedInTable(ExpectedBlocks):
 
     def _touch(self, prints: vec[i64]) -> None:
         """These are looked for next. Reads where each is likely to be: such reads do not wait for one another."""
-        places = self._prints
+        cells = self._cells
         touched: i64 = 0
         for print_ in prints:
-            touched ^= places[self._home(print_)]
+            touched ^= cells[self._home(print_)]
         self._touched = touched
 
     def of(self, holder: Holder) -> int:
-        masks = (self._sets.masks[self._numbers[place]] for place in range(len(self._prints)))
+        masks = (self._sets.masks[self._cells[cell] & _NUMBER] for cell in range(1, len(self._cells), 2))
         return sum(1 for mask in masks if mask & holder.bit)
 
     def _use(self, places: i64) -> None:
         """So many, a power of two."""
-        self._prints: vec[i64] = vec[i64]([0] * places)
-        """0: free."""
-        self._numbers: vec[i64] = vec[i64]([0] * places)
+        self._cells: vec[i64] = vec[i64]([0] * (2 * places))
+        """Two for each place: a fingerprint, 0 where it is free, and the number of its set."""
         self._shift: i64 = 64
         while places > 1:
             self._shift -= 1
             places >>= 1
 
     def _home(self, print_: i64) -> i64:
-        """The place that it would have if all were free: the highest bits of a product, which all bits have a part
-        in."""
-        return (print_ * self._secret) >> self._shift & (i64(len(self._prints)) - 1)
+        """The first cell of the place that it would have if all were free: the highest bits of a product, which all
+        bits have a part in."""
+        return 2 * ((print_ * self._secret) >> self._shift & (i64(len(self._cells)) // 2 - 1))
 
-    def _place(self, print_: i64) -> i64:
-        """Where it is, or would be."""
-        prints = self._prints
-        most = i64(len(prints)) - 1
+    def _cell(self, print_: i64) -> i64:
+        """The first cell of where it is, or would be."""
+        cells = self._cells
+        most = i64(len(cells)) - 1
         at = self._home(print_)
-        while prints[at] and prints[at] != print_:
-            at = at + 1 & most
+        while cells[at] and cells[at] != print_:
+            at = at + 2 & most
         return at
 
-    def _free(self, place: i64) -> None:
+    def _free(self, cell: i64) -> None:
         """Whoever would be there comes nearer."""
-        prints, numbers = self._prints, self._numbers
-        most = i64(len(prints)) - 1
-        hole, at = place, place + 1 & most
-        while prints[at]:
+        cells = self._cells
+        most = i64(len(cells)) - 1
+        hole, at = cell, cell + 2 & most
+        while cells[at]:
             # it may not go before the place that it would have if all were free
-            if (at - self._home(prints[at]) & most) >= (at - hole & most):
-                prints[hole], numbers[hole] = prints[at], numbers[at]
+            if (at - self._home(cells[at]) & most) >= (at - hole & most):
+                cells[hole], cells[hole + 1] = cells[at], cells[at + 1]
                 hole = at
-            at = at + 1 & most
-        prints[hole] = numbers[hole] = 0
+            at = at + 2 & most
+        cells[hole] = cells[hole + 1] = 0
 
     def _make_room(self, keys: i64) -> None:
         """For so many more."""
-        places: i64 = len(self._prints)
+        places = i64(len(self._cells)) // 2
         if 2 * (self._keys + keys) <= places:
             return
-        before, numbers = self._prints, self._numbers
+        before = self._cells
         while 2 * (self._keys + keys) > places:
             places *= 2
         self._use(places)
-        for at in range(len(before)):
+        for at in range(0, len(before), 2):
             if before[at]:
-                place = self._place(before[at])
-                self._prints[place], self._numbers[place] = before[at], numbers[at]
+                cell = self._cell(before[at])
+                self._cells[cell], self._cells[cell + 1] = before[at], before[at + 1]
 
 
 def _prints_of(packed_keys: bytes) -> vec[i64]:

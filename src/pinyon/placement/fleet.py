@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
@@ -154,8 +154,16 @@ class Fleet:
         self, state: InstanceState, computed_tokens: int, prefix_tokens: int, seconds: float, now_s: float
     ) -> None:
         """A prefill was measured, without its queueing and transfers."""
-        if computed_tokens > 0:
-            state.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
+        self.learn_prefills(state, ((computed_tokens, prefix_tokens, seconds),), now_s)
+
+    def learn_prefills(self, state: InstanceState, measured: Iterable[tuple[int, int, float]], now_s: float) -> None:
+        """The same of several."""
+        learned = False
+        for computed_tokens, prefix_tokens, seconds in measured:
+            if computed_tokens > 0:
+                state.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
+                learned = True
+        if learned:
             state.prefill_learned_s = now_s
             state.learned()
 
@@ -164,11 +172,22 @@ class Fleet:
     ) -> None:
         """A fetch into the instance was measured. ``source``: of all of it, if it is one and known. Nothing is learned
         from what cannot be."""
-        if 0 < size_bytes <= READ_BYTES_S_MAX * (seconds + CLOCK_S):
+        self.learn_transfers(state, ((size_bytes, seconds, source),), now_s)
+
+    def learn_transfers(
+        self, state: InstanceState, measured: Iterable[tuple[int, float, InstanceState | None]], now_s: float
+    ) -> None:
+        """The same of several."""
+        learned = False
+        for size_bytes, seconds, source in measured:
+            if not 0 < size_bytes <= READ_BYTES_S_MAX * (seconds + CLOCK_S):
+                continue
             if source is None:
                 state.transfer_model.observe(size_bytes, seconds)
             else:
                 learn_fetch(state, source, size_bytes, seconds, now_s)
+            learned = True
+        if learned:
             state.transfers_learned()
             state.transfer_learned_s = now_s
 

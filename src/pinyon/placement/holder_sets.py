@@ -101,10 +101,10 @@ class HolderSets:
             self.held[self.rows(number)] -= count
         return gone
 
-    def forget_one(self, number: int) -> None:
-        """A key with this set is gone."""
-        self.keys_one[number] -= 1
-        self.held[self.rows(number)] -= 1
+    def forget_alike(self, number: int, keys: int) -> None:
+        """So many keys with this set are gone."""
+        self.keys_one[number] -= keys
+        self.held[self.rows(number)] -= keys
 
     def drop_unused(self) -> bool:
         """Free the numbers of sets that no key has, a portion of them, if many sets were made since. Returns whether it

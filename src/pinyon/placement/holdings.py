@@ -12,11 +12,15 @@ from collections.abc import Callable
 from itertools import count
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.compiled import compiled
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.holder_sets import SETS_MAX, HolderSets
+from pinyon.placement.holdings_loop import remove_in_loop, store_in_loop
 from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
 from pinyon.placement.key_table import KeyTable, Slots, fingerprints, fingerprints_one_by_one
 from pinyon.placement.prefix_match import bits
@@ -58,6 +62,8 @@ class Holdings:
         """By number of a set, the one without these rows; -1: not known."""
         self.evicted = 0
         self.refused = 0
+        self.in_loops = compiled()
+        """Keys are stored and removed one by one: elsewhere that is for a few."""
 
     def keys_under(self, row: int) -> int:
         """Keys that are held under a row that is not void."""
@@ -72,6 +78,9 @@ class Holdings:
         if sets.drop_unused():  # numbers may mean other sets from now on
             self._shown, self._without = {0: 0}, np.zeros(0, np.int64)
         keys = table.keys + new
+        if self.in_loops and keys <= self._keys_max:
+            self._store_in_loop(row, packed_keys)
+            return
         if new > _FEW_KEYS or keys > self._keys_max or keys > table.room:
             self._store_many(row, fingerprints(packed_keys))
             return
@@ -94,9 +103,34 @@ class Holdings:
                 self.refused += 1
             if table.stamps_one[slot] != stamp:
                 self._renew(np.array([slot]))
-        sets.keys_one[alone] += come
-        sets.held_one[row] += come
-        self._ages.came(come)
+        self._came(row, alone, come)
+
+    def _store_in_loop(self, row: int, packed_keys: bytes) -> None:
+        table, ages, size = self.table, self._ages, len(packed_keys)
+        table.grow(table.keys + size // KEY_BYTES)
+        ages.begins(size // KEY_BYTES, 0, table.stamps)
+        alone, at = self._sets.alone(row), 0
+        while at < size:
+            done = store_in_loop(table, self._sets, row, ages.stamp, packed_keys, at)
+            if new := len(done.new):
+                slots = _array(done.new)
+                table.set_ids[slots], table.stamps[slots] = alone, ages.stamp
+                self._came(row, alone, new)
+            if len(done.old):
+                self._renew(_array(done.old))
+            self.refused += done.refused
+            at = done.at
+            if at < size:
+                (fingerprint,) = fingerprints_one_by_one(packed_keys[at : at + KEY_BYTES])
+                table.insert_one(fingerprint, alone, ages.stamp)
+                self._came(row, alone, 1)
+                at += KEY_BYTES
+
+    def _came(self, row: int, alone: int, keys: int) -> None:
+        """So many new ones, which nobody else holds."""
+        self._sets.keys_one[alone] += keys
+        self._sets.held_one[row] += keys
+        self._ages.came(keys)
 
     def _store_many(self, row: int, prints: NDArray[np.uint64]) -> None:
         table, sets = self.table, self._sets
@@ -114,14 +148,18 @@ class Holdings:
             self._evict(over)
         if len(prints):
             alone = sets.alone(row)
-            come = table.insert(prints, alone, self._ages.stamp)
-            sets.keys_one[alone] += come
-            sets.held_one[row] += come
-            self._ages.came(come)
+            self._came(row, alone, table.insert(prints, alone, self._ages.stamp))
 
     def remove(self, row: int, packed_keys: bytes) -> None:
         """These are not held under the row any more."""
         table, sets = self.table, self._sets
+        if self.in_loops:
+            gone = remove_in_loop(table, sets, row, packed_keys)
+            if len(gone):
+                slots = _array(gone)
+                self._ages.forget(table.stamps[slots])
+                table.free(slots)
+            return
         if len(packed_keys) > _FEW_KEYS * KEY_BYTES:
             slots = table.locate(fingerprints(packed_keys))
             self._move(self._once(slots[slots >= 0]), row, sets.reduced, -1)
@@ -138,7 +176,7 @@ class Holdings:
                 sets.keys_one[after] += 1
                 sets.held_one[row] -= 1
             elif not after:
-                sets.forget_one(number)
+                sets.forget_alike(number, 1)
                 self._ages.counts_one[table.stamps_one[slot]] -= 1
                 table.free_one(slot)
 
@@ -334,3 +372,8 @@ class Holdings:
         assert held.keys() <= self._owners.keys()
         assert {row for row, owner in self._owners.items() if not owner} == void
         assert all(sets.held[row] == held[row] for row in self._owners if row not in void)
+
+
+def _array(slots: vec[i64]) -> Slots:
+    """That they are, which is not empty."""
+    return np.frombuffer(memoryview(slots), np.int64)

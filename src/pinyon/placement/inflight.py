@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
@@ -189,6 +189,27 @@ class InFlightTable:
         part = self._decodes.get(request_id)
         if part is not None and part.state is state:
             self._unclaimed.pop(request_id, None)
+
+    # of reports, which name many: what each of these does is that of the method for one
+
+    def begin_decodes(self, state: InstanceState, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.begin_decode(request_id, state)
+
+    def begin_prefills(
+        self, state: InstanceState, now_s: float, over: Collection[str], request_ids: Sequence[str]
+    ) -> None:
+        """``over``: have ended already."""
+        for request_id in request_ids:
+            self.begin_prefill(request_id, state, now_s, 0.0 if request_id in over else None)
+
+    def end_prefills(self, state: InstanceState, now_s: float, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.end_prefill(request_id, state, now_s)
+
+    def end_decodes(self, state: InstanceState, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.end_decode(request_id, state)
 
     def unclaim(self, state: InstanceState, now_s: float) -> None:
         """A new session of ``state`` begins, which names all requests that are there."""

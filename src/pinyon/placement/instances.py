@@ -104,6 +104,7 @@ BATCH_DEFAULT: Final = 256
 COMING_MAX: Final = 2
 """While what is placed here is at most so many times what is decoded, as many go as come, and the batch reads as much
 when a new request is in it as now; else all that comes counts."""
+_KINDS: Final = tuple(PathKind)
 OVERFULL: Final = 1.01
 """Share of an instance where somebody waits for blocks, whatever is free."""
 
@@ -226,7 +227,7 @@ class InstanceState:
 
     def transfers_learned(self) -> None:
         """The transfer cost model has changed."""
-        self.loads.transfers_learned(self.row, [self.transfer_model.coefficients(kind) for kind in PathKind])
+        self.loads.transfers_learned(self.row, [self.transfer_model.coefficients(kind) for kind in _KINDS])
 
     def seen(self) -> None:
         """It is new in the table."""

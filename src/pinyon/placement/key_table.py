@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
 
-__all__ = ["SLOTS", "KeyTable", "fingerprint", "fingerprints", "fingerprints_one_by_one"]
+__all__ = ["CROWDED", "SLOTS", "THERE", "KeyTable", "fingerprint", "fingerprints", "fingerprints_one_by_one"]
 
 SLOTS: Final = 8
 """Of a bucket."""
 BUCKETS_MIN = 8
-_SPARE = 3
+THERE: Final = -1
+CROWDED: Final = -2
+"""Instead of a slot: the key is there already, and it has no room unless another one moves."""
+_SPARE: Final = 3
 """The second bucket is taken where the first one has fewer free slots than this, and than the second."""
 _GROWING = 4.8
 """Keys per bucket while the table grows: buckets that are split hold half of what the others do."""
@@ -290,6 +293,47 @@ class KeyTable:
         self.stamps_one[slot] = stamp
         self.keys += 1
 
+    def place_in_loop(self, signed: i64) -> i64:
+        """The slot of one that is :data:`THERE` from now on; its set and its stamp are still to be written. Or
+        :data:`CROWDED`: nothing has changed."""
+        memory, start = self._print_memory.read, self._print_memory.start
+        buckets: i64 = self.buckets
+        level: i64 = self._level
+        mask = 2 * level - 1
+        bucket = signed & mask
+        slot: i64 = CROWDED
+        free: i64 = 0
+        for look in range(2):
+            if bucket >= buckets:
+                bucket -= level
+            first = SLOTS * bucket
+            at = start + 8 * first
+            free_here: i64 = 0
+            found: i64 = CROWDED
+            for each in range(i64(SLOTS)):
+                here = read_i64_le(memory, at + 8 * each)
+                if here == signed:
+                    return THERE
+                if here == 0:
+                    if free_here == 0:
+                        found = first + each
+                    free_here += 1
+            if look == 0 or (free < _SPARE and free_here > free):
+                slot, free = found, free_here
+            bucket = signed >> 32 & mask & _LOW_HALF
+        if slot != CROWDED:
+            self._signed_prints[slot] = signed
+            self.keys += 1
+        return slot
+
+    def set_at(self, slot: i64) -> i64:
+        """As :attr:`set_ids`."""
+        return i64(read_i32_le(self._set_memory.read, self._set_memory.start + 4 * slot))
+
+    def stamp_at(self, slot: i64) -> i64:
+        """As :attr:`stamps`."""
+        return self._stamp_memory.read[self._stamp_memory.start + slot]
+
     def free(self, slots: Slots) -> None:
         """Different ones, each of them taken."""
         self._flat[slots] = 0
@@ -353,17 +397,20 @@ class KeyTable:
 
     def _reserve(self, buckets: int) -> None:
         print_memory, set_memory = _Memory(8 * buckets * SLOTS), _Memory(4 * buckets * SLOTS)
+        stamp_memory = _Memory(buckets * SLOTS)
         prints = print_memory.array(np.uint64).reshape(buckets, SLOTS)
         set_ids = set_memory.array(np.uint32)
-        stamps = np.zeros(buckets * SLOTS, np.uint8)
+        stamps = stamp_memory.array(np.uint8)
         if self._reserved:
             prints[: self.buckets] = self._prints[: self.buckets]
             set_ids[: self.slots] = self.set_ids[: self.slots]
             stamps[: self.slots] = self.stamps[: self.slots]
         self._reserved, self._print_memory, self._set_memory = buckets, print_memory, set_memory
+        self._stamp_memory = stamp_memory
         self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
         # an element of an array costs five times one of these
         self._flat_prints, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data
+        self._signed_prints = self._flat.view(np.int64).data
 
     def _split(self, count: int) -> None:
         """Of the next ``count`` buckets, what belongs there moves to as many new ones at the end."""

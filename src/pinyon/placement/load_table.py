@@ -16,6 +16,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 from numpy.typing import NDArray
 
+from pinyon.core.compiled import compiled
 from pinyon.placement.shared_prefixes import SharedPrefixes
 from pinyon.placement.transfer_cost import PATH_KINDS
 
@@ -41,6 +42,8 @@ PREFILL_US_MAX: Final = 1 << 40
 
 def size_class(prefill_us: i64, near: i64 = 0) -> i64:
     """Of a prompt that takes so long; found in one step from one that is ``near``."""
+    if not compiled():  # numbers have no lengths there
+        return min(CLASSES - 1, int(prefill_us).bit_length())
     size = near
     while size > 0 and prefill_us < i64(1) << (size - 1):
         size -= 1

@@ -17,6 +17,7 @@ from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDe
 from pinyon.core.policies import Registry
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.http2.relay import real_peer
 from pinyon.runtime.identity import ADMIN, caller
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import is_loopback
@@ -151,7 +152,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 def admitted(context: Any) -> str:
     """Who asks for what only admins may, for the log. Raises :class:`PermissionDenied` for who has no identity and is
     not on this machine."""
-    known, peer = caller(context), str(context.peer())
+    known, peer = caller(context), real_peer(str(context.peer()))
     if known is not None:
         return f"{known} at {peer}"
     kind, _, address = peer.partition(":")

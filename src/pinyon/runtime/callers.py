@@ -13,6 +13,7 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
+from pinyon.runtime.http2.relay import real_peer
 from pinyon.runtime.identity import ROLES, Identity, caller
 from pinyon.runtime.logging import get_logger
 
@@ -71,7 +72,7 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             error = Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
         else:
             error = PermissionDenied(f"role {known.role} may not call {method}")
-        self._log(method, known, context.peer())
+        self._log(method, known, real_peer(context.peer()))
         raise error
 
     def _log(self, method: str, known: Identity | None, peer: str) -> None:

@@ -39,7 +39,7 @@ from pinyon.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 
@@ -82,7 +82,9 @@ class Duplex(Generic[Sent, Received]):
         """Looks after the writes: one timer for all of them, since a timer for each costs as much as its message."""
         self._ending: asyncio.Future[None] = self._loop.create_future()
         self._read: Callable[[], Awaitable[Any]]
+        self._each: Callable[[Take[Any]], Awaitable[None]]
         self._send: Callable[[Sent], Awaitable[None]]
+        self._push: Callable[[Sent], bool]
         self.spoke = False
         """The peer has sent a message."""
 
@@ -101,8 +103,28 @@ class Duplex(Generic[Sent, Received]):
             self._ending.set_exception(reason)
             self._ending.exception()  # seen, or asyncio warns
 
+    def _carry(self, carrier: Any) -> None:
+        """By what messages go and come: a call of grpcio's, or one that does more at once."""
+        self._read, self._send = carrier.read, carrier.write
+        self._each = getattr(carrier, "each", self._each_read)
+        self._push = getattr(carrier, "push", _not_at_once)
+
+    def _drop(self) -> None:
+        """Nothing goes or comes any more: the carrier need not stay."""
+        self._read = self._each = self._send = _over
+        self._push = _not_at_once
+
+    async def _each_read(self, take: Take[Any]) -> None:
+        read = self._read
+        while (message := await read()) is not _EOF:
+            doing = take(message)
+            if doing is not None:
+                await doing
+
     async def write(self, message: Sent) -> None:
         """Send one message beside those of the iterator, from ``take``: what ends the stream cancels it."""
+        if not self._writing.locked() and self._push(message):
+            return
         async with self._writing:
             self._write_began_s = self._loop.time()
             if self._watch is None:
@@ -160,26 +182,26 @@ class Duplex(Generic[Sent, Received]):
             del reader, writer, last, everything, left, each
 
     async def _read_all(self, take: Take[Received], drain: Callable[[], Awaitable[None]] | None = None) -> None:
-        read = self._read
-        while (message := await read()) is not _EOF:
+        def spoken(message: Received) -> Awaitable[None] | None:
             self.spoke = True
-            doing = take(message)
-            if doing is not None:
-                await doing
+            return take(message)
+
+        await self._each(spoken)
         if drain is not None:
             await drain()
 
     async def _write_all(self, messages: AsyncGenerator[Sent, None]) -> None:
         async with aclosing(messages):
             async for message in messages:
-                await self.write(message)
+                if self._writing.locked() or not self._push(message):
+                    await self.write(message)
 
 
 class Dialed(Duplex[Sent, Received]):
     """The end that opens the stream, to ``address`` (``host:port``), by a channel that ``connect`` opens."""
 
     def __init__(
-        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenChannel = open_channel
+        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenSession = open_session
     ) -> None:
         super().__init__(write_s)
         self.address = address
@@ -193,22 +215,21 @@ class Dialed(Duplex[Sent, Received]):
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
         """
-        channel = self._connect(self.address)
+        channel: Any = self._connect(self.address)
         open_call: Any = channel.stream_stream(
             self._method.path,
             request_serializer=self._method.sent.SerializeToString,
             response_deserializer=self._method.received.FromString,
         )
         call = open_call()
-        self._read, self._send = call.read, call.write
-
+        self._carry(call)
         try:
             await self._converse(self._read_all(take), self._write_to(call, messages), ends_with_reading=True)
         finally:
             call.cancel()
             await channel.close(None)
             del call, open_call
-            self._read = self._send = _over
+            self._drop()
 
     async def _write_to(self, call: Any, messages: AsyncGenerator[Sent, None]) -> None:
         try:
@@ -226,7 +247,7 @@ class Accepted(Duplex[Sent, Received]):
 
     def __init__(self, context: Any, write_s: float) -> None:
         super().__init__(write_s)
-        self._read, self._send = context.read, context.write
+        self._carry(context)
         self._patience: asyncio.Timeout | None = None
         """While the first message is waited for."""
 
@@ -268,10 +289,16 @@ async def _over(*_: object) -> Any:
     raise Unavailable("the stream is over")
 
 
+def _not_at_once(_: object) -> bool:
+    return False
+
+
 def _failure(task: asyncio.Future[None]) -> PinyonError | None:
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
-    if error is None or isinstance(error, PinyonError):
-        return error
+    if error is None:
+        return None
+    if isinstance(error, PinyonError):
+        return error.with_traceback(None)  # which has the frames of reading, and these the call
     if isinstance(error, grpc.aio.AioRpcError) and error.details() != _STATUS_LOST:
         return error_from_rpc(error)
     if isinstance(
@@ -297,7 +324,7 @@ class Redialer(Generic[Sent, Received]):
         converse: Callable[[Dialed[Sent, Received]], Awaitable[None]],
         *,
         write_s: float,
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
         log: logging.Logger = _log,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
+from pinyon.runtime.http2.front import Front
+from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import ErrorInterceptor
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ class GrpcServer:
         message_s: float = MESSAGE_S,
         keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
         outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
+        sessions: bool = False,
     ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
 
@@ -54,19 +58,24 @@ class GrpcServer:
         none: they reach the methods that are for anybody.
         ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed.
         The interceptors ``outermost`` see every call, and how it ended.
+        With ``sessions``, streams both ways of clients that ask for it are served within the event loop
+        (:mod:`pinyon.runtime.http2`), on the same port; not together with ``admin_listen``.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
         self._doors: dict[str, Callable[[Any], str]] = {}
+        interceptors = (
+            *outermost,
+            ErrorInterceptor(),
+            *(() if tls is None else (CallerInterceptor(self._callers),)),
+            FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
+        )
+        self._sessions = Http2Server(interceptors) if sessions else None
+        self._front: Front | None = None
         self._server = grpc.aio.server(
-            interceptors=(
-                *outermost,
-                ErrorInterceptor(),
-                *(() if tls is None else (CallerInterceptor(self._callers),)),
-                FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
-            ),
+            interceptors=interceptors,
             options=(
                 # Two servers on one port would share its connections silently.
                 ("grpc.so_reuseport", 0),
@@ -110,6 +119,8 @@ class GrpcServer:
             self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
         self._doors |= {f"/{descriptor.full_name}/{name}": look for name, look in (doors or {}).items()}
         register(servicer, self._server)
+        if self._sessions is not None:
+            register(servicer, self._sessions)
         self._names.append(descriptor.full_name)
 
     async def start(self, *, serving: bool = True) -> str:
@@ -121,12 +132,31 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_reflection((*self._names, health.SERVICE_NAME), self._server)
         ask_clients = not self._admin_listen
-        address = self._bind(self._listen, ask_clients=ask_clients)
+        if self._sessions is None:
+            address = self._bind(self._listen, ask_clients=ask_clients)
+        else:
+            address = self._open_front(self._sessions, self._bind("127.0.0.1:0", ask_clients=True))
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
         await self._server.start()
         await self.set_serving(serving)
         return address
+
+    def _open_front(self, sessions: Http2Server, behind: str) -> str:
+        tls = self._tls
+        self._front = Front(
+            sessions,
+            behind,
+            connections_max=MAX_CONNECTIONS,
+            hello_s=HANDSHAKE_S,
+            tls=None if tls is None else lambda: tls.sessions_context,
+        )
+        host, _ = parse_address(self._listen)
+        try:
+            port = self._front.open(self._listen)
+        except OSError as error:
+            raise _taken(self._listen) from error
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _bind(self, listen: str, *, ask_clients: bool) -> str:
         host, _ = parse_address(listen)
@@ -137,7 +167,7 @@ class GrpcServer:
                 credentials = self._tls.server_credentials(ask_clients=ask_clients)
                 port = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {listen}: the port is taken or not ours") from error
+            raise _taken(listen) from error
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def begin_drain(self) -> None:
@@ -155,8 +185,17 @@ class GrpcServer:
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let calls finish for ``seconds``, then end them."""
         await self.begin_drain()
-        await self._server.stop(seconds)
+        if self._front is None or self._sessions is None:
+            await self._server.stop(seconds)
+            return
+        self._front.stop()
+        await asyncio.gather(self._server.stop(seconds), self._sessions.drain(seconds))
+        await self._front.close()
 
     async def _set_health(self, status: Any) -> None:
         for name in ("", *self._names):
             await self._health.set(name, status)
+
+
+def _taken(listen: str) -> Unavailable:
+    return Unavailable(f"cannot listen on {listen}: the port is taken or not ours")

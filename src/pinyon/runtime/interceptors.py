@@ -17,7 +17,7 @@ from pinyon.core.errors import Internal, InvalidArgument, PinyonError, error_fro
 from pinyon.messages.error import error_from_proto, error_to_proto
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_rpc"]
+__all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_rpc", "error_from_status"]
 
 ERROR_METADATA_KEY = "pinyon-error-bin"
 
@@ -27,13 +27,18 @@ _log = get_logger("rpc")
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:
     """The error a peer raised; a transport failure becomes :class:`Unavailable` and so on by its status."""
     metadata: Iterable[tuple[str, str | bytes]] = cast("Any", error.trailing_metadata()) or ()
+    return error_from_status(error.code().name, error.details() or "", metadata)
+
+
+def error_from_status(code: str, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> PinyonError:
+    """The same of a status by its name, what it says, and the metadata that came with it."""
     for key, value in metadata:
         if key == ERROR_METADATA_KEY and isinstance(value, bytes):
             try:
                 return error_from_proto(common_pb2.Error.FromString(value))
             except DecodeError:  # a peer's garbage is not our failure
                 break
-    return error_from_code(error.code().name, error.details() or error.code().name)
+    return error_from_code(code, details or code)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: PinyonError) -> NoReturn:

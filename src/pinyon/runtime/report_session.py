@@ -15,7 +15,7 @@ from typing import Protocol
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.key_sample import is_sample, sampled_keys
-from pinyon.runtime.channel import OpenChannel, open_channel
+from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
@@ -82,7 +82,7 @@ class ReportSession:
         info: conductor_pb2.InstanceInfo,
         source: ReportSource,
         *,
-        connect: OpenChannel = open_channel,
+        connect: OpenSession = open_session,
         period_s: float = 0.5,
         gap_s: float = 0.02,
     ) -> None:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.http2.hello import ALPN
 from pinyon.runtime.identity import Identity, identity_from_names
 
 __all__ = ["Material", "Tls", "client_credentials", "read_material", "server_context"]
@@ -77,6 +78,8 @@ class Tls:
         self._material = read_material(certificate, key, ca, clock())
         self._client = self._make_client()
         self._channel = self._make_channel()
+        self._sessions = self._make_sessions()
+        self._session_client = self._make_session_client()
         self.generation = 0
         """Goes up with each renewal: what was made of older files differs from what would be made now."""
 
@@ -101,6 +104,16 @@ class Tls:
     def client_context(self) -> ssl.SSLContext:
         """For clients of servers with certificates of the cluster; the host's name is compared."""
         return self._client
+
+    @property
+    def sessions_context(self) -> ssl.SSLContext:
+        """Of a server of sessions (:mod:`pinyon.runtime.http2`), whose clients have certificates of the cluster."""
+        return self._sessions
+
+    @property
+    def session_client_context(self) -> ssl.SSLContext:
+        """Of its clients, who name the peer they mean."""
+        return self._session_client
 
     def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
         """Of a gRPC server; connections made after a renewal show the new certificate.
@@ -143,16 +156,27 @@ class Tls:
             )
         before, self._material = self._material, material
         try:
-            client, channel = self._make_client(), self._make_channel()
+            client, channel, session_client = self._make_client(), self._make_channel(), self._make_session_client()
+            sessions = self._make_sessions()
         except BaseException:
             self._material = before
             raise
-        self._client, self._channel = client, channel
+        self._client, self._channel, self._sessions, self._session_client = client, channel, sessions, session_client
         self.generation += 1
 
     def _make_channel(self) -> grpc.ChannelCredentials:
         material = self._material
         return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+
+    def _make_sessions(self) -> ssl.SSLContext:
+        context = server_context(self.certificate, self.key, self.ca)
+        context.set_alpn_protocols([ALPN, "h2"])
+        return context
+
+    def _make_session_client(self) -> ssl.SSLContext:
+        context = self._make_client()
+        context.set_alpn_protocols([ALPN, "h2"])
+        return context
 
     def _make_client(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -14,6 +14,7 @@ from pinyon.transfer.slicing import ChainPlan, Slice
 
 __all__ = [
     "BAD_BYTES",
+    "DONE",
     "GONE",
     "LATE",
     "LOST",
@@ -38,6 +39,8 @@ class Outcome(NamedTuple):
     """One ``Reason`` number per slice, 0 = completed; only with status COMPLETED."""
 
 
+DONE = Outcome(TransferStatus.COMPLETED)
+"""All of it, nothing refused. Whoever moved a small request says it with this very object."""
 SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
 """The engine closes, or the local region is unregistered."""
 GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)

@@ -1,24 +1,30 @@
-"""The short way of a small blocking transfer: one chain, run by its caller's thread unless its path fails."""
+"""Small blocking transfers, moved by their caller's thread: one request by the short way, several as one chain."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chain import DONE, LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.errors import EngineClosed
 from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.endpoint import Endpoint
+from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.peers import Peers
+from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import Meter
 
-__all__ = ["InlineCall", "SmallTransfers"]
+__all__ = ["SMALL_BYTES", "InlineCall", "SmallTransfers"]
 
-_SMALL_BYTES = 64 << 10
+SMALL_BYTES = 64 << 10
+"""Of a request that may go the short way."""
 
 
 class InlineCall:
@@ -77,24 +83,32 @@ class SmallTransfers:
         """The engine takes requests."""
         self._memory = memory
         self._peers = peers
+        self._limits = limits
         self._meter = meter
         self._clock = clock
-        self._most_bytes = min(_SMALL_BYTES, limits.stripe_min_bytes, limits.max_frame_bytes)
+        self._most_bytes = min(SMALL_BYTES, limits.stripe_min_bytes, limits.max_frame_bytes)
         self._chains: dict[Chain, int] = {}
         """With the number of their requests."""
 
     def chains(self) -> list[Chain]:
-        """One for each that is under way."""
+        """One for each that is under way as such."""
         return list(self._chains)
 
     def counts(self) -> list[int]:
-        """The numbers of their requests."""
-        return list(self._chains.values())
+        """The numbers of requests of all that are under way."""
+        return [*self._chains.values(), *([1] * len(self._peers.moving))]
 
-    def plan(self, request: TransferRequest) -> tuple[ChainPlan, dict[bytes, Region]] | None:
-        """``Submissions``' check and ``plan_one`` in one go, for a single small request: here every call shows in the
-        latency. None: not so small, or something is wrong with it; the long way says what."""
-        opcode, local, local_offset, remote, remote_region, remote_offset, length = request
+    def move(self, request: TransferRequest, timeout_s: float | None, queued_bytes: int) -> list[TransferResult] | None:
+        """One request by the short way: over an endpoint that lies ready, in this thread, without a chain, for as long
+        as nothing goes wrong. Here every call shows in the latency.
+
+        Args:
+            queued_bytes: what the engine has to do besides, for the deadline.
+
+        Returns:
+            None: nothing was done, it has to go the long way, which also says what is wrong with it.
+        """
+        opcode, local, local_offset, remote, key, remote_offset, length = request
         region = self._memory.get(local)
         if (
             region is None
@@ -103,39 +117,124 @@ class SmallTransfers:
             or local_offset + length > region.length
             or not 0 <= remote_offset < 1 << 62
             or type(opcode) is not Opcode
-            or type(remote_region) is not bytes
-            or len(remote_region) != KEY_BYTES
+            or type(key) is not bytes
+            or len(key) != KEY_BYTES
             or type(remote) is not SegmentDescriptor
+            or region.device is not None
         ):
             return None
+        peer = self._peers.find(remote.peer)
+        if peer is None:
+            return None
+        published = remote.region(key)
+        way = peer.short_way(remote, region.location, published.location if published is not None else "")
+        if way is None or way.endpoints is None:
+            return None
+        endpoint: Endpoint | None = way.endpoints.lend(way.key)
+        if endpoint is None:
+            return None
+        peer.last_used = started = self._clock()
+        budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(length + queued_bytes)
+        outcome: Outcome | None = None
+        again = False
+        moving = self._peers.moving
+        moving[endpoint] = way.path
+        try:
+            if self.running and way.open:
+                outcome = endpoint.move(opcode, region, local_offset, key, remote_offset, length, started + budget_s)
+        except EXPECTED as error:
+            outcome, again = failure_of(error, endpoint)
+        except BaseException:  # Ctrl-C, or a defect
+            way.endpoints.discard(endpoint)
+            raise
+        finally:
+            del moving[endpoint]
+        if outcome is not DONE:
+            return self._not_done(request, region, peer, way, endpoint, outcome, again, started, budget_s)
+        way.endpoints.release(endpoint)
+        elapsed_s = self._clock() - started
+        meter = self._meter
+        with meter.lock:
+            meter.went_short(way.path, opcode, length, elapsed_s)
+        return [TransferResult(TransferStatus.COMPLETED, length)]
+
+    def _not_done(
+        self,
+        request: TransferRequest,
+        region: Region,
+        peer: Peer,
+        way: ShortWay,
+        endpoint: Endpoint,
+        outcome: Outcome | None,
+        again: bool,
+        started: float,
+        budget_s: float,
+    ) -> list[TransferResult] | None:
+        """A chain takes up what the short way has begun."""
+        assert way.endpoints is not None
+        fence = 0
+        if outcome is None or outcome is SHUTDOWN or outcome.status is TransferStatus.COMPLETED:
+            way.endpoints.release(endpoint)
+            if outcome is None:
+                return None
+        else:
+            way.endpoints.discard(endpoint)
+            if request.opcode is Opcode.WRITE:
+                fence = endpoint.link.id
+        plan = self._plan(request, region)
+        fresh = outcome is SHUTDOWN or (again and not endpoint.aborted)
+
+        def go_on(chain: Chain) -> None:
+            chain.fence = fence
+            if fresh or not peer.adopt(chain, way, outcome, started):
+                self._peers.run(chain)
+
+        if again:
+            with self._meter.lock:
+                self._meter.retries += 1
+        return self._run(plan, {request.local: region}, started, budget_s, go_on)
+
+    @staticmethod
+    def _plan(request: TransferRequest, region: Region) -> ChainPlan:
+        opcode, local, local_offset, remote, remote_region, remote_offset, length = request
         published = remote.region(remote_region)
         slices = [Slice(0, local, local_offset, remote_region, remote_offset, length)]
         there = published.location if published is not None else ""
-        return ChainPlan(remote, opcode, slices, length, region.location, there), {local: region}
+        return ChainPlan(remote, opcode, slices, length, region.location, there)
 
     def run(self, plan: ChainPlan, regions: dict[bytes, Region], budget_s: float) -> list[TransferResult]:
-        """
+        """Several requests, or one that cannot go the short way, as one chain, whose slice i is all of request i.
+
         Raises:
             EngineClosed
         """
+        if not self.running:
+            raise EngineClosed("the engine is not running")
+        return self._run(plan, regions, self._clock(), budget_s, self._peers.run)
+
+    def _run(
+        self,
+        plan: ChainPlan,
+        regions: dict[bytes, Region],
+        started: float,
+        budget_s: float,
+        start: Callable[[Chain], None],
+    ) -> list[TransferResult]:
         count = len(plan.slices)
-        started = self._clock()
         call = InlineCall(self._clock)
         chain = Chain(plan, regions, started + budget_s, call.finished)
         self._chains[chain] = count  # before the state is read: whoever closes does it the other way round
         try:
-            if not self.running:
-                raise EngineClosed("the engine is not running")
-            if self._memory.pin(regions.values(), chain, chain.shut):
+            if self.running and self._memory.pin(regions.values(), chain, chain.shut):
                 try:
-                    self._peers.run(chain)
+                    start(chain)
                     outcome = call.outcome or call.wait(chain)
                 finally:
                     if call.outcome is None:  # interrupted, as by Ctrl-C, while the chain is in another thread
                         chain.shut()
                         call.wait(chain)
                     self._memory.unpin(regions.values(), chain)
-            else:  # unregistered since the check above
+            else:  # closed, or unregistered, since it was looked at
                 outcome = SHUTDOWN
         finally:
             del self._chains[chain]

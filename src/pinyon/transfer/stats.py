@@ -52,13 +52,15 @@ class PathStats:
     latency_sum_s: float
     latency_buckets: tuple[int, ...]
     """Completed chains per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
+    short: int = 0
+    """Of the chains, how many were one small request that its caller's thread moved the short way (``small.py``)."""
 
 
 class _PathRecorder:
-    __slots__ = ("buckets", "chains", "failures", "latency_sum_s", "nbytes", "retries")
+    __slots__ = ("buckets", "chains", "failures", "latency_sum_s", "nbytes", "retries", "short")
 
     def __init__(self) -> None:
-        self.nbytes = self.chains = self.retries = 0
+        self.nbytes = self.chains = self.retries = self.short = 0
         self.failures: dict[str, int] = {}
         self.latency_sum_s = 0.0
         self.buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
@@ -130,6 +132,21 @@ class StatsRecorder:
         recorder.latency_sum_s += elapsed_s
         recorder.buckets[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
 
+    def went_short(self, path: Path, opcode: Opcode, nbytes: int, elapsed_s: float) -> None:
+        """One request that was one chain, completed. What ``path_completed``, ``moved`` and ``finished`` count, at
+        once."""
+        recorder = self._paths.get(path) or self._path(path)
+        bucket = bisect_left(LATENCY_BUCKETS_S, elapsed_s)
+        recorder.nbytes += nbytes
+        recorder.chains += 1
+        recorder.short += 1
+        recorder.latency_sum_s += elapsed_s
+        recorder.buckets[bucket] += 1
+        self._moved[opcode] += nbytes
+        self._requests["completed"] += 1
+        self._latency_sum_s += elapsed_s
+        self._buckets[bucket] += 1
+
     def path_failed(self, path: Path, reason: Reason, retried: bool) -> None:
         recorder = self._path(path)
         name = reason.name.lower()
@@ -185,6 +202,7 @@ class StatsRecorder:
                     one.retries,
                     one.latency_sum_s,
                     tuple(one.buckets),
+                    one.short,
                 )
                 for path, one in self._paths.items()
             ),

@@ -90,22 +90,20 @@ class Submissions:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
-        small = None
-        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
-            small = self._small.plan(requests[0])
-        if small is None:
-            regions, lengths = self._prepare(requests, timeout_s)
-            locations = {key: region.location for key, region in regions.items()}
-            plan = plan_one(requests, sum(lengths), self._limits, locations, self._streams)
-            if plan is None:
-                handle = self.new_handle(len(requests))
-                # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
-                self._start(handle, requests, regions, lengths, timeout_s, inline=True)
-                return handle.wait()
-            small = plan, regions
-        plan, regions = small
-        if self._inflight_requests + len(plan.slices) > self._limits.max_inflight_requests:
+        if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
             raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
+            results = self._small.move(requests[0], timeout_s, self._queued_bytes)
+            if results is not None:
+                return results
+        regions, lengths = self._prepare(requests, timeout_s)
+        locations = {key: region.location for key, region in regions.items()}
+        plan = plan_one(requests, sum(lengths), self._limits, locations, self._streams)
+        if plan is None:
+            handle = self.new_handle(len(requests))
+            # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
+            self._start(handle, requests, regions, lengths, timeout_s, inline=True)
+            return handle.wait()
         budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(plan.nbytes + self._queued_bytes)
         return self._small.run(plan, regions, budget_s)
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from bench.router import GROUPS, Prompts, _counted
+from bench.router import _counted
+from bench.router_prompts import GROUPS, Prompts
 from bench.router_sides import Side
 from bench.router_stub import CHUNK_BYTES, Stub, tokenized
 
@@ -17,7 +18,7 @@ def prompts(requests: list[bytes]) -> list[str]:
 
 def test_no_prompt_comes_twice_and_half_of_each_is_shared() -> None:
     made = Prompts(1, 8 << 10, stream=False)
-    found = prompts(made.take("x", 200) + made.take("x", 200))
+    found = prompts(made.requests("x", 200) + made.requests("x", 200))
     half = (8 << 10) // 2
     assert all(len(each) == 8 << 10 for each in found)
     assert len(set(found)) == len({each[half:] for each in found}) == 400
@@ -60,3 +61,10 @@ def test_tokens_are_answered_as_vllm_does() -> None:
     assert status == 200
     assert said["count"] == 2
     assert said["tokens"][0] == said["tokens"][1]
+
+
+def test_servers_without_tokens_say_that_they_have_none() -> None:
+    stub = Stub()
+    assert stub.tokenizes
+    assert stub.page(b"/bare") == (200, b"{}")
+    assert not stub.tokenizes

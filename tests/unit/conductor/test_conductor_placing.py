@@ -27,6 +27,12 @@ class Broken(KvCacheCentric):
         return super().place(request, pool, match, now_s, rng)
 
 
+def answered(placer: Placer, name: str) -> conductor_pb2.ScheduleResponse:
+    response = conductor_pb2.ScheduleResponse()
+    placer.answer(conductor_pb2.ScheduleRequest(request_id=name, model="m", prompt_tokens=9), response)
+    return response
+
+
 def test_a_defect_is_the_answer_to_one_request():
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE))
     registry = CollectorRegistry()
@@ -34,10 +40,7 @@ def test_a_defect_is_the_answer_to_one_request():
     placer = Placer(
         Scheduler(fleet, Broken()), fleet.inflight, metrics, Telemetry("conductor", "c"), time.monotonic, 0.0, 0.0
     )
-    answers = [
-        placer.answer(conductor_pb2.ScheduleRequest(request_id=name, model="m", prompt_tokens=9))
-        for name in ("a", "bad", "b")
-    ]
+    answers = [answered(placer, name) for name in ("a", "bad", "b")]
     assert [answer.request_id for answer in answers] == ["a", "bad", "b"]
     assert [answer.error.code for answer in answers] == ["", "INTERNAL", ""]
     assert "secret" not in answers[1].error.message
@@ -76,7 +79,6 @@ def test_what_should_move_is_counted_now_and_then_and_at_no_requests_cost(finds,
     placer = Placer(scheduler, fleet.inflight, metrics, Telemetry("conductor", "c"), lambda: now_s[0], 0.0, 0.0)
     for number in range(10):
         now_s[0] = number * every_s / 4
-        answer = placer.answer(conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=9))
-        assert answer.HasField("placement")
+        assert answered(placer, f"r{number}").HasField("placement")
     assert registry.get_sample_value("pinyon_conductor_moves_wanted_total") == counted
     assert policy.asked == asked

@@ -48,7 +48,7 @@ class World:
 
     def ask(self, number: int, tokens: int, **more: int) -> None:
         request = conductor_pb2.ScheduleRequest(request_id=f"r{number}", model="m", prompt_tokens=tokens, **more)
-        self.placer.answer(request)
+        self.placer.answer(request, conductor_pb2.ScheduleResponse())
 
 
 def test_more_are_wanted_where_requests_find_no_place_in_time() -> None:

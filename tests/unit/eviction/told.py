@@ -26,6 +26,12 @@ class Told(Lru[bytes]):
         self._note("stored", keys, traits, list(offsets), after)
         super().stored(keys, now_s, traits, offsets, after)
 
+    def stored_pinned(
+        self, keys: Sequence[bytes], now_s: float, traits: Traits, offsets: Sequence[int], after: bytes | None = None
+    ) -> None:
+        self.stored(keys, now_s, traits, offsets, after)
+        self.pinned(keys, now_s)
+
     def used(self, keys: Sequence[bytes], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         self._note("used", keys, traits, list(offsets))
         super().used(keys, now_s, traits, offsets)

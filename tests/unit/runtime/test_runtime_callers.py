@@ -64,9 +64,15 @@ def authority(tmp_path: Path) -> TestAuthority:
 
 
 class Server:
-    def __init__(self, tls: Tls | None, callers: Callers = KVSTORE_CALLERS, admin_listen: str = "") -> None:
+    def __init__(
+        self,
+        tls: Tls | None,
+        callers: Callers = KVSTORE_CALLERS,
+        admin_listen: str = "",
+        sessions: bool = False,
+    ) -> None:
         self.node = Node()
-        self.server = GrpcServer("127.0.0.1:0", tls, admin_listen=admin_listen)
+        self.server = GrpcServer("127.0.0.1:0", tls, admin_listen=admin_listen, sessions=sessions)
         self.server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, self.node, KV_SERVICE, callers)
         self.server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Worker(), WORKER_SERVICE, WORKER_CALLERS)
         self.address = ""
@@ -79,9 +85,9 @@ class Server:
         await self.server.drain(0)
 
 
-@pytest.fixture
-async def server(authority: TestAuthority) -> AsyncIterator[Server]:
-    async with Server(authority.tls("kvstore", "kv-0")) as running:
+@pytest.fixture(params=[False, True], ids=["alone", "behind the front"])
+async def server(authority: TestAuthority, request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    async with Server(authority.tls("kvstore", "kv-0"), sessions=request.param) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Both ends of a stream, over real gRPC: how it begins, how it ends, and who learns why."""
+"""Both ends of a stream, of grpcio and of the event loop's: how it begins, how it ends, and who learns why."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from random import Random
 
 import pytest
 
@@ -22,14 +23,37 @@ from pinyon.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pinyon.runtime.channel import open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.http2 import front
+from pinyon.runtime.http2.client import Http2Channel
 
 WAIT_S = 20.0
+ENDS = [("http2", "http2"), ("grpcio", "http2"), ("http2", "grpcio"), ("grpcio", "grpcio")]
+"""Who dials, and who accepts."""
 Ask = worker_pb2.SessionRequest
 Answer = worker_pb2.SessionResponse
 METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", Ask, Answer)
 Handler = Callable[[Accepted[Answer, Ask]], Awaitable[None]]
+
+
+class Ends:
+    """Of the test that runs."""
+
+    dials = accepts = "http2"
+
+
+@pytest.fixture(autouse=True, params=ENDS, ids="-".join)
+def ends_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ends, "dials", request.param[0])
+    monkeypatch.setattr(Ends, "accepts", request.param[1])
+    monkeypatch.setattr(front, "who_speaks", lambda _: front.Speaker.OURS)  # grpcio's clients are not relayed, either
+
+
+def either() -> bool:
+    """Whether grpcio has a part."""
+    return "grpcio" in (Ends.dials, Ends.accepts)
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -52,7 +76,7 @@ class Servicer(worker_pb2_grpc.WorkerServiceServicer):
 class Server:
     def __init__(self, handler: Handler, write_s: float = WAIT_S, listen: str = "127.0.0.1:0") -> None:
         self._servicer = Servicer(handler, write_s)
-        self._server = GrpcServer(listen)
+        self._server = GrpcServer(listen, sessions=Ends.accepts == "http2")
         self._server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
             self._servicer,
@@ -77,7 +101,7 @@ class Server:
 
 
 def dial(address: str, write_s: float = WAIT_S) -> Dialed[Ask, Answer]:
-    return Dialed(address, METHOD, write_s)
+    return Dialed(address, METHOD, write_s, Http2Channel if Ends.dials == "http2" else open_channel)
 
 
 async def says(*numbers: int, then: Awaitable[None] | None = None) -> AsyncGenerator[Ask, None]:
@@ -147,6 +171,37 @@ async def test_in_good_order_everything_is_answered_after_the_last_message() -> 
     assert stream.ending
 
 
+async def test_messages_larger_than_a_window_pass_both_ways() -> None:
+    text = Random(1).randbytes(3 << 19).hex()
+
+    async def mirror(stream: Accepted[Answer, Ask]) -> None:
+        async def take(message: Ask) -> None:
+            answer = Answer()
+            answer.updates.add().error.message = message.submissions[0].request_id
+            await stream.write(answer)
+
+        await stream.run(take)
+
+    async def large() -> AsyncGenerator[Ask, None]:
+        for _ in range(3):
+            yield Ask(submissions=[worker_pb2.Submission(request_id=text)])
+
+    got: list[Answer] = []
+    async with Server(mirror) as server:
+        assert await ends(dial(server.address).run(got.append, large())) is None
+    assert [each.updates[0].error.message == text for each in got] == [True] * 3
+
+
+async def test_a_message_that_is_too_large_ends_the_stream_and_says_so() -> None:
+    async def large() -> AsyncGenerator[Ask, None]:
+        yield Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(5 << 20))])
+        await never()
+
+    async with Server(echo) as server:
+        error = await ends(dial(server.address).run(lambda _: None, large()))
+    assert isinstance(error, ResourceExhausted)
+
+
 async def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -166,7 +221,7 @@ def uncollected() -> Iterator[None]:
 
 
 def calls() -> int:
-    return sum(type(each).__name__ == "StreamStreamCall" for each in gc.get_objects())
+    return sum(type(each).__name__ in ("StreamStreamCall", "Http2Call") for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -433,7 +488,7 @@ class Naps:
 
 def redialer(address: str, naps: Naps, converse: Callable[[Dialed[Ask, Answer]], Awaitable[None]]) -> Redialer:
     return Redialer(
-        "peer", address, METHOD, converse, write_s=WAIT_S, clock=lambda: naps.now_s, sleep=naps.sleep
+        "peer", address, METHOD, converse, write_s=WAIT_S, clock=lambda: naps.now_s, sleep=naps.sleep,
     )  # fmt: skip
 
 

@@ -55,9 +55,9 @@ class FailingStreams(worker_pb2_grpc.WorkerServiceServicer):
         raise Unavailable("gone")
 
 
-@pytest.fixture
-async def address():
-    server = GrpcServer("127.0.0.1:0")
+@pytest.fixture(params=[False, True], ids=["alone", "behind the front"])
+async def address(request):
+    server = GrpcServer("127.0.0.1:0", sessions=request.param)
     server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, Failing(), KV_SERVICE)
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, FailingStreams(), WORKER_SERVICE)
     yield await server.start()
@@ -167,7 +167,8 @@ async def test_reflection_lists_the_services(channel):
 
 
 async def test_a_taken_port_is_an_error(address):
-    second = GrpcServer(address)
-    with pytest.raises(Unavailable, match="cannot listen"):
-        await second.start()
-    await second.drain(0)
+    for sessions in (False, True):
+        second = GrpcServer(address, sessions=sessions)
+        with pytest.raises(Unavailable, match="cannot listen"):
+            await second.start()
+        await second.drain(0)

@@ -22,7 +22,12 @@ from tools.compiled_modules import COMPILED, LEFT_OUT, compiled_modules
 from tools.compiled_tree import Lacking, compiler, is_current, lacking, make_tree
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("core/*.py", "placement/*.py")
+DECIDES = (
+    *("scheduler", "policy", "algorithm1", "kvcache_centric", "prefix_match", "cost_model", "decode_selection"),
+    *("transfer_cost", "instances", "admission", "index", "key_table", "holder_sets"),
+)
+ROOMS = ("core/*.py", *(f"placement/{name}.py" for name in DECIDES))
+"""What the published policy is made of; that takes half as long to compile as the room."""
 TESTS = (
     "tests/unit/placement/test_placement_policies.py",
     "tests/unit/placement/test_placement_hash_ring.py",

@@ -31,6 +31,7 @@ from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.path import Path
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.small import InlineCall
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
     GENEROUS_S,
     VARIANTS,
@@ -158,6 +159,7 @@ def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
     server.close()
 
 
+@REPLACES_METHODS
 def test_what_ends_before_it_holds_its_memory_does_not_hold_it_afterwards() -> None:
     """Between the two there is a moment in which somebody may cancel it, or close the engine."""
     engine = TransferEngine(transports=("local",))
@@ -277,6 +279,7 @@ def test_nothing_is_left_of_many_lives() -> None:
         eventually(lambda: len(transfer_threads()) <= threads and open_files() <= files, "all is as before")
 
 
+@REPLACES_METHODS
 def test_close_between_admission_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine closes after it has accepted a batch and before its chains exist: they end as stopped."""
     engine = TransferEngine(transports=("local",))
@@ -328,6 +331,7 @@ class BreaksThenHangs:
     def close(self) -> None: ...
 
 
+@REPLACES_METHODS
 def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a blocking transfer goes on in another thread."""
     waits = threading.Event()

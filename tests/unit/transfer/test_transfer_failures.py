@@ -35,6 +35,7 @@ from pinyon.transfer.stats import Meter
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually, open_files, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -416,10 +417,11 @@ class HeldUp(MemoryTable):
             assert self.go.wait(GENEROUS_S)
 
 
+@REPLACES_METHODS
 def test_chains_of_one_request_may_report_in_any_order() -> None:
     """The one that ends the request is heard first, another one that ended before it later."""
     given: list[Chain] = []
-    peers = SimpleNamespace(submit=given.append)
+    peers = SimpleNamespace(submit=given.append, moving={})
     memory = HeldUp()
     local = memory.register(bytearray(4 * SIZE), None, Access.READ)
     submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), time.monotonic)
@@ -446,7 +448,7 @@ def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     now = 1000.0
     memory = MemoryTable(1)
     local = memory.register(bytearray(10), None, Access.READ)
-    peers = SimpleNamespace(submit=lambda chain: None)
+    peers = SimpleNamespace(submit=lambda chain: None, moving={})
     submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), lambda: now)
     submissions.open()
     handle = submissions.new_handle(1)
@@ -481,6 +483,7 @@ def somebody_is_in(function: str) -> bool:
     return any(frame.f_code.co_name == function for top in frames for frame, _ in traceback.walk_stack(top))
 
 
+@REPLACES_METHODS
 @pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
 def test_a_full_pool_does_not_make_the_path_avoided(start_peer) -> None:
     """One link, and a WRITE to a frozen peer that holds it: the next one ends for want of room, not for a bad path."""

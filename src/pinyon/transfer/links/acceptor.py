@@ -21,6 +21,7 @@ from pinyon.transfer.stats import Meter
 __all__ = ["Acceptor"]
 
 _log = logging.getLogger(__name__)
+_OTHER = object()
 _TICK_S = 1.0
 _ROOM_S = 0.05
 """How long one more link waits for another to come to rest (it polls for a moment after each request) before BUSY."""
@@ -57,6 +58,10 @@ class Acceptor:
         self._inbound: set[Inbound] = set()
         """With those that were evicted and whose threads have not ended yet."""
         self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(limits.max_inbound, 1)
+        self._resting: dict[Inbound, None] = {}
+        """Links that rest between two requests but that the pool takes for used, so that one request after another
+        needs neither the lock nor the books: put and ``pop`` are atomic. Whoever wants the books right calls
+        ``_shelve``."""
         self._by_identity: dict[tuple[bytes, int], Inbound] = {}
         self._closing = threading.Event()
         self._wake = -1  # an eventfd, from the first listener to the close
@@ -133,16 +138,33 @@ class Acceptor:
 
     def _make_room(self, inbound: Inbound) -> list[Inbound] | None:
         """Lock held. Those evicted; None: there is no room even after a moment in which a link may come to rest."""
+        evicted = self._pool.reserve(inbound)
+        if evicted is not None:
+            return evicted
         end = self._clock() + _ROOM_S
-        while not self._closing.is_set():
-            evicted = self._pool.reserve(inbound)
-            remaining = end - self._clock()
-            if evicted is not None or remaining <= 0:
-                return evicted
-            self._waiting += 1
-            self._rested.wait(remaining)
+        self._waiting += 1
+        try:
+            self._shelve()  # after that, so that who comes to rest meanwhile is either seen here or sees who waits
+            while not self._closing.is_set():
+                evicted = self._pool.reserve(inbound)
+                remaining = end - self._clock()
+                if evicted is not None or remaining <= 0:
+                    return evicted
+                self._rested.wait(remaining)
+        finally:
             self._waiting -= 1
         return None
+
+    def _shelve(self) -> None:
+        """Lock held. The pool learns who rests."""
+        for inbound in list(self._resting):
+            if self._left_rest(inbound):
+                self._pool.touch(inbound)
+                self._pool.release(inbound, self._clock())
+
+    def _left_rest(self, inbound: Inbound) -> bool:
+        """It rested, the pool does not know, and nobody else was told so."""
+        return self._resting.pop(inbound, _OTHER) is None
 
     def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
         """Enter a link whose handshake is through, after the one it replaces has ended."""
@@ -171,11 +193,16 @@ class Acceptor:
 
     def take(self, inbound: Inbound) -> bool:
         """From now on the link is not evicted. False: it has been."""
+        if self._left_rest(inbound):
+            return True
         with self._lock:
             return self._pool.take(inbound)
 
     def release(self, inbound: Inbound) -> None:
         """From now on the link may be evicted."""
+        self._resting[inbound] = None
+        if not (self._waiting or self._closing.is_set()) or not self._left_rest(inbound):
+            return
         with self._lock:
             kept = self._pool.release(inbound, self._clock())
             if self._waiting:
@@ -184,6 +211,7 @@ class Acceptor:
             inbound.abort()
 
     def ended(self, inbound: Inbound) -> None:
+        self._resting.pop(inbound, None)
         with self._lock:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.transfer.chain import Chain, Outcome
 from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.memory.region import Region
 from pinyon.transfer.path import Path
+from pinyon.transfer.request import Opcode
 from pinyon.transfer.segment import PeerId
 
 __all__ = ["Endpoint", "EndpointKey", "TryAgain"]
@@ -19,6 +23,7 @@ class TryAgain(Exception):
     """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint(ABC):
     """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from others."""
 
@@ -52,6 +57,19 @@ class Endpoint(ABC):
         Raises:
             TryAgain, WireError, OSError (the link broke), Stalled, DeadlineReached
         """
+
+    def move(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        """Move one small range between a local region, of host memory, and what ``key`` opens, without a chain.
+
+        Local memory is touched only while the memory table's lock says that the region is registered; so nobody waits
+        for this and nobody stops it but by ``abort``. The outcome ``SHUTDOWN``: it is not registered (any more).
+        None: nothing was done, a chain must ask first. An exception or a failure leaves the endpoint unusable.
+
+        Raises: like ``exchange``.
+        """
+        return None
 
     def abort(self) -> None:
         """Make its user stop soon; from any thread, any number of times."""

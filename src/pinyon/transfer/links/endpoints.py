@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
 from pinyon.transfer.errors import WireError
@@ -39,6 +41,24 @@ _PATIENCE_S = 0.05
 
 E = TypeVar("E", bound=Endpoint)
 
+EXPECTED = (TryAgain, Stalled, DeadlineReached, WireError, OSError)
+"""What ``Endpoint.exchange`` and ``Endpoint.move`` raise."""
+
+
+def failure_of(error: Exception, endpoint: Endpoint) -> tuple[Outcome, bool]:
+    """How what ran on the endpoint ended (``EXPECTED``), and whether a fresh endpoint may do: the peer may have closed
+    one that sat idle."""
+    if isinstance(error, TryAgain):
+        return LOST, True
+    if isinstance(error, Stalled):
+        return STALLED, False
+    if isinstance(error, DeadlineReached):
+        return LATE, False
+    if isinstance(error, WireError):
+        _log.info("a peer broke the protocol of a transfer link: %s", error)
+        return BAD_BYTES, False
+    return LOST, endpoint.reused and not endpoint.answered
+
 
 class _Waiter(Generic[E]):
     __slots__ = ("found", "fresh", "key", "wake")
@@ -51,6 +71,7 @@ class _Waiter(Generic[E]):
         self.wake = threading.Condition(lock)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoints(ABC, Generic[E]):
     """The ``Transport`` methods of those transports. One with as many endpoints as it may have lets chains wait.
 
@@ -74,6 +95,9 @@ class Endpoints(ABC, Generic[E]):
         self._epoch = 0
         """Odd while endpoints are being forgotten: nothing is handy then. Grown by the end of it, so that those in use
         since before go through the pool when they are released."""
+
+    moves_small = False
+    """Its endpoints' ``move`` does something."""
 
     @abstractmethod
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E:
@@ -103,17 +127,9 @@ class Endpoints(ABC, Generic[E]):
                     self.release(endpoint)
                     return GONE
                 outcome = endpoint.exchange(chain)
-            except TryAgain:
-                outcome, again, midway = LOST, True, True
-            except Stalled:
-                outcome = STALLED
-            except DeadlineReached:
-                outcome = LATE
-            except WireError as error:
-                _log.info("a peer broke the protocol of a transfer link: %s", error)
-                outcome = BAD_BYTES
-            except OSError:
-                outcome, again = LOST, endpoint.reused and not endpoint.answered
+            except EXPECTED as error:
+                outcome, again = failure_of(error, endpoint)
+                midway = midway or isinstance(error, TryAgain)
             except BaseException:  # Ctrl-C in a blocking caller's thread, or a defect
                 self.discard(endpoint)
                 if claimed:
@@ -168,6 +184,19 @@ class Endpoints(ABC, Generic[E]):
                 return SHUTDOWN
             found = room
         return self._make(chain, path, replaces, found, epoch)
+
+    def lend(self, key: EndpointKey) -> E | None:
+        """An endpoint that lies ready, for one small request: to be given back by ``release`` or ``discard``."""
+        epoch = self._epoch
+        endpoint = None if self._waiters or epoch & 1 else self._handy.pop(key, None)
+        if endpoint is None:
+            return None
+        endpoint.epoch = epoch
+        if not endpoint.is_open():
+            self.release(endpoint)  # which closes it
+            return None
+        endpoint.reused, endpoint.answered = True, False
+        return endpoint
 
     def _take(self, key: EndpointKey, fresh: bool) -> E | list[E] | None:
         """Lock held. An idle endpoint; or those that made room for a new one, to be closed; or neither is to be had."""

@@ -31,6 +31,9 @@ _SLEEP_EVERY = 128
 """While polling pays: so often it sleeps all the same, to compare."""
 _POLL_EVERY = (16, 256)
 """While it does not: so often it polls all the same, less and less often."""
+_MEASURED = 4
+"""While it does not: so many waits before the next poll are timed, the others cost nothing."""
+_FOREVER = 1 << 62
 
 
 def _cores() -> int:
@@ -54,12 +57,14 @@ class Spinner:
         "_began",
         "_clock",
         "_every",
+        "_left",
         "_limit_s",
         "_polled",
         "_polling_s",
+        "_polls",
         "_receive",
         "_seats",
-        "_until_try",
+        "_timed",
         "_waited_s",
     )
 
@@ -75,11 +80,16 @@ class Spinner:
         """How long waits take that begin with polling."""
         self._asleep_s = _GUESS_S
         self._every = _POLL_EVERY[0]
-        self._until_try = _SLEEP_EVERY
-        """Waits until the way that is thought slower is tried."""
+        self._polls = limit_s > 0
+        """Polling pays, as far as is known."""
+        self._left = _SLEEP_EVERY if limit_s else _FOREVER
+        """Waits until the other way is tried."""
         self._began = 0.0
-        self._waited_s = -1.0
         self._polled = False
+        """The last wait that was timed began with polling."""
+        self._timed = False
+        """``slept`` is to learn from the wait that is under way."""
+        self._waited_s = -1.0
 
     def poll(self, buffer: memoryview) -> int | None:
         """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them, and call ``slept`` after.
@@ -87,26 +97,29 @@ class Spinner:
         Raises:
             OSError
         """
-        if not self._limit_s:
+        self._left -= 1
+        if self._left >= _MEASURED and not self._polls:
             return None
+        return self._poll(buffer)
+
+    def _poll(self, buffer: memoryview) -> int | None:
         clock, seats = self._clock, self._seats
-        self._began = began = clock()
-        if self._waited_s >= 0.0:  # of the last wait: learnt from now, when there is time
+        if self._waited_s >= 0.0:  # of the last poll: learnt from now, when there is time
             self._learn(self._waited_s)
             self._waited_s = -1.0
-        pays = self._polling_s < _BETTER * self._asleep_s
-        self._until_try -= 1
-        if self._until_try <= 0:
-            pays = not pays
-            self._until_try = self._every if pays else _SLEEP_EVERY
-        self._polled = False
-        if not pays:
+        self._began = began = clock()
+        other = self._left <= 0
+        self._polled = self._polls is not other
+        self._timed = True
+        if other:
+            self._left = _SLEEP_EVERY if self._polls else self._every
+        if not self._polled:
             return None
         try:
             seats.pop()
         except IndexError:
+            self._timed = False  # neither way
             return None
-        self._polled = True
         try:
             receive, end = self._receive, began + self._limit_s
             while True:
@@ -118,25 +131,26 @@ class Spinner:
                         return None
                 else:
                     self._waited_s = clock() - began
+                    self._timed = False
                     return moved
         finally:
             seats.append(None)
 
     def slept(self) -> None:
         """The bytes that ``poll`` did not get have come."""
-        if self._limit_s:
-            self._waited_s = self._clock() - self._began
+        if self._timed:
+            self._timed = False
+            self._learn(self._clock() - self._began)
 
     def _learn(self, waited_s: float) -> None:
         if self._polled:
-            before = self._polling_s < _BETTER * self._asleep_s
             self._polling_s += _WEIGHT * (min(waited_s, _LONG_S) - self._polling_s)
-            pays = self._polling_s < _BETTER * self._asleep_s
-            if pays:
-                self._every = _POLL_EVERY[0]
-            elif not before:
-                self._every = min(2 * self._every, _POLL_EVERY[1])
-            if pays is not before:
-                self._until_try = _SLEEP_EVERY if pays else self._every
         elif waited_s < _LONG_S:
             self._asleep_s += _WEIGHT * (waited_s - self._asleep_s)
+        pays = self._polling_s < _BETTER * self._asleep_s
+        if self._polled:
+            self._every = _POLL_EVERY[0] if pays else min(2 * self._every, _POLL_EVERY[1])
+        if pays is not self._polls:
+            self._polls = pays
+            self._every = _POLL_EVERY[0]
+            self._left = _SLEEP_EVERY if pays else self._every

@@ -39,9 +39,6 @@ class DeadlineReached(Exception):
 class Stream:
     """One thread uses a stream at a time; only ``abort`` may be called from another."""
 
-    _timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
-    """What a call raises when its tick ends without a byte."""
-
     def __init__(
         self,
         sock: socket.socket,
@@ -51,6 +48,8 @@ class Stream:
         clock: Clock = time.monotonic,
     ) -> None:
         self._sock = sock
+        self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
+        """What a call raises when its tick ends without a byte."""
         self._clock = clock
         self._tick_s = stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0
@@ -93,9 +92,13 @@ class Stream:
         Raises:
             Stalled, DeadlineReached, OSError
         """
+        self._send_all(buffers, deadline, 0)
+
+    def _send_all(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int) -> None:
+        """``quiet``: ticks without a byte so far."""
         rest = buffers
         left = sum(map(len, buffers))
-        self._quiet = 0
+        self._quiet = quiet
         while left:
             if deadline - self._clock() < self._tick_s or self._armed_s != self._tick_s:
                 self._arm(deadline)
@@ -111,6 +114,18 @@ class Stream:
 
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
         return self._sock.sendmsg(rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX])
+
+    def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
+        """:meth:`send` for what usually goes in one call."""
+        if deadline - self._clock() < self._tick_s or self._armed_s != self._tick_s:
+            self._arm(deadline)
+        try:
+            moved = self._sock.send(buffer)
+        except self._timeouts:
+            self._send_all((buffer,), deadline, 1)
+            return
+        if moved != len(buffer):
+            self._send_all((memoryview(buffer)[moved:],), deadline, 0)
 
     def receive(self, buffers: Sequence[memoryview], deadline: float) -> None:
         """Fill all buffers, straight from the socket.

@@ -77,7 +77,6 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 class TlsStream(Stream):
     """The same waits and bounds over an ``SSLSocket``, whose timeouts take the place of the kernel's."""
 
-    _timeouts = (TimeoutError, BlockingIOError)
     _sock: ssl.SSLSocket
 
     def __init__(
@@ -93,6 +92,7 @@ class TlsStream(Stream):
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
         # No polling: a record's bytes are no bytes of ours yet.
         super().__init__(wrapped, stall_s, buffer_bytes, clock=clock)
+        self._timeouts = (TimeoutError, BlockingIOError)
 
     def shake_hands(self, deadline: float) -> None:
         """
@@ -113,6 +113,9 @@ class TlsStream(Stream):
 
     def _set_timeout(self, timeout: float) -> None:
         self._sock.settimeout(timeout)
+
+    def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
+        self.send((buffer,), deadline)  # cut into records
 
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
         first = rest[0]

@@ -380,3 +380,19 @@ class MemoryTable:
                 return False
             into[:] = region.view[offset:end]
             return True
+
+    def load(self, region: Region, offset: int, into: memoryview) -> bool:
+        """Copy a few KiB of a region of host memory for ourselves. False: it is not registered any more."""
+        with self._lock:
+            if not region.alive:
+                return False
+            into[:] = region.view[offset : offset + len(into)]
+            return True
+
+    def store(self, region: Region, offset: int, data: memoryview) -> bool:
+        """Copy a few KiB into a region of host memory for ourselves. False: it is not registered any more."""
+        with self._lock:
+            if not region.alive:
+                return False
+            region.view[offset : offset + len(data)] = data
+            return True

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.memory.staging_pool import StagingPool
 from pinyon.transfer.path import Path, Tiers
@@ -16,6 +17,7 @@ from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
 from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.queue import PeerQueue
 from pinyon.transfer.paths.reach import PeerPaths, Reach
+from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.request import Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.stats import Meter
@@ -54,7 +56,9 @@ class Peer:
         self._meter = meter
         self._staging = staging
         self._clock = clock
-        self.queue = PeerQueue(PeerPaths(reach, remote), PathBoard(PathLimits(), rng), self._new_lane)
+        self.queue = PeerQueue(
+            PeerPaths(reach, remote), PathBoard(PathLimits(), rng), self._new_lane, self._new_short_way
+        )
         self.lock = threading.Lock()
         """Of the queue and all that it holds."""
         self._closed = False
@@ -64,6 +68,30 @@ class Peer:
         alike = next((len(tier) for tier in tiers if path in tier), 1)
         return Lane(path, self._reach.room(path, alike), self.lock, self.run)
 
+    def _new_short_way(self, path: Path, lane: Lane, elsewhere: bool) -> ShortWay:
+        transport = self._transports[path.transport]
+        endpoints = transport if isinstance(transport, Endpoints) and transport.moves_small else None
+        return ShortWay((self.queue.paths.remote.peer, path), lane, endpoints, elsewhere=elsewhere)
+
+    # --- one small request, by its caller ---
+
+    def short_way(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> ShortWay | None:
+        """None: there is none now, or ``remote`` has news of which paths there are."""
+        paths = self.queue.paths
+        if remote is not paths.remote and paths.is_news(remote):
+            return None
+        return self.queue.short_way(local_location, remote_location)
+
+    def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
+        """A chain for a request that ended so on the short way: goes on as if it had run there. False: this peer is
+        closed, nothing was done."""
+        with self.lock:
+            if self._closed:
+                return False
+            self.queue.adopt(chain, way)
+        self._ran(chain, way.path, outcome, started)
+        return True
+
     # --- chains ---
 
     def learn(self, remote: SegmentDescriptor) -> None:
@@ -72,7 +100,7 @@ class Peer:
         if remote is not paths.remote and paths.is_news(remote):
             with self.lock:
                 paths.learn(remote)
-                self.queue.forget_only()
+                self.queue.shut_short_ways()
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
         """Give the chain to a path, or queue it. ``inline``: if a path has room now, the caller must :meth:`run` the
@@ -248,6 +276,7 @@ class Peer:
         with self.lock:
             if not self.queue.idle or self.last_used > unused_since:
                 return False
+            self.queue.shut_short_ways()
             self._close_lanes()
             return True
 

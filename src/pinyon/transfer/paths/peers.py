@@ -12,6 +12,7 @@ from math import inf
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import SHUTDOWN, Chain
 from pinyon.transfer.host.link_monitor import LinkMonitor
+from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.memory.staging_pool import StagingPool
 from pinyon.transfer.path import Path
 from pinyon.transfer.paths.board import PathState
@@ -54,6 +55,9 @@ class Peers:
         )
         self._lock = threading.Lock()
         self._peers: dict[PeerId, Peer] = {}
+        self.moving: dict[Endpoint, Path] = {}
+        """Endpoints in use by callers who move a small request themselves (``SmallTransfers``). Put and taken out
+        without a lock: who is in here and then finds his way open is seen by whoever shuts it and then looks here."""
         self._closed = False
         self._closing = threading.Event()
         self._probes: set[threading.Thread] = set()
@@ -95,6 +99,10 @@ class Peers:
             if path is not None:
                 peer.run(chain, path)
             return
+
+    def find(self, name: PeerId) -> Peer | None:
+        """What is known of this peer, if anything is."""
+        return self._peers.get(name)
 
     def peer(self, remote: SegmentDescriptor) -> Peer | None:
         """What is known of this peer, from now on; None when closed."""
@@ -147,6 +155,14 @@ class Peers:
                 peer.nic_up(name)
             else:
                 peer.nic_down(name)
+        if not up:
+            self._interrupt(lambda path: path.local_nic == name)
+
+    def _interrupt(self, concerned: Callable[[Path], bool]) -> None:
+        """Stop the callers who move a small request over one of these paths, whose short ways are shut."""
+        for endpoint, path in list(self.moving.items()):
+            if concerned(path):
+                endpoint.abort()
 
     def _tend(self) -> None:
         next_maintenance = self._clock() + _MAINTAIN_S
@@ -199,6 +215,7 @@ class Peers:
         self._closing.set()
         self._monitor.close()
         threads = [thread for peer in peers for thread in peer.close()]
+        self._interrupt(lambda path: True)
         for transport in self.transports.values():
             transport.close()
         deadline = self._clock() + _CLOSE_S

@@ -14,6 +14,7 @@ from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard
 from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.reach import PeerPaths
+from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.request import Reason, TransferStatus
 
 __all__ = ["NO_THREAD", "PeerQueue"]
@@ -30,7 +31,14 @@ class PeerQueue:
     """The peer serialises the calls. Methods that return *hopeless* chains leave it to the caller to end those, without
     the lock, as ``chain.failure or last_failure`` says."""
 
-    def __init__(self, paths: PeerPaths, board: PathBoard, new_lane: Callable[[Path, Tiers], Lane]) -> None:
+    def __init__(
+        self,
+        paths: PeerPaths,
+        board: PathBoard,
+        new_lane: Callable[[Path, Tiers], Lane],
+        short_way: Callable[[Path, Lane, bool], ShortWay],
+    ) -> None:
+        """``short_way``: makes one, of a path, its lane and whether another transport serves its locations too."""
         self.paths = paths
         self.board = board
         self.running: dict[Chain, Path] = {}
@@ -38,12 +46,11 @@ class PeerQueue:
         self.lanes: dict[Path, Lane] = {}
         self.last_failure = _NO_PATH
         self._new_lane = new_lane
+        self._short_way = short_way
         self._waiting: dict[tuple[str, str], deque[Chain]] = {}
         """By memory locations, none empty: what waits for a busy NIC does not hold up what wants another one."""
-        self._only: dict[tuple[str, str], tuple[Path, Lane, bool]] = {}
-        """By memory locations, the one path of the best tier, as long as nothing is wrong with it, and whether another
-        transport serves them too: small chains are too short to be measured and have no choice, so they pass by the
-        board."""
+        self._short: dict[tuple[str, str], ShortWay] = {}
+        """By memory locations, while nothing is wrong with it: small requests pass by the board."""
         self._failed_at: dict[Path, float] = {}
 
     # --- books ---
@@ -71,14 +78,10 @@ class PeerQueue:
         """Give a fresh chain to a path, or let it wait. A path: the caller must run the chain there (only ``inline``).
         An outcome: there is no way."""
         if inline and chain.nbytes <= _SMALL_BYTES and not self.paths.beyond:
-            only = self._only.get((chain.local_location, chain.remote_location))
-            if only is not None and only[1].room > 0:
-                only[1].room -= 1
-                chain.unbooked = True
-                chain.elsewhere = only[2]
-                chain.remote = self.paths.remote
-                self.running[chain] = only[0]
-                return only[0]
+            way = self._short.get((chain.local_location, chain.remote_location))
+            if way is not None and way.lane.room > 0:
+                self.adopt(chain, way)
+                return way.path
         tiers = self.tiers(chain)
         # A fresh chain tries an avoided path too when there is no other: the peer may be back.
         path = self.board.choose(tiers, chain.nbytes) or self.board.choose_any(tiers, chain.nbytes, now)
@@ -186,18 +189,38 @@ class PeerQueue:
         del self.running[chain]
         if not chain.unbooked:
             self.board.completed(path, chain.nbytes, ran_s, now)
-            self._learn_only(chain, path)
+            self._learn_short(chain, path)
         return self.pump(now) if self._waiting else []
 
-    def _learn_only(self, chain: Chain, path: Path) -> None:
+    def _learn_short(self, chain: Chain, path: Path) -> None:
         where = (chain.local_location, chain.remote_location)
-        if where in self._only or not self.board.usable(path):
+        if where in self._short or not self.board.usable(path):
             return
         tiers = self.paths.tiers(*where)
         if tiers[:1] == ((path,),):
-            if len(self._only) >= _MAX_LOCATION_PAIRS:
-                self._only.clear()
-            self._only[where] = (path, self.lanes[path], _others(tiers, {path.transport}))
+            if len(self._short) >= _MAX_LOCATION_PAIRS:
+                self.shut_short_ways()
+            self._short[where] = self._short_way(path, self.lanes[path], _others(tiers, {path.transport}))
+
+    # --- the short way ---
+
+    def short_way(self, local_location: str, remote_location: str) -> ShortWay | None:
+        """For one small request. Needs no lock: who uses it looks at ``open`` when others can see that he does."""
+        return None if self.paths.beyond else self._short.get((local_location, remote_location))
+
+    def adopt(self, chain: Chain, way: ShortWay) -> None:
+        """The chain runs there, or did."""
+        way.lane.room -= 1
+        chain.unbooked = True
+        chain.elsewhere = way.elsewhere
+        chain.remote = self.paths.remote
+        self.running[chain] = way.path
+
+    def shut_short_ways(self) -> None:
+        """They may be wrong now."""
+        for way in self._short.values():
+            way.open = False
+        self._short.clear()
 
     def aborted(self, chain: Chain, path: Path, now: float) -> list[Chain]:
         """It was stopped, or failed for a reason that is not the path's."""
@@ -229,7 +252,7 @@ class PeerQueue:
     def failed(self, chain: Chain, path: Path, outcome: Outcome, ran_s: float, now: float) -> None:
         """The path failed under it, and is avoided from now on."""
         self._unassign(chain, path)
-        self._only.clear()
+        self.shut_short_ways()
         if chain.unbooked:
             chain.unbooked = False
             self.board.started(path, chain.nbytes)
@@ -257,16 +280,13 @@ class PeerQueue:
             self.recall(path)
         left = [*self.running, *self.waiting()]
         self._waiting.clear()
+        self.shut_short_ways()
         return left
 
     # --- health ---
 
-    def forget_only(self) -> None:
-        """The small chains' short way may be wrong now."""
-        self._only.clear()
-
     def nic_down(self, name: str) -> None:
-        self._only.clear()
+        self.shut_short_ways()
         self.board.nic_down(name)
         for path in self.lanes:
             if path.local_nic == name:

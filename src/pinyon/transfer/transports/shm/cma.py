@@ -107,6 +107,11 @@ class PeerMemory:
         self._scratch = array("B", bytes(FETCH_BYTES + FETCH_MOVES * SEAL_BYTES))
         self._scratch_view = memoryview(self._scratch)
         self._scratch_address = self._scratch.buffer_info()[0]
+        # One range and its seal, there and here: an array that changes costs less than a new one.
+        self._one_there = array("Q", (0, 0, 0, SEAL_BYTES))
+        self._one_here = array("Q", (self._scratch_address, 0))
+        self._one_there_address = self._one_there.buffer_info()[0]
+        self._one_here_address = self._one_here.buffer_info()[0]
 
     def holds(self, seals: Sequence[Seal]) -> bool:
         """Are all of these seals intact, and all in the same process?
@@ -151,6 +156,17 @@ class PeerMemory:
             start += length
         return True
 
+    def fetch_one(self, address: int, nbytes: int, seal: Seal) -> memoryview | None:
+        """The same for one range of at most ``FETCH_BYTES``; what is there, until the next call. None: not intact."""
+        there, here, size = self._one_there, self._one_here, nbytes + SEAL_BYTES
+        there[0], there[1], there[2], here[1] = address, nbytes, seal[0], size
+        moved = _readv(self.pid, self._one_here_address, 1, self._one_there_address, 2, 0)  # type: ignore[misc]
+        if moved != size:
+            self._failed(moved)
+            return None
+        scratch = self._scratch_view
+        return scratch[:nbytes] if scratch[nbytes:size] == seal[1] else None
+
     def copy(self, moves: Sequence[Move], nbytes: int, seal: Seal, before_each: Callable[[], None]) -> bool:
         """Copy ``moves`` (``nbytes`` together) in order, a few MiB per system call; each call reads ``seal`` last.
 
@@ -193,14 +209,18 @@ class PeerMemory:
         here_at, here_count = here.buffer_info()
         there_at, there_count = there.buffer_info()
         moved = _readv(self.pid, here_at, here_count // 2, there_at, there_count // 2, 0)
-        if moved == nbytes:
-            return True
+        if moved != nbytes:
+            self._failed(moved)
+        return bool(moved == nbytes)
+
+    @staticmethod
+    def _failed(moved: int) -> None:
+        """Nothing, when some of the memory there (or here) is not mapped."""
         if moved >= 0:  # the kernel stops short only where it meets memory that cannot be read
-            return False
+            return
         code = ctypes.get_errno()
-        if code == errno.EFAULT:
-            return False
-        raise OSError(code, "process_vm_readv")
+        if code != errno.EFAULT:
+            raise OSError(code, "process_vm_readv")
 
 
 def _pieces(moves: Sequence[Move], most: int) -> Iterator[tuple[list[Move], int]]:

@@ -16,13 +16,14 @@ from pinyon.transfer.request import Opcode, Reason
 from pinyon.transfer.segment import Range
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import PIECE_BYTES, Move, PeerMemory
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, PIECE_BYTES, Move, PeerMemory
 from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 
 __all__ = ["ShmService"]
 
 _log = logging.getLogger(__name__)
+_ONE = (shm_wire.MAGIC, shm_wire.WRITE, 0, 1)
 
 
 class ShmService:
@@ -94,6 +95,8 @@ class _Session:
             if not got:
                 return
             deadline = clock() + limits.base_deadline_s
+            if got == shm_wire.WRITE_OF_ONE_BYTES and self._write_one(inbox, deadline):
+                continue
             if got < shm_wire.HEAD_BYTES:
                 stream.receive([inbox[got : shm_wire.HEAD_BYTES]], deadline)
                 got = shm_wire.HEAD_BYTES
@@ -155,6 +158,24 @@ class _Session:
             memory.unpin(pinned, inbound)
         self._service.served(accepted, refusals)
         inbound.stream.send([shm_wire.pack_answer(request, refusals)], deadline)
+
+    def _write_one(self, inbox: memoryview, deadline: float) -> bool:
+        """The usual small WRITE: one range, that is granted. False: it is another case, and nothing was done."""
+        message = shm_wire.unpack_write_of_one(inbox)
+        magic, kind, code, ranges, message_id, nbytes, key, offset, length, address = message
+        if (magic, kind, code, ranges) != _ONE or not 0 < length == nbytes <= FETCH_BYTES or address >> 62:
+            return False
+        if not self._watch.is_open():
+            raise ConnectionResetError("the peer closed the link")
+        data = self._peer.fetch_one(address, nbytes, self._seal)
+        if data is None:
+            raise ConnectionResetError("the peer's memory is gone")
+        if not self._service.memory.put(key, offset, data):
+            return False
+        self._service.served(nbytes, None)
+        answer = shm_wire.pack_head(magic, shm_wire.WRITE_DONE, shm_wire.OK, 1, message_id, 0)
+        self._inbound.stream.send_one(answer, deadline)
+        return True
 
     def _check_open(self) -> None:
         if not self._watch.is_open():

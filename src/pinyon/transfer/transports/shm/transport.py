@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from array import array
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LOST, Chain, Outcome
+from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import Endpoint
@@ -20,6 +21,7 @@ from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached
+from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
@@ -36,7 +38,6 @@ __all__ = ["ShmTransport", "shm_available"]
 
 _log = logging.getLogger(__name__)
 
-_COMPLETED = Outcome(TransferStatus.COMPLETED)
 _NOWHERE = shm_wire.Place(0)
 _READ_TRIES = 4
 """A READ whose regions are unregistered one after another while it runs starts again so often."""
@@ -45,9 +46,11 @@ _READ_TRIES = 4
 class _Endpoint(Endpoint):
     """A link to a peer, the peer's memory, and where its regions lie."""
 
-    def __init__(self, link: Link, memory: PeerMemory, max_places: int, clock: Clock) -> None:
+    def __init__(self, link: Link, memory: PeerMemory, table: MemoryTable, max_places: int, clock: Clock) -> None:
+        """``memory`` is the peer's, ``table`` has ours."""
         super().__init__(link)
         self._memory = memory
+        self._table = table
         self._clock = clock
         self._places: dict[bytes, shm_wire.Place] = {}
         self._spans = 0
@@ -55,6 +58,43 @@ class _Endpoint(Endpoint):
         self._max_places = max_places
         self._ids = itertools.count(1)
         self._head = memoryview(bytearray(shm_wire.HEAD_BYTES))
+        outbox = array("B", bytes(FETCH_BYTES))
+        self._outbox = memoryview(outbox)
+        """A small WRITE, for the peer to copy: local memory is touched while it is copied here, not until it has."""
+        self._outbox_address = outbox.buffer_info()[0]
+
+    def move(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        if opcode is Opcode.READ:
+            place = self._places.get(key)
+            if place is None:
+                return None
+            _, base, seal, spans = place
+            if spans.holding(remote_offset, remote_offset + nbytes) < 0:
+                return None
+            data = self._memory.fetch_one(base + remote_offset, nbytes, seal)
+            if data is None:
+                return None
+            return DONE if self._table.store(region, offset, data) else SHUTDOWN
+        if not self._table.load(region, offset, self._outbox[:nbytes]):
+            return SHUTDOWN
+        message_id = next(self._ids)
+        request = shm_wire.pack_write_of_one(
+            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
+            *(key, remote_offset, nbytes, self._outbox_address),
+        )
+        self.link.stream.send_one(request, deadline)
+        good = shm_wire.pack_head(shm_wire.MAGIC, shm_wire.WRITE_DONE, shm_wire.OK, 1, message_id, 0)
+        head = self._head
+        self.link.stream.receive_some(head, shm_wire.HEAD_BYTES, deadline)
+        self.answered = True
+        if head == good:
+            return DONE
+        _, size = shm_wire.parse_answer(head, shm_wire.WRITE, 1, message_id)
+        refusals = self.link.receive_bytes(size, deadline)
+        wire.check_refusals(refusals)
+        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
     def exchange(self, chain: Chain) -> Outcome:
         return self._read(chain) if chain.opcode is Opcode.READ else self._write(chain)
@@ -79,7 +119,7 @@ class _Endpoint(Endpoint):
             if not moves or self._copy(
                 chain, moves, nbytes, [place.seal for place in places.values() if not place.code]
             ):
-                return _COMPLETED if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+                return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
             self._check(chain)
             self._forget_places()
         return LOST
@@ -177,6 +217,7 @@ class ShmTransport(Endpoints[_Endpoint]):
     """Initiator side; its :class:`ShmService` is the other one."""
 
     name = "shm"
+    moves_small = True
 
     def __init__(
         self,
@@ -194,6 +235,7 @@ class ShmTransport(Endpoints[_Endpoint]):
         """Why this process cannot use shm at all; None if it can."""
         self.address = "" if self.unavailable else f"@pinyon-transfer-{identity.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
+        self._table = memory
         self._identity = identity
         self._piece_bytes = piece_bytes
         self._seals = Seals()
@@ -224,7 +266,7 @@ class ShmTransport(Endpoints[_Endpoint]):
         except BaseException:
             link.stream.close(hard=True)
             raise
-        return _Endpoint(link, memory, self._limits.max_regions, self._clock)
+        return _Endpoint(link, memory, self._table, self._limits.max_regions, self._clock)
 
     def _prove(self, link: Link, deadline: float) -> PeerMemory:
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, self._seals.process)], deadline)

@@ -32,6 +32,7 @@ MAGIC = 0x5053
 RESOLVE = 1
 WRITE = 2
 REPLY_BIT = 0x80
+WRITE_DONE = WRITE | REPLY_BIT
 MAX_RANGES = MAX_FRAME_REQUESTS
 MAX_BYTES = MAX_FRAME_BYTES
 """Of one WRITE. Copying as much takes far less than any stall limit, so the answer needs no sign of life before it."""
@@ -49,7 +50,14 @@ _SPAN = Struct("!QQ")
 _DESCRIPTOR = Struct("!16sQQ")
 _ONE_RANGE = Struct("!16sQQQ")
 """A WRITE's body when it has one range, which is when its latency counts."""
+_WRITE_OF_ONE = Struct("!HBBIQQ16sQQQ")
 
+WRITE_OF_ONE_BYTES = _WRITE_OF_ONE.size
+pack_head = _HEAD.pack
+"""``(magic, kind, code, ranges, id, nbytes)``"""
+pack_write_of_one = _WRITE_OF_ONE.pack
+"""A head and its only range: ``(*head, key, offset, length, address)``"""
+unpack_write_of_one = _WRITE_OF_ONE.unpack_from
 PROOF_BYTES = _PROOF.size
 HEAD_BYTES = _HEAD.size
 PLACE_BYTES = _PLACE.size

@@ -7,13 +7,13 @@ descriptors, so bytes of another range do not pass either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from pinyon.transfer.errors import InvalidTransfer
 
-__all__ = ["CHECKSUM_MODES", "Digest", "checksum", "is_on", "seed_of"]
+__all__ = ["CHECKSUM_MODES", "Digest", "checksum", "checksum_of", "is_on", "seed_of"]
 
 CHECKSUM_MODES = ("on", "off")
 
@@ -32,9 +32,10 @@ def is_on(mode: str) -> bool:
     return mode == "on"
 
 
-def seed_of(head: bytes | bytearray | memoryview) -> int:
-    """The seed that ties a payload to its request: header and descriptors as sent."""
-    return xxh3_64_intdigest(head)
+seed_of: Callable[[bytes | bytearray | memoryview], int] = xxh3_64_intdigest
+"""The seed that ties a payload to its request: of header and descriptors as sent."""
+checksum_of: Callable[[bytes | memoryview, int], int] = xxh3_64_intdigest
+"""Of one buffer, with a seed: 64 bits."""
 
 
 def checksum(buffers: Sequence[memoryview], seed: int) -> int:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chain import DONE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
+from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
 
 __all__ = ["Connection"]
 
-_SMALL_BYTES = INBOX_BYTES - wire.FRAME_HEADER_BYTES - wire.DESCRIPTOR_BYTES - wire.TRAILER_BYTES
+SMALL_BYTES = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 """A payload that is taken in together with its header, on both sides."""
-_DONE = Outcome(TransferStatus.COMPLETED)
 _BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 _FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
@@ -25,23 +24,27 @@ _FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 class Connection(Endpoint):
     """An authenticated link with the state of its frames."""
 
-    __slots__ = ("_checked", "_frame_ids", "_inbox", "_stream")
+    __slots__ = ("_checked", "_frame_id", "_inbox", "_memory", "_outbox", "_stream")
 
-    def __init__(self, link: Link, *, checked: bool) -> None:
+    def __init__(self, link: Link, memory: MemoryTable, *, checked: bool) -> None:
         """``checked``: payloads carry a checksum."""
         super().__init__(link)
         self._stream = link.stream
+        self._memory = memory
         self._checked = checked
-        self._frame_ids = itertools.count(1)
+        self._frame_id = 0
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
+        self._outbox = memoryview(bytearray(INBOX_BYTES))
+        """A small WRITE, whole: local memory is touched while it is copied here, not while the link is slow."""
 
     def exchange(self, chain: Chain) -> Outcome:
         """One frame there, one answer back."""
-        if chain.nbytes <= _SMALL_BYTES and len(chain.slices) == 1:
-            return self._exchange_small(chain)
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
-        frame = wire.Frame(chain.opcode, len(slices), next(self._frame_ids), nbytes, self._checked)
+        if len(slices) == 1 and nbytes <= SMALL_BYTES:
+            _, local, offset, key, remote_offset, _ = slices[0]
+            return self.move(chain.opcode, chain.regions[local], offset, key, remote_offset, nbytes, deadline)
+        frame = wire.Frame(chain.opcode, len(slices), self._next_frame_id(), nbytes, self._checked)
         head = wire.pack_frame(frame, [part[3:] for part in slices])
         seed = seed_of(head) if frame.checksum else None
         if chain.opcode is Opcode.READ:
@@ -51,38 +54,76 @@ class Connection(Endpoint):
         got = self._stream.receive_some(self._inbox[:HEAD_START_BYTES], wire.FRAME_HEADER_BYTES, deadline)
         return self._answer(chain, frame, seed, got)
 
-    def _exchange_small(self, chain: Chain) -> Outcome:
-        """The same for one small slice, without a detour: here every call shows in the latency."""
-        _, local, offset, remote_region, remote_offset, nbytes = chain.slices[0]
-        opcode, stream, inbox, checked = chain.opcode, self._stream, self._inbox, self._checked
-        memory = chain.regions[local].view[offset : offset + nbytes]
-        frame_id = next(self._frame_ids)
-        head = wire.pack_frame_of_one(
-            wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, remote_region, remote_offset, nbytes
-        )
-        seed = seed_of(head) if checked else None
-        reading = opcode is Opcode.READ
-        buffers: list[bytes | memoryview] = [head] if reading else [head, memory]
-        if seed is not None and not reading:
-            buffers.append(wire.pack_trailer(checksum([memory], seed)))
-        stream.send(buffers, chain.deadline)
-        # What a good answer looks like is worked out while it is on its way.
-        payload = nbytes if reading else 0
-        good = wire.pack_header(wire.FRAME_MAGIC, opcode | wire.REPLY_BIT, wire.ALL_OK, 1, frame_id, payload)
-        at, end = len(good), len(good) + payload
-        whole = end + wire.TRAILER_BYTES if checked and reading else end
-        got = stream.receive_some(inbox, at, chain.deadline)
+    def _next_frame_id(self) -> int:
+        self._frame_id += 1
+        return self._frame_id
+
+    def move(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome:
+        """A frame of one small slice, without a detour: here every call shows in the latency."""
+        stream, memory, inbox, checked = self._stream, self._memory, self._inbox, self._checked
+        frame_id = self._frame_id = self._frame_id + 1
+        seed = 0
+        if opcode is Opcode.READ:
+            head = wire.pack_frame_of_one(
+                wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
+            )
+            stream.send_one(head, deadline)
+            # What a good answer looks like is worked out while it is on its way.
+            if checked:
+                seed = seed_of(head)
+            end = wire.FRAME_HEADER_BYTES + nbytes
+            whole = end + wire.TRAILER_BYTES if checked else end
+            good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
+        else:
+            outbox = self._outbox
+            wire.pack_frame_of_one_into(
+                outbox, 0, wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
+            )
+            end = wire.FIRST_BYTES + nbytes
+            data = outbox[wire.FIRST_BYTES : end]
+            if not memory.load(region, offset, data):
+                return SHUTDOWN
+            if checked:
+                wire.pack_trailer_into(outbox, end, checksum_of(data, seed_of(outbox[: wire.FIRST_BYTES])))
+                end += wire.TRAILER_BYTES
+            stream.send_one(outbox[:end], deadline)
+            whole = wire.FRAME_HEADER_BYTES
+            good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
+        got = stream.receive_some(inbox, wire.FRAME_HEADER_BYTES, deadline)
         self.answered = True
-        if at <= got < whole and inbox[:at] == good:
-            stream.receive((inbox[got:whole],), chain.deadline)
-            got = whole
-        if got != whole or inbox[:at] != good:
-            return self._answer(chain, wire.Frame(opcode, 1, frame_id, nbytes, checked), seed, got)
-        if reading:
-            if seed is not None and checksum([inbox[at:end]], seed) != wire.parse_trailer(inbox[end:whole]):
+        if inbox[: wire.FRAME_HEADER_BYTES] != good:
+            frame = wire.Frame(opcode, 1, frame_id, nbytes, checked)
+            return self._answer_of_one(frame, seed if checked else None, got, deadline)
+        if got < whole:
+            stream.receive((inbox[got:whole],), deadline)
+        elif got > whole:
+            raise WireError("bytes after the reply")
+        if opcode is Opcode.READ:
+            data = inbox[wire.FRAME_HEADER_BYTES : end]
+            if checked and checksum_of(data, seed) != wire.parse_trailer(inbox[end:whole]):
                 return _BAD_CHECKSUM
-            memory[:] = inbox[at:end]
-        return _DONE
+            if not memory.store(region, offset, data):
+                return SHUTDOWN
+        return DONE
+
+    def _answer_of_one(self, frame: wire.Frame, seed: int | None, got: int, deadline: float) -> Outcome:
+        """The answer to a frame of one slice that is no good one, of which ``got`` bytes are in the inbox."""
+        reply = wire.parse_reply(self._inbox, frame)
+        if reply.code != wire.SOME_REFUSED:
+            return _refusal_of_all(reply)
+        refusals = self._refusals(frame, reply, got, deadline)
+        at = wire.FRAME_HEADER_BYTES + 1
+        rest = self._inbox[at : max(got, at)]
+        if reply.payload:
+            raise WireError("the reply's payload does not fit the accepted ranges")
+        if frame.opcode == wire.READ:
+            if not receive_payload(self._stream, (), seed, deadline, rest):
+                return _BAD_CHECKSUM
+        elif rest:
+            raise WireError("bytes after the reply")
+        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
     def _answer(self, chain: Chain, frame: wire.Frame, seed: int | None, got: int) -> Outcome:
         """The answer to ``frame``, of which ``got`` bytes are in the inbox."""
@@ -90,27 +131,35 @@ class Connection(Endpoint):
         inbox, at, deadline = self._inbox, wire.FRAME_HEADER_BYTES, chain.deadline
         refusals = None
         reply = wire.parse_reply(inbox, frame)
-        if reply.code == wire.BAD_CHECKSUM:
-            return _BAD_CHECKSUM
-        if reply.code == wire.FAULT:
-            return _FAULT
         if reply.code == wire.SOME_REFUSED:
+            refusals = self._refusals(frame, reply, got, deadline)
             at += frame.requests
-            if got < at:
-                self._stream.receive([inbox[got:at]], deadline)
-                got = at
-            refusals = bytes(inbox[at - frame.requests : at])
-            _check_refusals(chain, reply, refusals)
+            got = max(got, at)
+            _check_payload(chain, reply, refusals)
+        elif reply.code != wire.ALL_OK:
+            return _refusal_of_all(reply)
         if chain.opcode is Opcode.READ:
             if not receive_payload(self._stream, _gather(chain, refusals), seed, deadline, inbox[at:got]):
                 return _BAD_CHECKSUM
         elif got > at:
             raise WireError("bytes after the reply")
-        return _DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+
+    def _refusals(self, frame: wire.Frame, reply: wire.Reply, got: int, deadline: float) -> bytes:
+        """A code per request, which follow the reply's header; ``got`` bytes of both are here."""
+        inbox, at = self._inbox, wire.FRAME_HEADER_BYTES + frame.requests
+        if got < at:
+            self._stream.receive([inbox[got:at]], deadline)
+        refusals = bytes(inbox[wire.FRAME_HEADER_BYTES : at])
+        wire.check_refusals(refusals)
+        return refusals
 
 
-def _check_refusals(chain: Chain, reply: wire.Reply, refusals: bytes) -> None:
-    wire.check_refusals(refusals)
+def _refusal_of_all(reply: wire.Reply) -> Outcome:
+    return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else _FAULT
+
+
+def _check_payload(chain: Chain, reply: wire.Reply, refusals: bytes) -> None:
     if chain.opcode is Opcode.READ:
         accepted = sum(part.length for part, code in zip(chain.slices, refusals, strict=True) if not code)
         if accepted != reply.payload:

@@ -17,13 +17,12 @@ from pinyon.transfer.segment import Range
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.staged import stage_ranges
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
+from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
 
 __all__ = ["TcpService"]
 
 _log = logging.getLogger(__name__)
-_FIRST_BYTES = wire.FRAME_HEADER_BYTES + wire.DESCRIPTOR_BYTES
 _SCRATCH_BYTES = 64 << 10
 
 
@@ -58,9 +57,9 @@ class TcpService:
                 window = inbox
                 continue
             window = inbox[:HEAD_START_BYTES]
-            if got < _FIRST_BYTES:  # every frame has at least one descriptor
-                stream.receive([inbox[got:_FIRST_BYTES]], deadline)
-                got = _FIRST_BYTES
+            if got < wire.FIRST_BYTES:
+                stream.receive([inbox[got : wire.FIRST_BYTES]], deadline)
+                got = wire.FIRST_BYTES
             frame = wire.parse_frame(inbox)
             deadline += frame.payload / limits.min_rate_bytes_s
             end = wire.FRAME_HEADER_BYTES + frame.requests * wire.DESCRIPTOR_BYTES
@@ -79,44 +78,43 @@ class TcpService:
         Returns:
             0 when it is done. Else it is another case and nothing was done, but so many bytes are in the inbox now.
         """
-        if got < _FIRST_BYTES:
+        if got < wire.FIRST_BYTES:
             return got
         nbytes: int
         magic, opcode, checked, count, frame_id, nbytes, key, offset, length = wire.unpack_frame_of_one(inbox)
         if magic != wire.FRAME_MAGIC or count != 1 or not 0 < length == nbytes < INBOX_BYTES or checked > 1:
             return got
-        end = _FIRST_BYTES + nbytes
-        if opcode == Opcode.WRITE:
+        end = wire.FIRST_BYTES + nbytes
+        if opcode == wire.WRITE:
             whole = end + wire.TRAILER_BYTES if checked else end
             if got > whole or whole > INBOX_BYTES:
                 return got
             if got < whole:
                 inbound.stream.receive((inbox[got:whole],), deadline)
-            data = inbox[_FIRST_BYTES:end]
-            if checked and checksum((data,), seed_of(inbox[:_FIRST_BYTES])) != wire.parse_trailer(inbox[end:whole]):
+            data = inbox[wire.FIRST_BYTES : end]
+            seed = seed_of(inbox[: wire.FIRST_BYTES]) if checked else 0
+            if checked and checksum_of(data, seed) != wire.parse_trailer(inbox[end:whole]):
                 return whole
             if not self._memory.put(key, offset, data):
                 return whole
-            reply: bytes | memoryview = wire.pack_header(magic, wire.REPLY_BIT | opcode, wire.ALL_OK, 1, frame_id, 0)
-        elif opcode == Opcode.READ:
+            reply: bytes | memoryview = wire.pack_header(magic, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
+        elif opcode == wire.READ:
             at = wire.FRAME_HEADER_BYTES
             whole = at + nbytes + wire.TRAILER_BYTES
-            if got != _FIRST_BYTES or whole > INBOX_BYTES:
+            if got != wire.FIRST_BYTES or whole > INBOX_BYTES:
                 return got
-            data = outbox[at : at + nbytes]
+            end = at + nbytes
+            data = outbox[at:end]
             if not self._memory.take(key, offset, data):
                 return got
-            wire.pack_header_into(outbox, 0, magic, wire.REPLY_BIT | opcode, wire.ALL_OK, 1, frame_id, nbytes)
+            wire.pack_header_into(outbox, 0, magic, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
             if checked:
-                outbox[whole - wire.TRAILER_BYTES : whole] = wire.pack_trailer(
-                    checksum([data], seed_of(inbox[:_FIRST_BYTES]))
-                )
-            else:
-                whole -= wire.TRAILER_BYTES
-            reply = outbox[:whole]
+                wire.pack_trailer_into(outbox, end, checksum_of(data, seed_of(inbox[: wire.FIRST_BYTES])))
+                end += wire.TRAILER_BYTES
+            reply = outbox[:end]
         else:
             return got
-        inbound.stream.send((reply,), deadline)
+        inbound.stream.send_one(reply, deadline)
         with self._meter.lock:
             self._meter.served(opcode, nbytes)
         return 0

@@ -32,6 +32,7 @@ class TcpTransport(Endpoints[Connection]):
     """Initiator side; ``service`` is the other one."""
 
     name = "tcp"
+    moves_small = True
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class TcpTransport(Endpoints[Connection]):
             InvalidTransfer: no such checksum mode.
         """
         super().__init__(limits.connections_per_peer, limits, meter, clock)
+        self._memory = memory
         self._identity = identity
         self._nics = nics
         networks = Counter(nic.network for nic in nics.values() if nic.transport == "tcp")
@@ -76,4 +78,4 @@ class TcpTransport(Endpoints[Connection]):
             replaces=replaces,
             clock=self._clock,
         )
-        return Connection(link, checked=self._checked)
+        return Connection(link, self._memory, checked=self._checked)

@@ -33,7 +33,8 @@ FRAME_MAGIC = 0x504B
 FLAG_CHECKSUM = 1
 REPLY_BIT = 0x80
 OPCODES = (1, 2)
-WRITE = 2
+READ, WRITE = OPCODES
+READ_DONE, WRITE_DONE = READ | REPLY_BIT, WRITE | REPLY_BIT
 ALL_OK = 0
 SOME_REFUSED = 1
 BAD_CHECKSUM = 2
@@ -51,14 +52,18 @@ _TRAILER = Struct("!Q")
 FRAME_HEADER_BYTES = _FRAME.size
 DESCRIPTOR_BYTES = _DESCRIPTOR.size
 TRAILER_BYTES = _TRAILER.size
+FIRST_BYTES = FRAME_HEADER_BYTES + DESCRIPTOR_BYTES
+"""Every frame has at least one descriptor."""
 
 pack_trailer = _TRAILER.pack
 """A payload's checksum as bytes."""
+pack_trailer_into = _TRAILER.pack_into
 pack_header = _FRAME.pack
 """``(magic, opcode, flags or code, count, frame id, payload)``"""
 pack_header_into = _FRAME.pack_into
 pack_frame_of_one = _FRAME_OF_ONE.pack
 """A header and its only descriptor: ``(*header, key, offset, length)``"""
+pack_frame_of_one_into = _FRAME_OF_ONE.pack_into
 unpack_frame_of_one = _FRAME_OF_ONE.unpack_from
 
 

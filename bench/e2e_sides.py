@@ -1,0 +1,110 @@
+"""Who takes requests in ``bench/e2e.py``: our suite and another router by HTTP, and directly what each of them stands
+in front of. All get prompts of their own, of the same kind."""
+
+from __future__ import annotations
+
+import itertools
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from bench.e2e_cluster import BLOCK_TOKENS, card_of
+from bench.e2e_direct import DirectClient, Work
+from bench.load import HttpClient, Sample
+from bench.router_prompts import Prompts
+from pinyon.core.block_keys import namespace
+from pinyon.runtime.identity import LB
+from services.cluster import LocalCluster
+from services.lb.key_chains import KeyChains
+from services.lb.tokenizer_process import tokenize
+
+__all__ = ["CONCURRENCY", "DirectTaker", "HttpTaker", "Taker"]
+
+CONCURRENCY = 16
+
+
+class Taker(Protocol):
+    """One side, while prompts of one kind are measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """The processes whose CPU counts, by name; none: it is there for its latency."""
+        ...
+
+    def prepare(self, count: int) -> Sequence[Any]:
+        """So many new requests."""
+        ...
+
+    async def send(self, number: int, request: Any) -> Sample:
+        """The client of that number sends it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class HttpTaker:
+    """``entries``: who is asked; several take turns."""
+
+    def __init__(
+        self,
+        name: str,
+        prompts: Prompts,
+        entries: Sequence[str],
+        pids: Mapping[str, int] = {},  # never changed
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.name = name
+        self.pids = pids
+        self._prompts = prompts
+        self._host = entries[0]
+        self._clients = [HttpClient(entries[number % len(entries)], context) for number in range(CONCURRENCY)]
+        self._turns = itertools.count() if len(entries) > 1 else None
+
+    def prepare(self, count: int) -> list[bytes]:
+        return self._prompts.requests(self._host, count)
+
+    async def send(self, number: int, request: bytes) -> Sample:
+        at = number if self._turns is None else next(self._turns) % CONCURRENCY
+        return await self._clients[at].send(request)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+class DirectTaker:
+    """The workers of our suite, by the transport that the load balancer has; each has its share of the beginnings."""
+
+    name = "direct"
+    pids: Mapping[str, int] = {}
+
+    def __init__(self, prompts: Prompts, cluster: LocalCluster) -> None:
+        access = cluster.access
+        self._prompts = prompts
+        self._card = card_of(cluster)
+        layout_id = self._card.config.kv_layout(BLOCK_TOKENS).layout_id
+        self._start = namespace(self._card.fingerprint, layout_id, "", access.secret)
+        self._chains = KeyChains()
+        self._clients = [
+            DirectClient(service.endpoints["grpc"], lambda _, service=service: access.aio_channel(service, role=LB))  # type: ignore[misc]
+            for service in cluster.of_kind("mixed")
+        ]
+
+    def prepare(self, count: int) -> list[tuple[int, Work]]:
+        made = []
+        for _ in range(count):
+            group, text = self._prompts.text()
+            tokens = tokenize(self._card, text)
+            made.append((group, (tokens, self._chains.packed(self._start, tokens, BLOCK_TOKENS))))
+        return made
+
+    async def send(self, number: int, request: tuple[int, Work]) -> Sample:
+        group, work = request
+        return await self._clients[group % len(self._clients)].send(work, self._prompts.max_tokens)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()

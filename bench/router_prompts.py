@@ -1,0 +1,52 @@
+"""Prompts for what chooses by prefix: half of each is one of a few shared beginnings, the other half is its own, so no
+prompt comes twice and no more than half of one can be hit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from bench.load import http_request
+from bench.router_stub import MODEL
+
+__all__ = ["GROUPS", "STREAMED_TOKENS", "Prompts", "hex_text"]
+
+GROUPS = 64
+STREAMED_TOKENS = 16
+"""Of a streamed answer; one that comes whole has one."""
+
+Write = Callable[[random.Random, int], str]
+"""Text of so many bytes."""
+
+
+def hex_text(random_: random.Random, size: int) -> str:
+    return random_.randbytes(size // 2).hex()
+
+
+class Prompts:
+    """Each once; another ``seed`` has other beginnings, too."""
+
+    def __init__(self, seed: int | str, size_bytes: int, stream: bool, write: Write = hex_text) -> None:
+        self._random = random.Random(f"{seed} {size_bytes} {stream}")
+        self._half = size_bytes // 2
+        self._stream = stream
+        self._write = write
+        self._shared = [write(self._random, self._half) for _ in range(GROUPS)]
+
+    @property
+    def max_tokens(self) -> int:
+        return STREAMED_TOKENS if self._stream else 1
+
+    def text(self) -> tuple[int, str]:
+        """The number of its beginning, and the prompt."""
+        group = self._random.randrange(GROUPS)
+        return group, self._shared[group] + self._write(self._random, self._half)
+
+    def requests(self, host: str, count: int) -> list[bytes]:
+        """Whole HTTP requests to ``host``."""
+        bodies: list[dict[str, object]] = [
+            {"model": MODEL, "prompt": self.text()[1], "max_tokens": self.max_tokens, "stream": self._stream,
+             "temperature": 0}
+            for _ in range(count)
+        ]  # fmt: skip
+        return [http_request(host, "/v1/completions", body) for body in bodies]

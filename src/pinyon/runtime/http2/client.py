@@ -1,0 +1,195 @@
+"""The side that dials: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it of a channel."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from google.protobuf.message import DecodeError
+
+from pinyon.core.address import parse_address
+from pinyon.core.errors import Internal, PinyonError, Unavailable, error_from_code
+from pinyon.runtime.http2.connection import Connection
+from pinyon.runtime.http2.heads import is_answer, parse_trailers, request_head
+from pinyon.runtime.http2.messages import MessageStream
+from pinyon.runtime.http2.protocol import Http2Protocol
+from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
+from pinyon.runtime.http2.wire import Code
+from pinyon.runtime.interceptors import error_from_status
+
+__all__ = ["CONNECT_S", "Http2Channel"]
+
+CONNECT_S = 2.0
+"""For all of it: name, TCP, TLS, and the peer's settings."""
+FAREWELL_S = 0.2
+"""For the end of TLS, which is the peer's part, too."""
+
+
+class Http2Channel:
+    """To ``address`` (``host:port``). What of grpcio's channels sessions use, in place of one of these."""
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None, name: str = "") -> None:
+        """``tls`` with ALPN set; ``name`` is what the peer's certificate must say."""
+        self._address = address
+        self._tls = tls
+        self._name = name
+        self._calls: list[Http2Call] = []
+
+    def stream_stream(
+        self, path: str, request_serializer: Callable[[Any], bytes], response_deserializer: Callable[[bytes], Any]
+    ) -> Callable[[], Http2Call]:
+        def call() -> Http2Call:
+            made = Http2Call(self._address, path, self._tls, self._name, response_deserializer, request_serializer)
+            self._calls.append(made)
+            return made
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        calls, self._calls = self._calls, []
+        for each in calls:
+            await each.close()
+
+
+class Http2Call(MessageStream):
+    """Connects at once. ``read`` says how it ended, as a :class:`PinyonError`; then it gives the end."""
+
+    def __init__(
+        self,
+        address: str,
+        path: str,
+        tls: ssl.SSLContext | None,
+        name: str,
+        decode: Callable[[bytes], Any],
+        encode: Callable[[Any], bytes],
+    ) -> None:
+        self._connected: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._settings = asyncio.Event()
+        self._answered = False
+        """The headers before the first message are here."""
+        self._status = ""
+        """What the peer said at its end."""
+        self._gone = asyncio.Event()
+        protocol = Http2Protocol(Connection, self._heard, self._lost)
+        super().__init__(protocol, decode, encode)
+        self._head = request_head(path, name or address, "http" if tls is None else "https")
+        self._connecting = self._loop.create_task(self._connect(address, tls, name), name=f"connect {address}")
+
+    async def _connect(self, address: str, tls: ssl.SSLContext | None, name: str) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                host, port = parse_address(address)
+                await self._loop.create_connection(
+                    lambda: self._protocol, host, port, ssl=tls, server_hostname=name if tls is not None else None
+                )
+                await self._settings.wait()
+            self._stream = self._protocol.connection.open(self._head, self)
+        except TimeoutError:
+            self._fail(Unavailable(f"no connection to {address} within {CONNECT_S:g} s"))
+        except (OSError, ssl.CertificateError) as error:
+            self._fail(Unavailable(f"no connection to {address}: {getattr(error, 'strerror', None) or error}"))
+        except StreamFailed as error:
+            self.failed(error)
+        except PinyonError as error:
+            self._fail(error)
+        finally:
+            if not self._connected.done():
+                self._connected.set_result(self._stream is not None)
+
+    def _heard(self) -> None:
+        if self._protocol.connection.ready:
+            self._settings.set()
+
+    def _lost(self) -> None:
+        self._gone.set()
+        self._settings.set()  # what waits for them finds that it is over
+        self._fail(Unavailable("the peer is gone"))
+
+    def _fail(self, error: PinyonError) -> None:
+        if self._error is None and not self._no_more:
+            self._error = error
+        self._wake()
+        self.writable()
+
+    # -- what a call of grpcio has
+
+    async def wait_for_connection(self) -> None:
+        """Raises :class:`asyncio.InvalidStateError` when it fails."""
+        if not await asyncio.shield(self._connected) or self._error is not None:
+            raise asyncio.InvalidStateError("not connected")
+
+    async def done_writing(self) -> None:
+        await self._room()
+        if self._stream is not None:
+            self._stream.end()
+
+    def cancel(self) -> None:
+        """Over: the peer is told, and nothing is read any more."""
+        self._connecting.cancel()
+        if self._stream is not None:
+            self._stream.reset(Code.CANCEL)
+        self._fail(error_from_code("CANCELLED", "cancelled here"))
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._connecting.cancel()
+        try:
+            with suppress(asyncio.CancelledError):
+                await self._connecting
+            await self._disconnect()
+        finally:
+            self._let_go()
+
+    async def _disconnect(self) -> None:
+        protocol = self._protocol
+        if not protocol.made or self._gone.is_set():
+            return
+        if protocol.transport.get_write_buffer_size():  # a peer that has not read all that will not read an end
+            protocol.abort("closed")
+        else:
+            protocol.close()
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self._gone.wait()
+        except TimeoutError:
+            protocol.abort("closed")
+
+    def _let_go(self) -> None:
+        """Nothing of it refers to itself any more: it need not wait for a collection."""
+        self._protocol.heard_by_nobody()
+        if self._stream is not None:
+            self._stream.receiver = NOBODY
+            self._stream = None
+
+    # -- what the stream says
+
+    def headed(self, fields: Sequence[Field], end: bool) -> None:
+        if end:
+            ended = parse_trailers(fields)
+            self._status = ended.code
+            if ended.code != "OK":
+                self._fail(error_from_status(ended.code, ended.message, ended.metadata))
+        elif not self._answered:
+            self._answered = True
+            if not is_answer(fields):
+                ended = parse_trailers(fields)
+                self._fail(error_from_status(ended.code, ended.message, ()))
+                cast("Stream", self._stream).reset(Code.CANCEL)
+
+    def half_closed(self) -> None:
+        if not self._status:
+            self._fail(Internal("the peer ended the call without a status"))
+        super().half_closed()
+
+    def failed(self, error: StreamFailed) -> None:
+        self._fail(error_from_code(error.status or "INTERNAL", error.reason))
+        super().failed(error)
+
+    def _next(self) -> Any:
+        try:
+            return super()._next()
+        except DecodeError:
+            raise Internal("the peer's message cannot be parsed") from None

@@ -1,0 +1,474 @@
+"""One HTTP/2 connection that carries gRPC streams, either side of it. No I/O: bytes in, calls and bytes out.
+
+DATA, which is all there is between the beginning and the end of a session, is read and written by a few lines here and
+in :mod:`pinyon.runtime.http2.stream`. Header blocks are hpack's.
+
+What a peer can do is bounded: frames of 64 KiB, header blocks of 16 KiB, 64 streams at once, windows of 1 MiB each,
+and a limit for frames that make work and carry nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from hpack import Decoder, Encoder, HPACKError  # type: ignore[import-untyped,unused-ignore]
+
+from pinyon.runtime.http2.link import Ended, Link
+from pinyon.runtime.http2.stream import Field, Receiver, Stream, StreamFailed
+from pinyon.runtime.http2.wire import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    ENABLE_PUSH,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEAD,
+    GOAWAY,
+    HEAD_BYTES,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW,
+    OURS,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    Code,
+    ConnectionFailed,
+    frame,
+    goaway,
+    ping,
+    reset,
+    settings,
+    window_update,
+)
+
+__all__ = ["MESSAGE_BYTES", "Connection"]
+
+MESSAGE_BYTES: Final = 4 << 20
+STREAM_WINDOW: Final = 1 << 20
+STREAMS_MAX: Final = 64
+CONNECTION_WINDOW: Final = STREAMS_MAX * STREAM_WINDOW
+"""As much as all streams together may have under way: what is not read of one never keeps another one waiting."""
+FRAME_BYTES: Final = 64 << 10
+HEADER_BLOCK_BYTES: Final = 16 << 10
+HEADER_TABLE_BYTES: Final = 4096
+LIFETIME_STREAMS: Final = 10_000
+"""Of one connection: then its client is told to open another one."""
+IDLE_FRAMES: Final = 4000
+"""Frames that carry nothing for anybody, between two that do or two ticks; more of them are an attack."""
+
+
+class Connection(Link):
+    """``write`` sends bytes to the peer. The first bytes are in ``opening`` and go out before anything else.
+
+    ``opened``, on a server's side, is told of each new stream and its headers, and gives its receiver; it may have
+    ended the stream.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        opened: Callable[[Stream, Sequence[Field], bool], Receiver] | None = None,
+        *,
+        message_bytes: int = MESSAGE_BYTES,
+        stream_window: int = STREAM_WINDOW,
+    ) -> None:
+        super().__init__(write, message_bytes, stream_window)
+        self._opened = opened
+        self._server = opened is not None
+        self.ready = False
+        """The peer's settings are here."""
+        self.peer_streams_max = MAX_WINDOW
+        self.leaving = False
+        """No more streams are opened here: either side has said so."""
+        self.pings_answered = 0
+        """Of ours, by the peer."""
+        self._peer_window = DEFAULT_WINDOW
+        self._window = CONNECTION_WINDOW
+        self._streams: dict[int, Stream] = {}
+        self._last_id = 0
+        """Of the streams that the client has opened."""
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._wanted = HEAD_BYTES
+        """Bytes that must be here before it is worth looking again."""
+        self._preface = len(PREFACE) if self._server else 0
+        self._block: bytearray | None = None
+        """A header block that is arriving."""
+        self._block_id = 0
+        self._block_end = False
+        self._idle = 0
+        self._encoder = Encoder()
+        self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES)
+        self._settled = False
+        own = {MAX_CONCURRENT_STREAMS: STREAMS_MAX} if self._server else {OURS: 1, ENABLE_PUSH: 0}
+        own |= {
+            INITIAL_WINDOW_SIZE: stream_window,
+            MAX_FRAME_SIZE: FRAME_BYTES,
+            MAX_HEADER_LIST_SIZE: HEADER_BLOCK_BYTES,
+        }
+        self.opening = settings(own) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
+        if not self._server:
+            self.opening = PREFACE + self.opening
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Open ones."""
+        return list(self._streams.values())
+
+    # -- sending
+
+    def open(self, fields: Sequence[Field], receiver: Receiver) -> Stream:
+        """A client's new stream. Raises :class:`StreamFailed` if the peer takes no more."""
+        if self.leaving or len(self._streams) >= self.peer_streams_max:
+            raise StreamFailed(Code.REFUSED_STREAM, "the peer takes no more streams", "UNAVAILABLE")
+        self._last_id += 2 if self._last_id else 1
+        stream = Stream(self, self._last_id, self._peer_window, self.stream_window)
+        stream.receiver = receiver
+        self._streams[stream.stream_id] = stream
+        self.write(self.headers(stream.stream_id, fields, end=False))
+        return stream
+
+    def headers(self, stream_id: int, fields: Sequence[Field], *, end: bool) -> bytes:
+        """The frames of a header block. To be sent in the order in which they are made: hpack's state is in them."""
+        block: bytes = self._encoder.encode(fields)
+        size = self.send_frame
+        flags = END_STREAM if end else 0
+        if len(block) <= size:
+            return frame(HEADERS, flags | END_HEADERS, stream_id, block)
+        parts = [frame(HEADERS, flags, stream_id, block[:size])]
+        for at in range(size, len(block), size):
+            last = END_HEADERS if at + size >= len(block) else 0
+            parts.append(frame(CONTINUATION, last, stream_id, block[at : at + size]))
+        return b"".join(parts)
+
+    def ping(self) -> None:
+        self.write(ping(b"\0" * 8, ack=False))
+
+    def tick(self) -> None:
+        """Some tenths of a second have passed."""
+        self._idle = 0
+
+    def leave(self) -> None:
+        """Take no more streams; those that are open go on."""
+        self.leaving = True
+        self.write(goaway(self._last_id if self._server else 0, Code.NO_ERROR))
+
+    def forget(self, stream: Ended) -> None:
+        self._streams.pop(stream.stream_id, None)
+
+    def lost(self, reason: str) -> None:
+        """There is no connection any more: all streams have failed."""
+        self.leaving = True
+        for stream in self.streams:
+            stream.fail(StreamFailed(Code.CONNECT_ERROR, reason, "UNAVAILABLE"))
+
+    # -- what comes
+
+    def receive(self, data: bytes) -> None:
+        """Raises :class:`ConnectionFailed`: write :func:`goaway` with its code, and close."""
+        if self._rest:
+            self._rest.append(data)
+            self._rest_bytes += len(data)
+            if self._rest_bytes < self._wanted:
+                return
+            data = b"".join(self._rest)
+            self._rest.clear()
+            self._rest_bytes = 0
+        at, end = 0, len(data)
+        if self._preface:
+            at = min(self._preface, end)
+            have = len(PREFACE) - self._preface
+            if data[:at] != PREFACE[have : have + at]:
+                raise ConnectionFailed(Code.PROTOCOL_ERROR, "this is not HTTP/2")
+            self._preface -= at
+        while True:
+            left = end - at
+            if left < HEAD_BYTES:
+                self._wanted = HEAD_BYTES
+                break
+            high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, at)
+            size = (high << 8) | low
+            if size > FRAME_BYTES:
+                raise ConnectionFailed(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+            if left < HEAD_BYTES + size:
+                self._wanted = HEAD_BYTES + size
+                break
+            at += HEAD_BYTES
+            stream_id &= MAX_WINDOW
+            if kind == DATA and self._block is None and self._settled:
+                self._data(data, at, at + size, flags, stream_id)
+            else:
+                self._other(kind, flags, stream_id, data[at : at + size])
+            at += size
+        if at < end:
+            self._rest.append(data[at:])
+            self._rest_bytes = end - at
+
+    def _data(self, data: bytes, at: int, end: int, flags: int, stream_id: int) -> None:
+        counted = end - at
+        self._window -= counted
+        if self._window < 0:
+            raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "more data than there was room for")
+        if self._window * 2 < CONNECTION_WINDOW:
+            self.write(window_update(0, CONNECTION_WINDOW - self._window))
+            self._window = CONNECTION_WINDOW
+        if flags & PADDED:
+            at, end = _unpadded(data, at, end)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._closed(stream_id, "data")
+            self._nothing()
+            return
+        if at == end and not flags & END_STREAM:
+            self._nothing()
+        elif self._idle:
+            self._idle = 0
+        try:
+            stream.data(data, at, end, counted, bool(flags & END_STREAM))
+        except StreamFailed as error:
+            self._fail(stream, error)
+
+    def _other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if not self._settled:
+            if kind != SETTINGS or flags & ACK:
+                raise ConnectionFailed(Code.PROTOCOL_ERROR, "no settings came first")
+            self._settled = True
+        expected = kind == CONTINUATION and stream_id == self._block_id
+        if (self._block is not None or kind == CONTINUATION) and not expected:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, "a header block was interrupted")
+        if kind == HEADERS:
+            self._headers(flags, stream_id, payload)
+        elif kind == CONTINUATION:
+            self._nothing()
+            self._continue(payload, bool(flags & END_HEADERS))
+        elif kind == WINDOW_UPDATE:
+            self._window_update(stream_id, payload)
+        elif kind == PING:
+            self._ping(flags, stream_id, payload)
+        elif kind == SETTINGS:
+            self._settings(flags, stream_id, payload)
+        elif kind == RST_STREAM:
+            self._reset(stream_id, payload)
+        elif kind == GOAWAY:
+            self._goaway(stream_id, payload)
+        elif kind == DATA:
+            raise AssertionError("unreachable: data comes after settings and outside of header blocks")
+        elif kind == PUSH_PROMISE:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, "push is off")
+        elif kind == PRIORITY:
+            if not stream_id:
+                raise ConnectionFailed(Code.PROTOCOL_ERROR, "a priority of no stream")
+            if len(payload) != 5:
+                raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
+            self._nothing()
+        else:  # unknown ones are skipped (section 4.1)
+            self._nothing()
+
+    def _nothing(self) -> None:
+        """That frame carried nothing for anybody."""
+        self._idle += 1
+        if self._idle > IDLE_FRAMES:
+            raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, "too many frames that carry nothing")
+
+    # -- headers
+
+    def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        at, end = 0, len(payload)
+        if flags & PADDED:
+            at, end = _unpadded(payload, at, end)
+        if flags & WITH_PRIORITY:
+            at += 5
+            if at > end:
+                raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "no room for the priority")
+        if not stream_id & 1:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, f"headers on stream {stream_id}")
+        if not self._server and stream_id > self._last_id:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, "headers of a stream that nobody opened")
+        self._block = bytearray()
+        self._block_id = stream_id
+        self._block_end = bool(flags & END_STREAM)
+        self._continue(payload[at:end], bool(flags & END_HEADERS))
+
+    def _continue(self, payload: bytes, last: bool) -> None:
+        block = self._block
+        assert block is not None
+        block += payload
+        if len(block) > HEADER_BLOCK_BYTES:
+            raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, f"headers of more than {HEADER_BLOCK_BYTES} bytes")
+        if not last:
+            return
+        self._block = None
+        try:
+            fields: list[Field] = [(name, value) for name, value in self._decoder.decode(bytes(block), raw=True)]
+        except HPACKError as error:
+            raise ConnectionFailed(Code.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}") from None
+        stream = self._streams.get(self._block_id)
+        if stream is not None:
+            self._idle = 0
+            self._more_headers(stream, fields)
+        elif self._server and self._block_id > self._last_id:
+            self._open(fields)
+        else:
+            self._nothing()  # of one that is over
+
+    def _more_headers(self, stream: Stream, fields: list[Field]) -> None:
+        if stream.remote_closed:
+            self._fail(stream, StreamFailed(Code.STREAM_CLOSED, "headers after the end of the stream"))
+            return
+        if self._server and not self._block_end:
+            self._fail(stream, StreamFailed(Code.PROTOCOL_ERROR, "trailers that are not the end"))
+            return
+        if not self._server:
+            stream.receiver.headed(fields, self._block_end)
+        if self._block_end and not stream.closed:
+            stream.end_of_remote()
+
+    def _open(self, fields: list[Field]) -> None:
+        self._last_id = stream_id = self._block_id
+        self._nothing()  # streams that are opened and reset at once are no use either; a message counts as some
+        if stream_id > 2 * LIFETIME_STREAMS:
+            raise ConnectionFailed(Code.NO_ERROR, "many streams were opened here: the next one on another connection")
+        if len(self._streams) >= STREAMS_MAX or self.leaving:
+            self.write(reset(stream_id, Code.REFUSED_STREAM))
+            return
+        stream = Stream(self, stream_id, self._peer_window, self.stream_window)
+        self._streams[stream_id] = stream
+        assert self._opened is not None
+        stream.receiver = self._opened(stream, fields, self._block_end)
+        if self._block_end and not stream.closed:
+            stream.end_of_remote()
+
+    # -- what is said about streams and the connection
+
+    def _closed(self, stream_id: int, what: str) -> None:
+        """Of a stream that is not open. Raises for one that never was."""
+        if not stream_id or not stream_id & 1 or stream_id > self._last_id:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which nobody opened")
+
+    def _fail(self, stream: Stream, error: StreamFailed) -> None:
+        if error.status and not stream.closed:
+            stream.receiver.refused(error)
+        if not stream.closed:
+            self.write(reset(stream.stream_id, error.code))
+            stream.fail(error)
+
+    def _window_update(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a window update has 4 bytes")
+        increment = int.from_bytes(payload, "big") & MAX_WINDOW
+        self._nothing()
+        if not stream_id:
+            self.send_window += increment
+            if not increment or self.send_window > MAX_WINDOW:
+                raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be")
+            for stream in self.streams:
+                if stream.blocked:
+                    stream.pump()
+            return
+        stream_ = self._streams.get(stream_id)
+        if stream_ is None:
+            self._closed(stream_id, "a window update")
+            return
+        stream_.send_window += increment
+        if not increment or stream_.send_window > MAX_WINDOW:
+            self._fail(stream_, StreamFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be"))
+        elif stream_.blocked:
+            stream_.pump()
+
+    def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id or len(payload) != 8:
+            code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
+            raise ConnectionFailed(code, "a ping that cannot be")
+        if flags & ACK:
+            self.pings_answered += 1
+        else:
+            self.write(ping(payload, ack=True))
+        self._nothing()
+
+    def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, "settings of a stream")
+        if len(payload) % 6 or (flags & ACK and payload):
+            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "settings that cannot be")
+        self._nothing()
+        if flags & ACK:
+            return
+        for name, value in struct.iter_unpack(">HI", payload):
+            if name == INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
+                change, self._peer_window = value - self._peer_window, value
+                for stream in self.streams:
+                    stream.send_window += change
+                    if stream.send_window > MAX_WINDOW:
+                        raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
+            elif name == MAX_FRAME_SIZE:
+                if not DEFAULT_FRAME <= value < 1 << 24:
+                    raise ConnectionFailed(Code.PROTOCOL_ERROR, "a size of frames that cannot be")
+                self.send_frame = min(value, FRAME_BYTES)
+            elif name == HEADER_TABLE_SIZE:
+                self._encoder.header_table_size = min(value, HEADER_TABLE_BYTES)
+            elif name == MAX_CONCURRENT_STREAMS:
+                self.peer_streams_max = value
+            elif name == ENABLE_PUSH and (value > 1 or (value and not self._server)):
+                raise ConnectionFailed(Code.PROTOCOL_ERROR, "a setting of push that cannot be")
+        self.ready = True
+        self.write(frame(SETTINGS, ACK, 0, b""))
+        for stream in self.streams:  # after that word: the peer's room is the old one until it reads it
+            if stream.blocked:
+                stream.pump()
+
+    def _reset(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a reset has 4 bytes")
+        self._nothing()
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._closed(stream_id, "a reset")
+            return
+        code = int.from_bytes(payload, "big")
+        known = Code(code) if code in Code._value2member_map_ else Code.INTERNAL_ERROR
+        stream.fail(StreamFailed(known, f"the peer reset the stream ({known.name})", _STATUS.get(known, "INTERNAL")))
+
+    def _goaway(self, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, "a farewell of a stream")
+        if len(payload) < 8:
+            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a farewell that cannot be")
+        self._nothing()
+        self.leaving = True
+        last = int.from_bytes(payload[:4], "big") & MAX_WINDOW
+        if not self._server:
+            for stream in self.streams:
+                if stream.stream_id > last:
+                    stream.fail(StreamFailed(Code.REFUSED_STREAM, "the peer is leaving", "UNAVAILABLE"))
+
+
+_STATUS: Final[dict[Code, str]] = {
+    # gRPC over HTTP/2: how an end without trailers reads.
+    Code.REFUSED_STREAM: "UNAVAILABLE",
+    Code.CANCEL: "CANCELLED",
+    Code.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
+    Code.INADEQUATE_SECURITY: "PERMISSION_DENIED",
+}
+
+
+def _unpadded(data: bytes, at: int, end: int) -> tuple[int, int]:
+    if at == end or at + 1 + data[at] > end:
+        raise ConnectionFailed(Code.PROTOCOL_ERROR, "more padding than there is room for")
+    return at + 1, end - data[at]

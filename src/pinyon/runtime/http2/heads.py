@@ -1,0 +1,166 @@
+"""gRPC's words in HTTP/2's headers: requests, answers, and how a call ended.
+
+As gRPC's protocol over HTTP/2 has them: percent-encoded messages, binary metadata in base64, timeouts of 8 digits.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from pinyon.runtime.http2.stream import Field
+
+__all__ = [
+    "ANSWER",
+    "Metadata",
+    "RequestHead",
+    "Trailers",
+    "is_answer",
+    "parse_request",
+    "parse_trailers",
+    "request_head",
+    "trailers",
+]
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+CODES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+"""gRPC's status codes by their numbers."""
+_BY_HTTP = {
+    400: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "UNIMPLEMENTED", 429: "UNAVAILABLE",
+    502: "UNAVAILABLE", 503: "UNAVAILABLE", 504: "UNAVAILABLE",
+}  # fmt: skip
+ANSWER: tuple[Field, ...] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+"""The headers before an answer's first message."""
+_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_PRINTABLE = bytes(each for each in range(0x20, 0x7F) if each != ord("%"))
+_NAME = re.compile(r"[0-9a-z_.-]+")
+MESSAGE_BYTES = 2048
+"""Of an error's message on the wire; the rest of a longer one is cut: peers take 8 KiB of headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    path: str
+    timeout_s: float | None
+    metadata: Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Trailers:
+    code: str
+    """gRPC's name of the status."""
+    message: str
+    metadata: Metadata
+
+
+def request_head(path: str, authority: str, scheme: str, metadata: Metadata = ()) -> list[Field]:
+    """``path`` is ``/package.Service/Method``."""
+    return [
+        (b":method", b"POST"),
+        (b":scheme", scheme.encode()),
+        (b":path", path.encode()),
+        (b":authority", authority.encode()),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", b"pinyon"),
+        *_fields(metadata),
+    ]
+
+
+def parse_request(fields: Iterable[Field]) -> RequestHead | int:
+    """Of a request's headers; or the HTTP status that answers what is no request of gRPC's."""
+    path = kind = b""
+    method = b""
+    timeout_s: float | None = None
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name == b":path":
+            path = value
+        elif name == b":method":
+            method = value
+        elif name == b"content-type":
+            kind = value
+        elif name == b"grpc-timeout":
+            match = _TIMEOUT.fullmatch(value)
+            if match is None:
+                return 400
+            timeout_s = int(match[1]) * _UNITS_S[match[2]]
+        elif not name.startswith((b":", b"grpc-")) and name not in (b"te", b"user-agent"):
+            metadata.extend(_metadata(name, value))
+    if method != b"POST":
+        return 405
+    if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
+        return 415
+    try:
+        return RequestHead(path.decode("ascii"), timeout_s, metadata)
+    except UnicodeDecodeError:
+        return 400
+
+
+def is_answer(fields: Iterable[Field]) -> bool:
+    """Whether these are the headers of an answer of gRPC's."""
+    found = dict(fields)
+    return found.get(b":status") == b"200" and found.get(b"content-type", b"").startswith(b"application/grpc")
+
+
+def trailers(code: str, message: str = "", metadata: Metadata = ()) -> list[Field]:
+    """``code`` is the name of one of gRPC's status codes."""
+    fields: list[Field] = [(b"grpc-status", str(CODES.index(code)).encode())]
+    if message:
+        text = message.encode("utf-8", "replace")[:MESSAGE_BYTES]
+        fields.append((b"grpc-message", quote_from_bytes(text, safe=_PRINTABLE).encode()))
+    return [*fields, *_fields(metadata)]
+
+
+def parse_trailers(fields: Iterable[Field]) -> Trailers:
+    """How a call ended. An answer that is not gRPC's is named by its HTTP status."""
+    status = http = b""
+    message = ""
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name == b"grpc-status":
+            status = value
+        elif name == b"grpc-message":
+            message = unquote_to_bytes(value).decode("utf-8", "replace")
+        elif name == b":status":
+            http = value
+        elif not name.startswith((b":", b"grpc-")) and name != b"content-type":
+            metadata.extend(_metadata(name, value))
+    if status.isdigit() and len(status) < 4:
+        number = int(status)
+        return Trailers(CODES[number] if number < len(CODES) else "UNKNOWN", message, metadata)
+    if http.isdigit() and len(http) == 3 and http != b"200":
+        return Trailers(_BY_HTTP.get(int(http), "UNKNOWN"), f"the peer answered with HTTP status {int(http)}", metadata)
+    return Trailers("UNKNOWN", "the peer ended the call without a status", metadata)
+
+
+def _fields(metadata: Metadata) -> Iterable[Field]:
+    for name, value in metadata:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be the name of a header")
+        if isinstance(value, bytes):
+            yield name.encode(), base64.b64encode(value).rstrip(b"=")
+        else:
+            yield name.encode(), value.encode("ascii", "replace")
+
+
+def _metadata(name: bytes, value: bytes) -> Iterable[tuple[str, str | bytes]]:
+    text = name.decode("ascii", "replace")
+    if not name.endswith(b"-bin"):
+        yield text, value.decode("ascii", "replace")
+        return
+    for part in value.split(b","):
+        try:
+            yield text, base64.b64decode(part + b"=" * (-len(part) % 4))
+        except binascii.Error:  # a peer's garbage is not our failure
+            yield text, b""

@@ -1,0 +1,274 @@
+"""The side that accepts: streams of messages both ways, by the handlers that a server of grpcio would have.
+
+Whoever calls meets the same interceptors. Methods of one message are grpcio's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+import grpc
+
+from pinyon.runtime.http2.connection import Connection
+from pinyon.runtime.http2.heads import ANSWER, Metadata, RequestHead, parse_request, trailers
+from pinyon.runtime.http2.messages import EOF, MessageStream
+from pinyon.runtime.http2.protocol import Http2Protocol
+from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
+from pinyon.runtime.http2.wire import Code
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Http2Server", "SessionContext"]
+
+IDLE_S = 10.0
+"""A connection without a stream is ended after this long."""
+LINGER_S = 5.0
+"""So long a peer may take to read what was said before the end of a call."""
+
+_log = get_logger("http2")
+
+
+class CallDetails(grpc.HandlerCallDetails):
+    """What interceptors are told of a call."""
+
+    def __init__(self, method: str, invocation_metadata: Metadata) -> None:
+        self.method = method
+        self.invocation_metadata = invocation_metadata  # type: ignore[assignment]  # pairs, as grpcio has them
+
+
+class SessionContext(MessageStream):
+    """What of grpcio's servicer context a handler of streams may use."""
+
+    def __init__(self, protocol: ServerProtocol, stream: Stream, head: RequestHead) -> None:
+        super().__init__(protocol, bytes, bytes)
+        self._server_side = protocol
+        self._stream = stream
+        self._head = head
+        self._answered = False
+        self._ended: tuple[str, str, Metadata] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def peer(self) -> str:
+        """``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio has it."""
+        return self._server_side.peer
+
+    def peer_identities(self) -> Sequence[bytes] | None:
+        """The DNS names of the caller's certificate; None without one."""
+        return self._server_side.identities
+
+    def invocation_metadata(self) -> Metadata:
+        return self._head.metadata
+
+    def method(self) -> str:
+        return self._head.path
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """Of none: nobody here has any."""
+        if not self._answered:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._answered = True
+        stream = cast("Stream", self._stream)
+        if not stream.closed:
+            connection = self._protocol.connection
+            connection.write(connection.headers(stream.stream_id, ANSWER, end=False))
+
+    def push(self, message: Any) -> bool:
+        if not self._answered:
+            self._begin()
+        return super().push(message)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
+        """End the call with this status: raises what the handler must let pass."""
+        self._ended = (code.name, details, trailing_metadata)
+        raise grpc.aio.AbortError("aborted by the handler")
+
+    def codecs(self, decode: Callable[[bytes], Any] | None, encode: Callable[[Any], bytes] | None) -> None:
+        """Of the method that was found."""
+        self._decode, self._encode = decode or bytes, encode or bytes
+
+    async def requests(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not EOF:
+            yield message
+
+    def finish(self, code: str = "OK", message: str = "", metadata: Metadata = ()) -> None:
+        """The last word; what was written goes before it."""
+        stream = cast("Stream", self._stream)
+        code, message, metadata = self._ended or (code, message, metadata)
+        if stream.closed or stream.local_closed:
+            return
+        connection = self._protocol.connection
+
+        def last() -> bytes:
+            fields = trailers(code, message, metadata)
+            if not self._answered:
+                fields = [*ANSWER, *fields]
+            return connection.headers(stream.stream_id, fields, end=True)
+
+        stream.end(last)
+        if not stream.closed:
+            self._loop.call_later(LINGER_S, stream.reset, Code.CANCEL)
+
+    def refused(self, error: StreamFailed) -> None:
+        if not cast("Stream", self._stream).blocked:
+            self.finish(error.status, error.reason)
+            self.failed(error)
+
+    def failed(self, error: StreamFailed) -> None:
+        super().failed(error)
+        if self.task is not None:
+            self.task.cancel()
+
+
+class ServerProtocol(Http2Protocol):
+    """One client's connection."""
+
+    def __init__(self, server: Http2Server, done: Callable[[], None]) -> None:
+        super().__init__(self._made, lost=self._gone_)
+        self._server = server
+        self._done = done
+        self._idle_since_s = self._loop.time()
+        self.contexts: set[SessionContext] = set()
+        self.peer = ""
+        self.identities: Sequence[bytes] | None = None
+
+    def _made(self, write: Callable[[bytes], None]) -> Connection:
+        return Connection(write, self._opened)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+        secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.identities = _names(secured.getpeercert())
+        super().connection_made(transport)
+        self._server.protocols.add(self)
+
+    def _look(self) -> None:
+        if self.contexts:
+            self._idle_since_s = self._loop.time()
+        elif self._loop.time() - self._idle_since_s > IDLE_S:
+            self.close("no call came")
+        super()._look()
+
+    def _opened(self, stream: Stream, fields: Sequence[Field], end: bool) -> SessionContext:
+        head = parse_request(fields)
+        known = head if isinstance(head, RequestHead) else RequestHead("", None, ())
+        context = SessionContext(self, stream, known)
+        if not isinstance(head, RequestHead):
+            stream.end(lambda: self.connection.headers(stream.stream_id, [(b":status", str(head).encode())], end=True))
+            return context
+        self.contexts.add(context)
+        context.task = task = self._loop.create_task(self._server.serve(context, head), name=head.path)
+        task.add_done_callback(lambda _: self._ended(context))
+        return context
+
+    def _ended(self, context: SessionContext) -> None:
+        self.contexts.discard(context)
+        context.task = None
+        if self._server.draining and not self.contexts:
+            self.close("the server has ended")
+
+    def _gone_(self) -> None:
+        self._server.protocols.discard(self)
+        self._done()
+
+
+class Http2Server:
+    """``add_generic_rpc_handlers`` and ``add_registered_method_handlers`` as a server of grpcio; then connections come
+    from who listens, by ``accept``."""
+
+    def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:  # type: ignore[type-arg]
+        self._interceptors = interceptors
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self.protocols: set[ServerProtocol] = set()
+        self.draining = False
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same methods come by name, too."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        for name, handler in handlers.items():
+            if handler.request_streaming and handler.response_streaming:
+                self._handlers[f"/{service}/{name}"] = handler
+
+    def protocol(self, done: Callable[[], None]) -> ServerProtocol:
+        """For a new connection; ``done`` is called when that is over."""
+        return ServerProtocol(self, done)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more streams, let those there are end for ``seconds``, then end them."""
+        self.draining = True
+        for each in list(self.protocols):
+            each.connection.leave()
+            if not each.contexts:
+                each.close("the server has ended")
+        tasks = self._tasks()
+        if tasks and seconds > 0:
+            await asyncio.wait(tasks, timeout=seconds)
+        tasks = self._tasks()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.sleep(0)  # their last words are written
+        for each in list(self.protocols):
+            each.close("the server has ended")
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [context.task for each in self.protocols for context in each.contexts if context.task is not None]
+
+    async def serve(self, context: SessionContext, head: RequestHead) -> None:
+        """One call, to its end. Raises nothing."""
+        try:
+            async with asyncio.timeout(head.timeout_s):
+                handler: Any = await self._found(head)
+                if handler is None:
+                    context.finish("UNIMPLEMENTED", "Method not found!")
+                    return
+                context.codecs(handler.request_deserializer, handler.response_serializer)
+                result = handler.stream_stream(context.requests(), context)
+                if hasattr(result, "__aiter__"):
+                    async for message in result:
+                        await context.write(message)
+                else:
+                    await result
+            context.finish()
+        except grpc.aio.AbortError:
+            context.finish()
+        except TimeoutError:
+            context.finish("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        except asyncio.CancelledError:
+            context.finish("UNAVAILABLE", "the server is shutting down")
+        except Exception as error:
+            if not isinstance(error, asyncio.InvalidStateError):  # a write to who has left
+                _log.error("uncaught error in %s", head.path, exc_info=error)
+            context.finish("UNKNOWN", "internal error")
+
+    async def _found(self, head: RequestHead) -> Any:
+        async def last(details: grpc.HandlerCallDetails) -> Any:
+            return self._handlers.get(details.method)
+
+        find: Callable[[grpc.HandlerCallDetails], Awaitable[Any]] = last
+        for each in reversed(self._interceptors):
+            find = _before(each, find)
+        return await find(CallDetails(head.path, head.metadata))
+
+
+def _before(
+    interceptor: Any, find: Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+) -> Callable[[grpc.HandlerCallDetails], Awaitable[Any]]:
+    async def found(details: grpc.HandlerCallDetails) -> Any:
+        return await interceptor.intercept_service(find, details)
+
+    return found
+
+
+def _names(certificate: Any) -> Sequence[bytes] | None:
+    """The DNS names that it has."""
+    names = [name.encode() for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
+    return names or None

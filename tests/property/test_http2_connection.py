@@ -1,0 +1,482 @@
+"""HTTP/2 connections against each other and against the h2 library, in pieces of any size; and against nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from random import Random
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    DataReceived,
+    RequestReceived,
+    ResponseReceived,
+    SettingsAcknowledged,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinyon.runtime.http2.connection import FRAME_BYTES, IDLE_FRAMES, Connection
+from pinyon.runtime.http2.heads import ANSWER, RequestHead, parse_request, parse_trailers, request_head, trailers
+from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
+from pinyon.runtime.http2.wire import PREFACE, Code, ConnectionFailed, frame
+from pinyon.runtime.http2.wire import settings as settings_frame
+from tests.long import usually
+
+PATH = "/pinyon.Test/Session"
+HEAD = request_head(PATH, "peer", "http", (("some-bin", b"\0\xff"), ("word", "yes")))
+SIZES = st.lists(st.one_of(st.integers(0, 300), st.integers(0, 200_000)), max_size=12)
+SEEDS = st.integers(0, 1 << 32)
+MANY = usually(60, long=3000)
+STEPS = 100_000
+"""Of one conversation: after so many it stands still."""
+
+
+class Kept:
+    """A receiver that keeps what it is told, and takes messages when it is told to."""
+
+    def __init__(self) -> None:
+        self.stream: Stream
+        self.messages: list[bytes] = []
+        self.taken = 0
+        self.heads: list[tuple[Sequence[Field], bool]] = []
+        self.halves = 0
+        self.errors: list[StreamFailed] = []
+
+    def headed(self, fields: Sequence[Field], end: bool) -> None:
+        self.heads.append((fields, end))
+
+    def message(self, message: bytes) -> None:
+        assert not self.errors
+        assert not self.halves
+        self.messages.append(message)
+
+    def half_closed(self) -> None:
+        self.halves += 1
+
+    def refused(self, error: StreamFailed) -> None:
+        pass
+
+    def failed(self, error: StreamFailed) -> None:
+        self.errors.append(error)
+
+    def writable(self) -> None:
+        pass
+
+    def take(self) -> None:
+        for message in self.messages[self.taken :]:
+            self.stream.taken(len(message))
+        self.taken = len(self.messages)
+
+
+class Wire:
+    """Bytes one way, which arrive in pieces of any size."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.waiting = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.waiting += data
+
+    def piece(self) -> bytes:
+        most = self.random.choice((1, 9, 100, 20_000, 1 << 20))
+        size = self.random.randint(0, min(most, len(self.waiting)))
+        data = bytes(self.waiting[:size])
+        del self.waiting[:size]
+        return data
+
+
+class Ours:
+    """A server's side that answers with what it was sent, when the test says so."""
+
+    def __init__(self, wire: Wire, stream_window: int) -> None:
+        self.kept: list[Kept] = []
+        self.fields: list[Sequence[Field]] = []
+        self.connection = Connection(wire.write, self._opened, stream_window=stream_window)
+        wire.write(self.connection.opening)
+
+    def _opened(self, stream: Stream, fields: Sequence[Field], end: bool) -> Kept:
+        kept = Kept()
+        kept.stream = stream
+        self.kept.append(kept)
+        self.fields.append(fields)
+        return kept
+
+
+def texts(random: Random, sizes: list[int]) -> list[bytes]:
+    return [random.randbytes(size) for size in sizes]
+
+
+@settings(max_examples=MANY)
+@given(SEEDS, SIZES, SIZES, st.sampled_from([20_000, 1 << 20]))
+def test_both_sides_of_ours_get_what_the_other_sent(seed: int, asked: list[int], answered: list[int], window: int):
+    random = Random(seed)
+    there, back = Wire(random), Wire(random)
+    server = Ours(back, window)
+    client = Connection(there.write, stream_window=window)
+    there.write(client.opening)
+    questions, answers = texts(random, asked), texts(random, answered)
+    kept = Kept()
+    sending, answering = list(questions), list(answers)
+    said = ended = False
+    steps = iter(range(STEPS))
+    while not (kept.heads and kept.heads[-1][1]):
+        next(steps)
+        server.connection.receive(there.piece())
+        client.receive(back.piece())
+        if client.ready and not hasattr(kept, "stream"):
+            kept.stream = client.open(HEAD, kept)
+        if hasattr(kept, "stream"):
+            if sending and not kept.stream.blocked:
+                kept.stream.send(sending.pop(0))
+            elif not sending and not ended:
+                kept.stream.end()
+                ended = True
+            if random.random() < 0.5:
+                kept.take()
+        if server.kept:
+            theirs = server.kept[0]
+            if random.random() < 0.5:
+                theirs.take()
+            if not said:
+                said = True
+                server.connection.write(server.connection.headers(theirs.stream.stream_id, ANSWER, end=False))
+            if answering and not theirs.stream.blocked:
+                theirs.stream.send(answering.pop(0))
+            elif not answering and theirs.halves and not theirs.stream.local_closed:
+                theirs.stream.end(lambda: server.connection.headers(1, trailers("ABORTED", "so ist's"), end=True))
+    theirs = server.kept[0]
+    assert parse_request(server.fields[0]) == RequestHead(PATH, None, [("some-bin", b"\0\xff"), ("word", "yes")])
+    assert (theirs.messages, kept.messages) == (questions, answers)
+    ended_with = parse_trailers(kept.heads[-1][0])
+    assert (ended_with.code, ended_with.message) == ("ABORTED", "so ist's")
+    assert (theirs.halves, kept.halves, theirs.errors, kept.errors) == (1, 1, [], [])
+    assert not client.streams
+    assert not server.connection.streams
+
+
+@settings(max_examples=MANY)
+@given(SEEDS, st.sampled_from([20_000, 100_000]), st.integers(1, 60_000))
+def test_who_takes_nothing_is_sent_no_more_than_its_window(seed: int, window: int, size: int):
+    random = Random(seed)
+    there, back = Wire(random), Wire(random)
+    server = Ours(back, window)
+    client = Connection(there.write)
+    there.write(client.opening)
+    kept, sent, quiet = Kept(), 0, 0
+    steps = iter(range(STEPS))
+    while quiet < 50:
+        next(steps)
+        server.connection.receive(there.piece())
+        client.receive(back.piece())
+        if client.ready and not hasattr(kept, "stream"):
+            kept.stream = client.open(HEAD, kept)
+        if hasattr(kept, "stream") and not kept.stream.blocked:
+            kept.stream.send(bytes(size))
+            sent += size
+        quiet = 0 if there.waiting or back.waiting or not server.kept else quiet + 1
+    (theirs,) = server.kept
+    held = sum(map(len, theirs.messages)) + len(theirs.stream._partial)
+    assert held <= window + size, "a window, and what is there of a message that is not whole"
+    assert sent <= held + size + 5
+
+
+def grpc_messages(data: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(data):
+        assert data[at] == 0
+        size = int.from_bytes(data[at + 1 : at + 5], "big")
+        found.append(data[at + 5 : at + 5 + size])
+        at += 5 + size
+    assert at == len(data)
+    return found
+
+
+class Library:
+    """One side of h2's, which acknowledges what it gets at once or late."""
+
+    def __init__(self, wire: Wire, client: bool) -> None:
+        self.connection = H2Connection(H2Configuration(client_side=client, header_encoding=None))
+        self.wire = wire
+        self.connection.initiate_connection()
+        self.data = bytearray()
+        self.sending = bytearray()
+        self.unacknowledged = 0
+        self.heads: list[list[Field]] = []
+        self.ended = self.reset = self.settled = False
+        self.flush()
+
+    def flush(self) -> None:
+        self.wire.write(self.connection.data_to_send())
+
+    def receive(self, data: bytes) -> None:
+        for event in self.connection.receive_data(data):
+            if isinstance(event, (RequestReceived, ResponseReceived, TrailersReceived)):
+                self.heads.append(list(event.headers))
+            elif isinstance(event, DataReceived):
+                self.data += event.data
+                self.unacknowledged += event.flow_controlled_length
+            elif isinstance(event, StreamEnded):
+                self.ended = True
+            elif isinstance(event, StreamReset):
+                self.reset = True
+            elif isinstance(event, SettingsAcknowledged):
+                self.settled = True
+        self.flush()
+
+    def pump(self, padding: int | None) -> None:
+        """Send of what there is as much as there is room for, and grant what is due."""
+        if self.unacknowledged and not self.ended:
+            self.connection.acknowledge_received_data(self.unacknowledged, 1)
+            self.unacknowledged = 0
+        room = self.connection.local_flow_control_window(1) - (0 if padding is None else padding + 1)
+        room = min(room, self.connection.max_outbound_frame_size - 300, len(self.sending))
+        if room > 0:
+            self.connection.send_data(1, bytes(self.sending[:room]), pad_length=padding)
+            del self.sending[:room]
+        self.flush()
+
+
+def framed(messages: list[bytes]) -> bytes:
+    return b"".join(b"\0" + len(each).to_bytes(4, "big") + each for each in messages)
+
+
+@settings(max_examples=MANY)
+@given(SEEDS, SIZES, SIZES, st.sampled_from([None, 0, 7, 255]))
+def test_our_server_and_a_client_of_h2(seed: int, asked: list[int], answered: list[int], padding: int | None):
+    random = Random(seed)
+    there, back = Wire(random), Wire(random)
+    server, client = Ours(back, 1 << 20), Library(there, client=True)
+    questions, answers = texts(random, asked), texts(random, answered)
+    client.connection.send_headers(1, HEAD, priority_weight=random.choice((None, 200)))
+    client.sending += framed(questions)
+    client.flush()
+    answering, said, closed = list(answers), False, False
+    steps = iter(range(STEPS))
+    while not client.ended:
+        next(steps)
+        server.connection.receive(there.piece())
+        client.receive(back.piece())
+        if client.ended:
+            break
+        if not closed:
+            client.pump(padding)
+            if not client.sending:
+                client.connection.end_stream(1)
+                client.flush()
+                closed = True
+        else:
+            client.pump(None)
+        if server.kept:
+            theirs = server.kept[0]
+            theirs.take()
+            if not said:
+                said = True
+                server.connection.write(server.connection.headers(1, ANSWER, end=False))
+            if answering and not theirs.stream.blocked:
+                theirs.stream.send(answering.pop(0))
+            elif not answering and theirs.halves and not theirs.stream.local_closed:
+                theirs.stream.end(lambda: server.connection.headers(1, trailers("OK"), end=True))
+    assert server.kept[0].messages == questions
+    assert grpc_messages(bytes(client.data)) == answers
+    assert client.heads == [list(ANSWER), trailers("OK")]
+
+
+@settings(max_examples=MANY)
+@given(SEEDS, SIZES, SIZES, st.sampled_from([None, 0, 255]))
+def test_our_client_and_a_server_of_h2(seed: int, asked: list[int], answered: list[int], padding: int | None):
+    random = Random(seed)
+    there, back = Wire(random), Wire(random)
+    server = Library(back, client=False)
+    client = Connection(there.write)
+    there.write(client.opening)
+    questions, answers = texts(random, asked), texts(random, answered)
+    kept, sending, said, finished = Kept(), list(questions), False, False
+    steps = iter(range(STEPS))
+    while not kept.halves:
+        next(steps)
+        server.receive(there.piece())
+        client.receive(back.piece())
+        if client.ready and not hasattr(kept, "stream"):
+            kept.stream = client.open(HEAD, kept)
+        if hasattr(kept, "stream"):
+            kept.take()
+            if sending and not kept.stream.blocked:
+                kept.stream.send(sending.pop(0))
+            elif not sending and not kept.stream.blocked:
+                kept.stream.end()
+        if server.heads and not finished:
+            if not said:
+                said = True
+                server.connection.send_headers(1, ANSWER)
+                server.sending += framed(answers)
+            server.pump(padding)
+            if not server.sending and server.ended:
+                server.connection.send_headers(1, trailers("NOT_FOUND", "nö"), end_stream=True)
+                server.flush()
+                finished = True
+    assert grpc_messages(bytes(server.data)) == questions
+    assert kept.messages == answers
+    ended = parse_trailers(kept.heads[-1][0])
+    assert (ended.code, ended.message) == ("NOT_FOUND", "nö")
+    assert not kept.errors
+
+
+def recorded(random: Random) -> bytes:
+    """What a client sends in a short conversation."""
+    wire = Wire(random)
+    client = Connection(wire.write)
+    wire.write(client.opening)
+    for _ in range(random.randint(1, 3)):
+        stream = client.open(HEAD, Kept())
+        for _ in range(random.randint(0, 4)):
+            stream.send(random.randbytes(random.randint(0, 2000)))
+        random.choice((stream.end, lambda stream=stream: stream.reset(Code.CANCEL), client.ping))()
+    return bytes(wire.waiting)
+
+
+@settings(max_examples=usually(400, long=50_000))
+@given(SEEDS, st.integers(0, 6))
+def test_nonsense_ends_a_connection_or_is_skipped(seed: int, changes: int):
+    """A conversation with bytes changed, cut out, doubled and put in: nothing else is raised, and little is kept."""
+    random = Random(seed)
+    data = bytearray(recorded(random))
+    for _ in range(changes):
+        at = random.randrange(len(data))
+        to = at + random.randint(1, 20)
+        match random.randrange(4):
+            case 0:
+                data[at] = random.randrange(256)
+            case 1:
+                del data[at:to]
+            case 2:
+                data[at:at] = data[at:to]
+            case _:
+                data[at:at] = random.randbytes(to - at)
+        data = data or bytearray(PREFACE)
+    wire = Wire(random)
+    wire.waiting += data
+    answers: list[bytes] = []
+    server = Ours(Wire(random), 1 << 20)
+    server.connection.write = answers.append
+    with suppress(ConnectionFailed):
+        while wire.waiting:
+            server.connection.receive(wire.piece())
+    assert sum(map(len, server.connection._rest)) <= FRAME_BYTES + 9
+    assert sum(map(len, answers)) <= 2 * len(data) + 200
+
+
+@settings(max_examples=usually(300, long=20_000))
+@given(st.binary(max_size=400), st.booleans())
+def test_any_bytes_after_the_beginning(data: bytes, client: bool):
+    connection = Connection(lambda _: None) if client else Ours(Wire(Random(0)), 1 << 20).connection
+    beginning = b"" if client else PREFACE
+    with suppress(ConnectionFailed):
+        connection.receive(beginning + settings_frame({}) + data)
+
+
+ATTACKS = {
+    "pings": frame(6, 0, 0, b"12345678"),
+    "empty data": frame(0, 0, 1, b""),
+    "settings": frame(4, 0, 0, b""),
+    "unknown": frame(0xEE, 0, 0, b""),
+    "priorities": frame(2, 0, 1, b"\0\0\0\0\1"),
+    "window updates": frame(8, 0, 0, b"\0\0\0\1"),
+    "resets": frame(3, 0, 1, b"\0\0\0\1"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_frames_that_carry_nothing_are_not_read_for_ever(name: str):
+    server = Ours(Wire(Random(0)), 1 << 20)
+    server.connection.receive(PREFACE + settings_frame({}))
+    client_wire = Wire(Random(0))
+    client = Connection(client_wire.write)
+    client.open(HEAD, Kept())
+    server.connection.receive(bytes(client_wire.waiting))
+    with pytest.raises(ConnectionFailed) as failed:
+        server.connection.receive(ATTACKS[name] * (IDLE_FRAMES + 1))
+    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+
+
+def test_streams_opened_and_reset_at_once_are_not_served_for_ever():
+    """CVE-2023-44487."""
+    server = Ours(Wire(Random(0)), 1 << 20)
+    wire = Wire(Random(0))
+    client = Connection(wire.write)
+    server.connection.receive(client.opening)
+    with pytest.raises(ConnectionFailed) as failed:  # noqa: PT012
+        for _ in range(IDLE_FRAMES):
+            client.open(HEAD, Kept()).reset(Code.CANCEL)
+            server.connection.receive(bytes(wire.waiting))
+            wire.waiting.clear()
+    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+    assert not server.connection.streams
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_header_blocks_are_bounded(last: bool):
+    """In size as it comes (CVE-2024-27316), and in size as it is meant (a table's entry, named many times)."""
+    server = Ours(Wire(Random(0)), 1 << 20)
+    server.connection.receive(PREFACE + settings_frame({}))
+    with pytest.raises(ConnectionFailed) as failed:  # noqa: PT012
+        if last:
+            entry = b"\x40\x7f\x80\x01" + b"a" * 255 + b"\x7f\x81\x16" + b"b" * 3000
+            server.connection.receive(frame(1, 4, 1, entry + b"\xbe" * 1000))
+        else:
+            server.connection.receive(frame(1, 0, 1, b"\x82"))
+            while True:
+                server.connection.receive(frame(9, 0, 1, b"\x82" * 1000))
+    assert failed.value.code in (Code.ENHANCE_YOUR_CALM, Code.COMPRESSION_ERROR)
+
+
+def test_the_room_of_new_settings_is_used_after_they_are_acknowledged():
+    """grpcio holds who writes before that to the room of before, and resets the stream."""
+    wire = Wire(Random(0))
+    client = Connection(wire.write)
+    client.receive(settings_frame({4: 10}))
+    stream = client.open(HEAD, Kept())
+    stream.send(bytes(100))
+    wire.waiting.clear()
+    client.receive(settings_frame({4: 1000}))
+    assert wire.waiting.startswith(frame(4, 1, 0, b""))
+    assert len(wire.waiting) > 100
+
+
+def test_more_streams_than_may_be_open_are_refused_and_the_others_go_on():
+    back = Wire(Random(0))
+    server = Ours(back, 1 << 20)
+    there = Wire(Random(0))
+    client = Connection(there.write)
+    server.connection.receive(client.opening)
+    client.receive(bytes(back.waiting))
+    kept = [Kept() for _ in range(64)]
+    for each in kept:
+        each.stream = client.open(HEAD, each)
+    with pytest.raises(StreamFailed):
+        client.open(HEAD, Kept())
+    client.peer_streams_max = 1000  # one that does not care
+    late = Kept()
+    late.stream = client.open(HEAD, late)
+    server.connection.receive(bytes(there.waiting))
+    back.waiting.clear()
+    kept[5].stream.send(b"on it goes")
+    there.waiting.clear()
+    assert len(server.kept) == 64
+
+
+def test_a_compressed_message_and_one_that_is_too_large_are_refused_by_name():
+    for data, status in ((b"\1\0\0\0\1x", "UNIMPLEMENTED"), (b"\0\xff\0\0\0", "RESOURCE_EXHAUSTED")):
+        server = Ours(Wire(Random(0)), 1 << 20)
+        wire = Wire(Random(0))
+        client = Connection(wire.write)
+        stream = client.open(HEAD, Kept())
+        server.connection.receive(client.opening + bytes(wire.waiting) + frame(0, 0, stream.stream_id, data))
+        (kept,) = server.kept
+        assert [each.status for each in kept.errors] == [status]

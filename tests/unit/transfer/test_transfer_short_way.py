@@ -1,0 +1,311 @@
+"""One small request by the short way: moved right, refused right, handed over to a chain when anything goes wrong."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from pinyon.transfer import (
+    Access,
+    Nic,
+    Opcode,
+    Reason,
+    TransferEngine,
+    TransferRequest,
+    TransferResult,
+    TransferStatus,
+)
+from pinyon.transfer.small import SMALL_BYTES
+from tests.on_compiled import REPLACES_METHODS
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+SIZE = 1 << 20
+LOOPBACK = Nic("lo", "tcp", "127.0.0.1", 0)
+
+
+def went_short(engine: TransferEngine) -> int:
+    return sum(one.short for one in engine.stats().paths)
+
+
+def warm(pair: Pair) -> None:
+    """From here on there is a short way, and shm knows where the far region lies."""
+    for _ in range(2):
+        for opcode in (READ, WRITE):
+            assert pair.engine.transfer([pair.request(opcode, 0, 0, 64)])[0].ok
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    near, far = bytearray(SIZE), bytearray(SIZE)
+    arguments = {"transports": (request.param,), "limits": FAST}
+    with TransferEngine(**arguments) as engine, TransferEngine(**arguments) as server:
+        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+        pair = Pair(engine, server, near, far, local, remote, server.descriptor())
+        warm(pair)
+        yield pair
+
+
+def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
+    rng = random.Random(1)
+    near, far = bytearray(rng.randbytes(SIZE)), bytearray(rng.randbytes(SIZE))
+    pair.near[:], pair.far[:] = near, far
+    before, moved = pair.engine.stats(), 0
+    short = went_short(pair.engine)
+    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES]
+    for number in range(200):
+        length = sizes[number] if number < len(sizes) else rng.randint(1, SMALL_BYTES)
+        here, there = rng.randint(0, SIZE - length), rng.randint(0, SIZE - length)
+        opcode = rng.choice((READ, WRITE))
+        assert pair.engine.transfer([pair.request(opcode, here, there, length)]) == [
+            TransferResult(TransferStatus.COMPLETED, length)
+        ]
+        moved += length
+        if opcode is READ:
+            near[here : here + length] = far[there : there + length]
+        else:
+            far[there : there + length] = near[here : here + length]
+    assert (pair.near, pair.far) == (near, far)
+    after = pair.engine.stats()
+    assert went_short(pair.engine) - short == 200
+    assert after.read_bytes + after.written_bytes - before.read_bytes - before.written_bytes == moved
+    assert after.requests["completed"] - before.requests["completed"] == 200
+    assert sum(after.latency_buckets) == after.requests["completed"]
+    (path,) = after.paths
+    assert path.nbytes == after.read_bytes + after.written_bytes
+    assert path.chains == sum(path.latency_buckets) == after.requests["completed"]
+
+
+def test_what_is_not_small_or_not_alone_is_a_chain(pair: Pair) -> None:
+    short = went_short(pair.engine)
+    for requests in ([pair.request(READ, 0, 0, SMALL_BYTES + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
+        assert all(one.ok for one in pair.engine.transfer(requests))
+    assert went_short(pair.engine) == short
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_refusals_are_the_peers_and_nothing_is_touched(pair: Pair, opcode: Opcode) -> None:
+    grants = {
+        "revoked": pair.server.grant(pair.remote, [(0, 100)], Access.READ_WRITE),
+        "wrong way": pair.server.grant(pair.remote, [(0, 100)], Access.WRITE if opcode is READ else Access.READ),
+        "short": pair.server.grant(pair.remote, [(0, 100)], Access.READ_WRITE),
+    }
+
+    def ask(name: str, length: int) -> TransferResult:
+        asked = pair.request(opcode, 0, 0, length)._replace(remote_region=grants[name].key)
+        return pair.engine.transfer([asked])[0]
+
+    assert ask("revoked", 100).ok
+    pair.server.revoke(grants["revoked"])
+    pair.near[:200], pair.far[:200] = b"n" * 200, b"f" * 200
+    for name, length, reason in (
+        ("revoked", 100, Reason.UNKNOWN_REGION),
+        ("wrong way", 100, Reason.ACCESS_DENIED),
+        ("short", 101, Reason.OUT_OF_RANGE),
+    ):
+        for _ in range(2):
+            assert ask(name, length) == TransferResult(TransferStatus.REFUSED, 0, reason)
+    assert (pair.near[:200], pair.far[:200]) == (b"n" * 200, b"f" * 200)
+    assert ask("short", 100).ok
+    counted = pair.engine.stats().requests
+    assert (counted["refused"], counted["failed"]) == (6, 0)
+
+
+def test_callers_side_by_side_lose_nothing(pair: Pair) -> None:
+    share = SIZE // 8
+    pair.far[:] = random.Random(2).randbytes(SIZE)
+    before = pair.engine.stats()
+    failed: list[TransferResult] = []
+
+    def work(number: int) -> None:
+        for step in range(50):
+            at = number * share + step * 1024
+            failed.extend(one for one in pair.engine.transfer([pair.request(READ, at, at, 1024)]) if not one.ok)
+
+    callers = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(GENEROUS_S)
+    assert not failed
+    for number in range(8):
+        part = slice(number * share, number * share + 50 * 1024)
+        assert pair.near[part] == pair.far[part]
+    after = pair.engine.stats()
+    assert after.requests["completed"] - before.requests["completed"] == 400
+    assert sum(one.chains for one in after.paths) == after.requests["completed"]
+    assert after.requests_now == 0
+
+
+# --- while one is under way ---
+
+
+class Caller(threading.Thread):
+    """Waits in ``transfer`` with one small request."""
+
+    def __init__(self, engine: TransferEngine, request: TransferRequest) -> None:
+        super().__init__(daemon=True)
+        self._engine, self._request = engine, request
+        self.results: list[TransferResult] = []
+        self.start()
+        eventually(lambda: engine.stats().requests_now == 1, "the request is under way")
+
+    def run(self) -> None:
+        self.results = self._engine.transfer([self._request])
+
+    def result(self) -> TransferResult:
+        self.join(GENEROUS_S)
+        (result,) = self.results
+        return result
+
+
+@contextmanager
+def held(server: TransferEngine) -> Iterator[None]:
+    """Nobody is served, for the table that says who may touch what is taken."""
+    with server._memory._lock:
+        yield
+
+
+def tcp_pair(**arguments: object) -> tuple[TransferEngine, TransferEngine, Pair]:
+    engine = TransferEngine(transports=("tcp",), limits=FAST, **arguments)
+    server = TransferEngine(transports=("tcp",), limits=FAST, **arguments)
+    engine.start()
+    server.start()
+    near, far = bytearray(SIZE), bytearray(b"f") * SIZE
+    local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+    return engine, server, Pair(engine, server, near, far, local, remote, server.descriptor())
+
+
+@pytest.fixture
+def make_tcp() -> Iterator[Callable[..., Pair]]:
+    engines: list[TransferEngine] = []
+
+    def make(**arguments: object) -> Pair:
+        engine, server, pair = tcp_pair(**arguments)
+        engines.extend((engine, server))
+        warm(pair)
+        pair.near[:] = bytes(SIZE)
+        return pair
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_nothing_lands_in_a_region_that_was_unregistered_meanwhile(make_tcp) -> None:
+    pair = make_tcp()
+    with held(pair.server):
+        caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
+        began = time.monotonic()
+        pair.engine.unregister(pair.local)  # which waits for nobody: no memory is touched until the answer is here
+        assert time.monotonic() - began < FAST.stall_s
+    assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
+    assert not any(pair.near)
+    assert pair.engine.stats().requests_now == 0
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_close_ends_it(make_tcp, opcode: Opcode) -> None:
+    pair = make_tcp()
+    with held(pair.server):
+        caller = Caller(pair.engine, pair.request(opcode, 0, 0, 4096))
+        pair.engine.close()
+        assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_peer_that_does_not_answer_is_avoided(make_tcp, opcode: Opcode) -> None:
+    pair = make_tcp()
+    short = went_short(pair.engine)
+    with held(pair.server):
+        began = time.monotonic()
+        (result,) = pair.engine.transfer([pair.request(opcode, 0, 0, 4096)])
+        assert time.monotonic() - began >= FAST.stall_s
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.STALLED)
+    (path,) = pair.engine.stats().paths
+    assert path.failures == {"stalled": 1}
+    eventually(lambda: pair.engine.transfer([pair.request(opcode, 0, 0, 4096)])[0].ok, "the peer serves again")
+    eventually(
+        lambda: pair.engine.transfer([pair.request(opcode, 0, 0, 4096)])[0].ok and went_short(pair.engine) > short,
+        "there is a short way again",
+    )
+
+
+def test_a_nic_that_goes_down_ends_it_at_once(make_tcp) -> None:
+    pair = make_tcp(nics=(LOOPBACK,))
+    (path,) = pair.engine.stats().paths
+    assert path.path.local_nic == "lo"
+    with held(pair.server):
+        caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
+        began = time.monotonic()
+        pair.engine._peers.link_changed("lo", False)
+        eventually(lambda: pair.engine.stats().paths[0].failures == {"connection_lost": 1}, "it was interrupted")
+        assert time.monotonic() - began < FAST.stall_s
+    assert caller.result().ok  # over a new connection: nothing else is left to try, and the NIC is not really down
+
+
+def test_a_deadline_ends_it(make_tcp) -> None:
+    pair = make_tcp()
+    with held(pair.server):
+        (result,) = pair.engine.transfer([pair.request(READ, 0, 0, 4096)], timeout_s=0.3)
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_link_that_the_peer_closed_while_it_lay_ready_is_replaced_silently(pair: Pair, opcode: Opcode) -> None:
+    retries = pair.engine.stats().retries
+    assert pair.server.drop_peer(pair.engine.boot_id)
+    pair.near[:10] = b"n" * 10
+    assert pair.engine.transfer([pair.request(opcode, 0, 0, 10)])[0].ok
+    assert pair.engine.transfer([pair.request(WRITE, 0, 20, 10)])[0].ok
+    assert pair.far[20:30] == pair.near[:10]
+    after = pair.engine.stats()
+    assert after.requests["failed"] == 0
+    assert after.retries - retries <= 1
+    assert not any(one.failures for one in after.paths)
+
+
+@REPLACES_METHODS
+def test_bytes_that_were_changed_on_their_way_are_not_taken(make_tcp) -> None:
+    pair = make_tcp(checksum="on")
+    pair.far[:] = random.Random(3).randbytes(SIZE)
+    (endpoint,) = pair.engine._peers.transports["tcp"]._handy.values()
+
+    class Flipping:
+        """The stream of that endpoint, which spoils an answer."""
+
+        def __init__(self, stream) -> None:
+            self._stream = stream
+
+        def receive_some(self, buffer: memoryview, least: int, deadline: float) -> int:
+            got = self._stream.receive_some(buffer, least, deadline)
+            buffer[100] ^= 1
+            return got
+
+        def __getattr__(self, name: str):
+            return getattr(self._stream, name)
+
+    endpoint._stream = Flipping(endpoint._stream)
+    (result,) = pair.engine.transfer([pair.request(READ, 0, 0, 4096)])
+    assert result == TransferResult(TransferStatus.FAILED, 0, Reason.CHECKSUM)
+    assert not any(pair.near)
+    (path,) = pair.engine.stats().paths
+    assert path.failures == {"checksum": 1}
+    assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
+    assert pair.near[:4096] == pair.far[:4096]
+
+
+def test_a_segment_with_news_of_its_addresses_is_listened_to(make_tcp) -> None:
+    pair = make_tcp()
+    news = replace(pair.segment, nics=(LOOPBACK._replace(port=pair.segment.port),))
+    short = went_short(pair.engine)
+    asked = pair.request(READ, 0, 0, 64)._replace(remote=news)
+    assert pair.engine.transfer([asked])[0].ok
+    assert went_short(pair.engine) == short
+    assert {one.path.remote_nic for one in pair.engine.stats().paths} == {"", "lo"}
