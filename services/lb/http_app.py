@@ -205,7 +205,7 @@ class HttpApp:
             holder=call.holder,
             requests=head.requests,
             broken=head.broken,
-            facts=None if head.facts is None else head.facts(),
+            facts=head.facts,
             quiet=quiet,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -25,6 +24,7 @@ from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.request import Delta, Request
+from services.lb.time_limit import TimeLimits
 
 __all__ = ["Completions"]
 
@@ -60,6 +60,7 @@ class Completions:
         self._timeout_s = timeout_s
         self._clock = clock
         self._unix_clock = unix_clock
+        self._time_limits = TimeLimits(clock)
 
     def check_place(self, client: Client) -> None:
         """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
@@ -79,24 +80,23 @@ class Completions:
         begun: list[bool] = []
         deadline_s = head.arrived_s + self._timeout_s
         try:
-            async with asyncio.timeout(deadline_s - self._clock()):
-                with self._admission.admit(head.client) as ticket:
-                    call, request_class = await self._read(head, body, parse)
-                    del body
-                    if not call.plain:
-                        await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
-                        return 200
-                    ask = await self._models.of(call.model).ask(call, head.log_id, request_class, **_said(head))
-                    answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
-                    request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
-                    head.requests = (request,)
-                    async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
-                        if call.stream:
-                            await self._stream(
-                                head, request, ticket, deltas, answer_format, call.include_usage, reply, begun
-                            )
-                        else:
-                            await self._whole(head, request, ticket, deltas, answer_format, reply)
+            with self._time_limits.until(deadline_s), self._admission.admit(head.client) as ticket:
+                call, request_class = await self._read(head, body, parse)
+                del body
+                if not call.plain:
+                    await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
+                    return 200
+                ask = await self._models.of(call.model).ask(call, head.log_id, request_class, **_said(head))
+                answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                head.requests = (request,)
+                async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
+                    if call.stream:
+                        await self._stream(
+                            head, request, ticket, deltas, answer_format, call.include_usage, reply, begun
+                        )
+                    else:
+                        await self._whole(head, request, ticket, deltas, answer_format, reply)
         except TimeoutError:
             error: PinyonError = DeadlineExceeded(
                 f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."

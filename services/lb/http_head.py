@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -93,7 +93,7 @@ class Head:
         """What it became, once its body is understood."""
         self.raw: RequestHead | None = None
         """As it came."""
-        self.facts: Callable[[], Mapping[str, Any]] | None = None
+        self.facts: Mapping[str, Any] | None = None
         """For the log, of what became no request of ours."""
         self.broken = ""
         """The code of the error with which an answer ended that had begun."""

@@ -148,6 +148,8 @@ class Sourced:
         if self._source is None:
             return
         self._pieces.append(data)
+        if self._push is not None:
+            return  # it is taken as soon as it has arrived
         self._size += len(data)
         if self._size > HIGH_BYTES and not self._paused:
             self._paused = True
@@ -160,12 +162,15 @@ class Sourced:
     def arrived(self) -> None:
         """What has been got since is all that came at once."""
         push = self._push
-        if push is None or self.complete or not self._pieces:
+        if push is None or self.complete:
             self._wake()
             return
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
         try:
-            if push(self._take()):
-                return  # what took it wants more
+            if push(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+                return
         except Exception as error:
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_exception(error)

@@ -211,7 +211,7 @@ class Forwarding:
                 first_s = passing.first_s - head.arrived_s if passing is not None and passing.first_s else 0.0
                 self._metrics.ended(forward.served.name, finish, first_s, now_s - head.arrived_s, forward.used)
                 span.set("outcome", finish)
-                head.facts = forward.facts
+                head.facts = forward.facts()
 
     def _attempts(self, forward: Forward) -> int:
         """One of a forwarded request, whose own region has more: they would multiply."""

@@ -202,8 +202,7 @@ class _RawRequests:
             share.hold(0)
             parts.access.answered(
                 "FORWARDED", peer.region, status, arrived_s=head.arrived_s, request_id=head.log_id,
-                holder=head.client.tenant, requests=(), broken=head.broken,
-                facts=None if head.facts is None else head.facts(),
+                holder=head.client.tenant, requests=(), broken=head.broken, facts=head.facts,
             )  # fmt: skip
 
 
