@@ -197,6 +197,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         self.address = ""
         self.requests: list[conductor_pb2.ScheduleRequest] = []
         self.released: list[str] = []
+        self.messages = 0
         self.silent = False
         self.late = asyncio.Event()
         """Answers wait for it."""
@@ -277,6 +278,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         pusher = asyncio.create_task(push())
         try:
             async for message in requests:
+                self.messages += 1
                 self.requests += message.requests
                 self.released += message.released_request_ids
                 async with self.changed:

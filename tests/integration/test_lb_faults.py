@@ -286,6 +286,7 @@ async def test_a_list_that_cannot_be_taken_ends_nobody_s_request():
     session.start()
     try:
         await spin(lambda: session.connected)
+        await conductor.until(lambda: conductor.messages)  # the hello's answer would be late, too
         conductor.late.clear()
         placing = asyncio.ensure_future(session.place(conductor_pb2.ScheduleRequest(request_id="r")))
         await conductor.until(lambda: conductor.requests)
