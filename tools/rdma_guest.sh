@@ -19,7 +19,7 @@ install_s=300
 python=/usr/bin/python3
 packages='qemu-system-x86 busybox-static iproute2 rdma-core ibverbs-providers python3-pyverbs python3-venv'
 # What tests inside the guest import, at the versions of requirements/test.lock.
-wheels='numpy xxhash protobuf pytest iniconfig packaging pluggy pygments pytest-asyncio typing-extensions hypothesis
+wheels='numpy xxhash mypy-extensions protobuf pytest iniconfig packaging pluggy pygments pytest-asyncio typing-extensions hypothesis
         sortedcontainers'
 modules='virtio_pci 9pnet_virtio 9p overlay veth crc32_generic crc32_pclmul ib_uverbs rdma_ucm rdma_rxe'
 
