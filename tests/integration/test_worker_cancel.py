@@ -301,7 +301,7 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
     keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
     async with grpc.aio.insecure_channel(m.address) as channel:
         stub = kvstore_pb2_grpc.BlockReadServiceStub(channel)
-        reply = await stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys), lease_ms=20))
+        reply = await stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys), lease_ms=1000))
         assert [block.index for block in reply.blocks] == [0, 1, 2, 3, 4]
         assert gauge(m, "leases") == 1
         await until(lambda: gauge(m, "leases") == 0)
