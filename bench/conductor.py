@@ -10,26 +10,22 @@ accounting; placements per second are so many as that CPU allows on one core.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import uvloop
 
-import pinyon
 from bench.conductor_peers import PROFILE, PROMPT_BLOCKS, Peers
 from bench.conductor_timed import PARTS
 from bench.load import cpu_seconds
 from bench.report import Aim, Report, number, parser, percentile, progress, summary
-from services.process import Child, ServiceProcess, child_environment
+from services.process import ServiceProcess
 
 PLACEMENTS_MIN = 5000.0
 """Per second on one core, in batches of :data:`HEADLINE`."""
@@ -39,22 +35,6 @@ WINDOW = 4
 """Messages under way; of single requests, so many as a batch has."""
 BEGINNINGS = 4000
 START_S = 60.0
-
-
-def launch(module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
-    """With the packages of this process, compiled ones if these are."""
-    environment = child_environment(os.getpid())
-    tree = str(Path(pinyon.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join((tree, environment["PYTHONPATH"]))
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        pass_fds=(ready_fd,),
-        env=environment,
-        start_new_session=True,
-    )
 
 
 @asynccontextmanager
@@ -67,7 +47,7 @@ async def running(
     module = "services.conductor"
     if timed is not None:
         module, arguments = "bench.conductor_timed", [str(timed), *arguments]
-    conductor = ServiceProcess("conductor", module, arguments, folder / "conductor.log", launch)
+    conductor = ServiceProcess("conductor", module, arguments, folder / "conductor.log")
     conductor.spawn()
     try:
         conductor.wait_ready(time.monotonic() + START_S)

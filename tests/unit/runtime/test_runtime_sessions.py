@@ -335,8 +335,11 @@ async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
         assert answer.endswith(b"push is off")
 
 
-@pytest.mark.parametrize("said", [b"P", PREFACE, b"\x16\x03\x01"])
-async def test_who_leaves_in_the_middle_of_its_first_words_holds_no_place(said: bytes) -> None:
+@pytest.mark.parametrize("said", [b"P", PREFACE, PREFACE + bytes(8), b"\x16\x03\x01"])
+async def test_who_leaves_in_the_middle_of_its_first_words_holds_no_place(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # it is not that which ends it
     async with Running() as running:
         async with connected(running.address) as (_, writer):
             writer.write(said)
@@ -392,6 +395,22 @@ async def test_a_server_that_listens_everywhere_is_reached_as_with_grpcio() -> N
 async def test_a_name_that_cannot_be_one_is_nobody(name: str) -> None:
     with pytest.raises(Unavailable):
         await once(Dialed(f"{name}:80", METHOD, WAIT_S, Http2Channel))
+
+
+async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
+    """Before the task that is to serve it has taken its first step."""
+    async with Running() as running:
+        for hello in (Connection(lambda _: None).opening, b"nonsense"):
+            client, theirs = socket.socketpair()
+            with client:
+                client.sendall(hello)
+                theirs.setblocking(False)
+                running.front.connections += 1
+                running.front._waiting[theirs] = asyncio.get_running_loop().call_later(WAIT_S, lambda: None)
+                running.front._look(theirs)
+                await running.front.close()
+                assert running.front.connections == 0
+                assert theirs.fileno() == -1
 
 
 # -- peers that are not there any more

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pinyon.core.address import parse_address
 from pinyon.runtime.http2.hello import ALPN, LOOK_BYTES, Speaker, who_speaks, who_speaks_tls
 from pinyon.runtime.http2.relay import relay
-from pinyon.runtime.http2.server import Http2Server
+from pinyon.runtime.http2.server import Http2Server, ServerProtocol
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["Front"]
@@ -165,7 +165,7 @@ class Front:
             return
         speaker = who_speaks(data) if self._tls is None else who_speaks_tls(data, ALPN.encode())
         if not isinstance(speaker, Speaker):
-            if len(data) + 1 < client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
+            if len(data) < client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
                 self._drop(client)  # it can be read, and not for what was waited for: nothing more comes
                 return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, speaker)
@@ -173,35 +173,38 @@ class Front:
             return
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._waiting.pop(client).cancel()
-        ours = speaker is Speaker.OURS
-        task = self._loop.create_task(self._serve(client) if ours else self._relay(client))
-        tasks = self._handshakes if ours else self._relays
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        # What gives the place back is told of the task's end: one that is cancelled before its first step runs nothing.
+        if speaker is Speaker.OURS:
+            protocol = self._server.protocol(self._over)
+            task = self._loop.create_task(self._serve(client, protocol))
+            self._handshakes.add(task)
+            task.add_done_callback(lambda task: self._served(task, client, protocol))
+        else:
+            task = self._loop.create_task(relay(client, self._behind))
+            self._relays.add(task)
+            task.add_done_callback(lambda task: self._relayed(task, client))
 
-    async def _serve(self, client: socket.socket) -> None:
+    async def _serve(self, client: socket.socket, protocol: ServerProtocol) -> None:
         """Until it is the protocol's."""
-        protocol = self._server.protocol(self._over)
-        try:
-            with suppress(OSError):  # no TLS that fits, none in time, or the client left
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is None:
-                    await self._loop.connect_accepted_socket(lambda: protocol, client)
-                else:
-                    await self._loop.connect_accepted_socket(
-                        lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._hello_s
-                    )
-        finally:
-            if not protocol.made:  # a handshake that fails never tells it
-                client.close()
-                self._over()
+        with suppress(OSError):  # no TLS that fits, none in time, or the client left
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(lambda: protocol, client)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._hello_s
+                )
 
-    async def _relay(self, client: socket.socket) -> None:
-        try:
-            await relay(client, self._behind)
-        finally:
+    def _served(self, task: asyncio.Task[None], client: socket.socket, protocol: ServerProtocol) -> None:
+        self._handshakes.discard(task)
+        if not protocol.made:  # a handshake that fails never tells it
             client.close()
             self._over()
+
+    def _relayed(self, task: asyncio.Task[None], client: socket.socket) -> None:
+        self._relays.discard(task)
+        client.close()
+        self._over()
 
 
 def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:

@@ -20,7 +20,7 @@ from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Http2Server", "SessionContext"]
+__all__ = ["Http2Server", "ServerProtocol", "SessionContext"]
 
 IDLE_S = 10.0
 """A connection without a stream is ended after this long."""
