@@ -269,6 +269,7 @@ class Answer:
     updates: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
     first: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: Exception | None = None
 
     @property
     def finish(self) -> str:
@@ -276,6 +277,8 @@ class Answer:
 
     async def wait(self) -> Answer:
         await asyncio.wait_for(self.done.wait(), WAIT_S)
+        if self.lost is not None:
+            raise AssertionError("the stream ended before its answer") from self.lost
         return self
 
 
@@ -306,6 +309,16 @@ class LbClient:
         await self.call.write(worker_pb2.SessionRequest(cancel_stream_ids=ids))
 
     async def _read(self) -> None:
+        try:
+            await self._read_all()
+        except grpc.RpcError as error:
+            for answer in self.answers.values():
+                if answer.last is None:
+                    answer.lost = error
+                    answer.done.set()
+            raise
+
+    async def _read_all(self) -> None:
         async for message in self.call:
             self.messages.append(message)
             for update in message.updates:

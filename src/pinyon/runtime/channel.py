@@ -55,8 +55,8 @@ SESSION_TRANSPORT = _default_transport()
 
 # Between services, a frozen peer is noticed within 0.5 + 1 s: then there is half a second left for a request that was
 # with it to be answered elsewhere within two. gRPC core answers pings in threads of its own, whatever the process
-# computes; behind the front of sessions (runtime/http2) the event loop passes them on, and must not stand still that
-# long. It bounds an unanswered ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
+# computes; behind the front of sessions (runtime/http2) the event loop passes them on, and the server is patient.
+# It bounds an unanswered ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 500),
     ("grpc.keepalive_timeout_ms", 1_000),

@@ -14,7 +14,7 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
-from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
+from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES, PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
 from pinyon.runtime.http2.front import Front
 from pinyon.runtime.http2.server import Http2Server
@@ -48,7 +48,7 @@ class GrpcServer:
         *,
         admin_listen: str = "",
         message_s: float = MESSAGE_S,
-        keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
+        keepalive: tuple[tuple[str, int], ...] | None = None,
         outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
         sessions: bool = False,
     ) -> None:
@@ -56,7 +56,8 @@ class GrpcServer:
 
         With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
         none: they reach the methods that are for anybody.
-        ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed.
+        ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed:
+        within 1.5 s, as between services, or with ``sessions``, which notice that themselves, patiently.
         The interceptors ``outermost`` see every call, and how it ended.
         With ``sessions``, streams both ways of clients that ask for it are served within the event loop
         (:mod:`pinyon.runtime.http2`), on the same port; not together with ``admin_listen``.
@@ -74,6 +75,8 @@ class GrpcServer:
         )
         self._sessions = Http2Server(interceptors) if sessions else None
         self._front: Front | None = None
+        # Pings of who is relayed pass the event loop, which may be held up for a moment. That is no reason to hang up.
+        keepalive = keepalive or (PATIENT_KEEPALIVE_OPTIONS if sessions else KEEPALIVE_OPTIONS)
         self._server = grpc.aio.server(
             interceptors=interceptors,
             options=(

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -487,6 +488,18 @@ async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
             await running.worker.begun.wait()
             await running.worker.ended.wait()
         await until(lambda: running.front.connections == 0)
+
+
+async def test_a_loop_that_is_held_up_loses_nobody_who_is_relayed() -> None:
+    """grpcio's pings pass the loop; for a caller who is there, that is no reason to be cut off."""
+    async with Running() as running, grpc.aio.insecure_channel(running.address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
+        await call.write(Ask())
+        await call.read()
+        time.sleep(2.5)  # noqa: ASYNC251  # a ping every 0.5 s, of which none would be answered within its second
+        await call.write(Ask())
+        assert await call.read() == Answer()
+        call.cancel()
 
 
 async def test_calls_in_flight_end_with_the_server_and_not_before_their_time() -> None:
