@@ -86,7 +86,7 @@ def run(
 
 
 @seed(1)
-@settings(max_examples=usually(250, long=600))
+@settings(max_examples=usually(120, long=600))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 200),
@@ -107,7 +107,7 @@ def test_chunks_and_blocks_do_not_matter(model: str, length: int, cuts: list[int
 
 
 @seed(2)
-@settings(max_examples=usually(40, long=80))
+@settings(max_examples=usually(20, long=80))
 @given(model=st.sampled_from(MODELS), data=st.data())
 def test_company_does_not_matter(model: str, data: st.DataObject) -> None:
     """Several requests, each chunked its own way, advance in random company until all are done."""

@@ -57,7 +57,7 @@ class Prompts:
         return blocks, Traits(f"text/{rng.randint(1, 4)}", tenant)
 
 
-@settings(max_examples=usually(25, long=60), deadline=None)
+@settings(max_examples=usually(12, long=60), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(5, 60), st.booleans())
 def test_what_extends_a_block_never_outlives_it(seed: int, capacity: int, fair: bool) -> None:
     rng = Random(seed)
@@ -207,7 +207,7 @@ def test_with_many_tenants_nobody_may_flood() -> None:
     assert shares.above(7) == held[7] - most
 
 
-@settings(max_examples=usually(20, long=40), deadline=None)
+@settings(max_examples=usually(10, long=40), deadline=None)
 @given(st.lists(st.tuples(EIGHTHS, EIGHTHS | st.none()), min_size=1, max_size=60))
 def test_the_life_table_counts_what_happens(lives: list[tuple[float, float | None]]) -> None:
     """Against counting each one by itself. ``None``: never used again."""

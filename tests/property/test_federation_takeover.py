@@ -18,7 +18,7 @@ from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 from tests.long import usually
 
-SEEDS = usually(25, long=1000)
+SEEDS = usually(10, long=1000)
 """In one of ten blocks."""
 REGIONS = ("a", "b", "c", "d")
 
@@ -283,7 +283,7 @@ def test_worlds_where_anything_happens(block):
         assert all(member.state is LbState.LIVE for member in world.registry.federation.members)
 
 
-@pytest.mark.parametrize("seed", range(usually(12, long=40)))
+@pytest.mark.parametrize("seed", range(usually(4, long=40)))
 def test_an_owner_that_comes_and_goes_moves_little(seed):
     """However it flaps, its cluster goes to and fro only as often as pauses that double allow."""
     world = World(seed)

@@ -123,7 +123,7 @@ def test_a_queue_in_front_of_one_server_waits_as_the_formula_says() -> None:
     assert sum(many) / len(many) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.03)
 
 
-@settings(max_examples=usually(10, long=30), deadline=None)
+@settings(max_examples=usually(5, long=30), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_request_ends_once_under_every_policy(seed: int) -> None:
     rows = chains(Random(seed), 60, 4000)
