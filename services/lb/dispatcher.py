@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
 from contextlib import ExitStack, aclosing
+from functools import partial
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -24,6 +25,7 @@ from services.lb.request import RETRY_CODES, Delta, Request
 from services.lb.seekers import Seekers
 from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
+from services.lb.worker_stream import WorkerStream
 
 __all__ = ["Dispatcher"]
 
@@ -155,6 +157,7 @@ class Dispatcher:
                     view.succeeded(placement.prefill_instance_id, placed_s)
                 if delta.tokens or delta.text:
                     yield delta
+                    _listen(request, stream, clock)
         except Unavailable as error:
             request.error = error
         finally:
@@ -190,6 +193,7 @@ class Dispatcher:
                     self._ways.accepted(name, sent_s)
                 if delta.tokens or delta.text:
                     yield delta
+                    _listen(request, stream, clock)
         except Unavailable as error:
             request.error = error
         finally:
@@ -352,6 +356,12 @@ class Dispatcher:
             )
         message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
+
+
+def _listen(request: Request, stream: WorkerStream, clock: Clock) -> None:
+    """From here on text goes to who listens right where it is read; the end, and what is not taken, comes this way."""
+    if request.listener is not None and stream.listener is None:
+        stream.listener = partial(request.pass_on, clock)
 
 
 def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:
