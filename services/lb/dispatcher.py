@@ -248,8 +248,12 @@ class Dispatcher:
                 continue
             if choice.where in (Where.LOCAL, Where.ADOPTED) or self._ways.serves_here(request):
                 cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-                with self._ways.held(request, cluster.name):
+                held = self._ways.hold_here(request, cluster.name)
+                try:
                     placement, error = await self._here(request, cluster)
+                finally:
+                    if held is not None:
+                        held.release()
                 if placement is not None:
                     return placement, cluster
             else:

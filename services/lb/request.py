@@ -23,7 +23,7 @@ from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
-from pinyon.messages.sampling import sampling_to_proto
+from pinyon.messages.sampling import put_sampling
 from pinyon.routing.target_policy import Routed
 from services.lb.ask import Ask
 
@@ -233,7 +233,7 @@ class Request:
             message.prompt_tokens_le32 = ask.tokens_le32
             if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
                 message.block_keys = ask.block_keys
-        message.sampling.CopyFrom(sampling_to_proto(ask.sampling))
+        put_sampling(message.sampling, ask.sampling)
         if self.tokens:
             message.sampling.prompt_logprobs = False  # they came with the first one
         if self.placement is not None:
@@ -381,7 +381,8 @@ class Request:
     def hold(self, delta: Delta) -> None:
         """Keep it until the answer is whole."""
         self._held.append(delta.text)
-        self._held_logprobs.MergeFrom(delta.logprobs)
+        if delta.logprobs is not NO_LOGPROBS:
+            self._held_logprobs.MergeFrom(delta.logprobs)
 
     def held(self) -> Delta:
         """All of it."""
