@@ -70,7 +70,7 @@ def library(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True)
 
 @pytest.mark.parametrize("nfc", [False, True])
 @pytest.mark.parametrize("name", PATTERNS)
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(text=TEXT, before=TEXT, again=st.integers(1, 60), added=st.booleans())
 def test_tokens_are_those_of_the_whole_text(
     name: str, nfc: bool, text: str, before: str, again: int, added: bool
