@@ -105,7 +105,8 @@ class Prompts:
         """
         self._check(call)
         context = self.max_context()
-        tokens = await self._tokens(call.prompt, call.prompt_field, call.rendering, context, holder)
+        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
+        tokens = await self._tokens(call.prompt, call.prompt_field, rendering, context, holder)
         sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
         return Ask(
             request_id, call.model, request_class, tokens,
@@ -126,9 +127,10 @@ class Prompts:
         prompts = (call.prompt, *call.others)
         # One call must not hold up the loop with many short prompts either.
         inline = sum(map(_size, prompts)) <= self._inline_chars
+        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
         for prompt in prompts:
-            tokens = await self._tokens(prompt, call.prompt_field, call.rendering, context, holder, inline=inline)
+            tokens = await self._tokens(prompt, call.prompt_field, rendering, context, holder, inline=inline)
             total += self._count(call, tokens, context)
             if total > PROMPT_TOKENS_MAX:
                 raise InvalidArgument(
@@ -158,6 +160,7 @@ class Prompts:
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
         """A prompt's tokens as little-endian u32. Raises as :meth:`ask`, but it may be longer than the context."""
         self._check_rendering(rendering)
+        rendering = self._owned(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
@@ -194,6 +197,12 @@ class Prompts:
                 f"{vocab_size}.",
                 field="stop_token_ids",
             )
+
+    def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
+        """What is remembered of a text is for those who share its KV, too."""
+        if not self._looked_at_chars or not (holder or salt):
+            return rendering
+        return rendering._replace(whose=f"{len(holder)}:{holder}{salt}")
 
     def _check_rendering(self, rendering: Rendering) -> None:
         if rendering.variables is not None:

@@ -46,7 +46,9 @@ def tokenize(
     that would take longer than ``new_chars`` characters that the tokenizer has not seen."""
     added = rendering.add_special_tokens
     if type(prompt) is str:
-        return card.tokenizer.encode(prompt, add_special_tokens=added is not False, new_chars=new_chars).tobytes()
+        return card.tokenizer.encode(
+            prompt, add_special_tokens=added is not False, new_chars=new_chars, whose=rendering.whose
+        ).tobytes()
     return card.chat_template.encode_chat(
         prompt,  # type: ignore[arg-type]
         rendering.variables,
@@ -54,6 +56,7 @@ def tokenize(
         continue_final_message=rendering.continue_final_message,
         add_special_tokens=bool(added),
         new_chars=new_chars,
+        whose=rendering.whose,
     ).tobytes()
 
 

@@ -171,3 +171,14 @@ def test_few_words_are_asked_for_one_by_one() -> None:
     assert asked == ["one", " two", " three"]
     assert tokens.encode(" ".join(f"{chr(97 + n)}x" for n in range(25))) == b"whole"
     assert len(asked) == 3 + word_tokens.LEARNED
+
+
+def test_nobody_learns_from_the_time_it_takes_what_others_have_asked() -> None:
+    ours = HfTokenizer(rules_of(word_tokens._LLAMA3, None))
+    text = " ".join(f"{number * 7919:x}" for number in range(1500))
+    expected = ours.encode(text, whose="a").tolist()
+    assert ours.encode(text, new_chars=0, whose="a").tolist() == expected
+    for other in ("", "b", "aa"):
+        with pytest.raises(MuchNew):
+            ours.encode(text, new_chars=0, whose=other)
+        assert ours.encode(text, whose=other).tolist() == expected

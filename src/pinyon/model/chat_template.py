@@ -71,8 +71,10 @@ class ChatTemplate(Protocol):
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         new_chars: int | None = None,
+        whose: str = "",
     ) -> TokenArray:
-        """The prompt's tokens. Raises as :meth:`render`, and with ``new_chars`` as :meth:`Tokenizer.encode`.
+        """The prompt's tokens. Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as
+        :meth:`Tokenizer.encode`.
 
         ``continue_final_message``: the prompt ends with the last message's text, for the model to go on with it; not
         together with ``add_generation_prompt``. ``add_special_tokens``: also those that the tokenizer begins or ends a
@@ -111,6 +113,7 @@ class ByteChatTemplate:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         new_chars: int | None = None,
+        whose: str = "",
     ) -> TokenArray:
         self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
@@ -185,6 +188,7 @@ class JinjaChatTemplate:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         new_chars: int | None = None,
+        whose: str = "",
     ) -> TokenArray:
         checked, given = _checked(messages, None), variables or {}
         self.check_variables(given)
@@ -193,7 +197,9 @@ class JinjaChatTemplate:
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
         if pattern is None or not _found(pattern, [checked, given]):
             rendered = self._render(checked, given, **how)
-            return self._tokenizer.encode(rendered, add_special_tokens=add_special_tokens, new_chars=new_chars)
+            return self._tokenizer.encode(
+                rendered, add_special_tokens=add_special_tokens, new_chars=new_chars, whose=whose
+            )
         tokens = self._encode_escaped(checked, given, pattern, new_chars, **how)
         before, behind = self._tokenizer.around if add_special_tokens else ((), ())
         return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens

@@ -41,13 +41,15 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None) -> TokenArray:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
+    ) -> TokenArray:
         """Tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them: markers of special tokens in ``text``
         become these tokens, and ``add_special_tokens`` adds those that the tokenizer begins or ends a text with.
 
         Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit, and
         :class:`MuchNew` when it has more than ``new_chars`` characters that take the tokenizer time, because their like
-        did not come lately.
+        did not come lately from ``whose`` it is.
         """
         ...
 
@@ -89,7 +91,9 @@ class ByteTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         return (self.EOS,)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None) -> TokenArray:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
+    ) -> TokenArray:
         return np.frombuffer(utf8(text), dtype=np.uint8).astype("<u4")
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -154,10 +158,12 @@ class HfTokenizer:
         """Marker text to id, of the tokens that only a chat template may write."""
         return dict(self._special)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None) -> TokenArray:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
+    ) -> TokenArray:
         utf8(text)
         if self._words is not None:
-            tokens = self._words.encode(text, new_chars)
+            tokens = self._words.encode(text, new_chars, whose)
             if add_special_tokens:
                 before, behind = self._around
                 tokens = b"%b%b%b" % (before, tokens, behind)

@@ -139,42 +139,47 @@ class WordTokens:
         self._spaced = Memory(words_bytes)
         """By what is behind a space, up to the next one."""
 
-    def encode(self, text: str, new_chars: int | None = None) -> bytes:
-        """Raises :class:`MuchNew` if there are more than ``new_chars`` characters in runs that did not come before, those
+    def encode(self, text: str, new_chars: int | None = None, whose: str = "") -> bytes:
+        """Runs are remembered for ``whose`` they are: nobody can find out by timing what others have asked, but for
+        single words, as far as a few microseconds tell them.
+
+        Raises :class:`MuchNew` if there are more than ``new_chars`` characters in runs that did not come before, those
         of words that did counted in part: what was worked on is known from then on."""
         parts = self._cut_markers(text) if any(mark in text for mark in self._marks) else [text]
         tokens: list[bytes] = []
+        owner = f"{len(whose)}:{whose}"
         for number, part in enumerate(parts):
             if number & 1:
                 tokens.append(self._markers[part])
             elif part:
-                new_chars = self._add(tokens, part, new_chars)
+                new_chars = self._add(tokens, part, new_chars, owner)
         return b"".join(tokens)
 
-    def _add(self, tokens: list[bytes], text: str, new_chars: int | None) -> int | None:
+    def _add(self, tokens: list[bytes], text: str, new_chars: int | None, owner: str) -> int | None:
         """The tokens of a text without markers; what is left of ``new_chars``."""
         start, size = 0, len(text)
         while start < size:
             cut = _CUT.search(text, start + RUN_CHARS) if size - start > RUN_CHARS else None
             end = size if cut is None else cut.end()
             run = text if end - start == size else text[start:end]
-            found = self._runs.get(run)
+            name = owner + run
+            found = self._runs.get(name)
             if found is None:
                 if new_chars is not None and (new_chars < 0 or end - start > max(new_chars, RUN_CHARS_MAX)):
                     raise MuchNew
-                found, taken = self._new_run(run)
+                found, taken = self._new_run(run, name)
                 if new_chars is not None:
                     new_chars -= taken
             tokens.append(found)
             start = end
         return new_chars
 
-    def _new_run(self, run: str) -> tuple[bytes, int]:
+    def _new_run(self, run: str, name: str) -> tuple[bytes, int]:
         """Its tokens, and how many characters it counts for."""
         if len(run) > RUN_CHARS_MAX:
             return self._whole(run), len(run)
         found = self._by_words(run) if run.isascii() else (self._whole(run), len(run))
-        self._runs.put(run, found[0])
+        self._runs.put(name, found[0])
         return found
 
     def _by_words(self, run: str) -> tuple[bytes, int]:
