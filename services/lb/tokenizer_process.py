@@ -39,9 +39,7 @@ def strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def tokenize(
-    card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN, new_chars: int | None = None
-) -> bytes:
+def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN, new_chars: int | None = None) -> bytes:
     """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`, and :class:`MuchNew` if
     that would take longer than ``new_chars`` characters that the tokenizer has not seen."""
     added = rendering.add_special_tokens

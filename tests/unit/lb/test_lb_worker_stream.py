@@ -124,8 +124,15 @@ async def test_each_update_is_heard_or_read_once_and_in_order(steps: list[str | 
 
 
 async def test_a_listener_hears_no_more_often_than_the_gap_and_not_the_end():
-    stream, heard = make(0.01), list[int]()
-    stream.listener = lambda updates: heard.append(len(updates)) or True
+    stream, heard, again = make(0.01), list[int](), asyncio.Event()
+
+    def listener(updates: list[worker_pb2.StreamUpdate]) -> bool:
+        if heard:
+            again.set()
+        heard.append(len(updates))
+        return True
+
+    stream.listener = listener
     reader = asyncio.ensure_future(stream.take())
     await settle()
     stream.deliver(update(1))
@@ -133,9 +140,7 @@ async def test_a_listener_hears_no_more_often_than_the_gap_and_not_the_end():
     stream.deliver(update(2))
     assert stream.deliver(update(3)) == 2
     assert heard == [1]
-    async with asyncio.timeout(5):
-        while len(heard) < 2:
-            await asyncio.sleep(0.005)
+    await asyncio.wait_for(again.wait(), 5)
     assert heard == [1, 2]
     assert not reader.done()
     assert stream.deliver(update(4)) <= 1
