@@ -228,13 +228,16 @@ class Dispatcher:
     async def _place(self, request: Request, ticket: Turn) -> tuple[common_pb2.Placement, Cluster] | str:
         """Where the next attempt runs: on which instances of which cluster here, or the name of another region's load
         balancer. Waits a while for an instance if there is none."""
-        with ExitStack() as stack:
-            return await self._find(request, ticket, stack)
+        seeking: list[ExitStack] = []
+        try:
+            return await self._find(request, ticket, seeking)
+        finally:
+            for each in seeking:
+                each.close()
 
     async def _find(
-        self, request: Request, ticket: Turn, stack: ExitStack
+        self, request: Request, ticket: Turn, seeking: list[ExitStack]
     ) -> tuple[common_pb2.Placement, Cluster] | str:
-        seeks = False
         give_up_s = self._clock() + self._placement_wait_s
         while True:
             choice = self._ways.choose(request)
@@ -267,9 +270,9 @@ class Dispatcher:
             left_s = give_up_s - self._clock()
             if left_s <= 0:
                 raise self._nowhere(request, error)
-            if not seeks:
-                seeks = True
-                stack.enter_context(self._seekers.one(chosen=bool(request.ask.request_class.geographies)))
+            if not seeking:
+                seeking.append(ExitStack())
+                seeking[0].enter_context(self._seekers.one(chosen=bool(request.ask.request_class.geographies)))
             await self._clusters.wait_change(min(left_s, POLL_S))
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.
