@@ -25,9 +25,9 @@ RUN_CHARS = 512
 RUN_CHARS_MAX = 4 * RUN_CHARS
 """A longer one, which has no place to cut it, is not kept."""
 RUNS_BYTES = 6 << 20
-WORDS_BYTES = 3 << 20
-"""Of each of two generations: some 20,000 words, and as many of what is between spaces."""
-ENTRY_BYTES = 150
+WORDS_BYTES = 6 << 20
+"""Of each of two generations: some 29,000 words, and as many of what is between spaces."""
+ENTRY_BYTES = 200
 """What an entry takes beside its characters and tokens."""
 LEARNED = 16
 """New words of one run, which the library's model takes one by one; with more, the run goes to the library whole,
@@ -99,7 +99,7 @@ class Memory:
         return found
 
     def put(self, text: str, tokens: bytes) -> None:
-        size = len(text) + len(tokens) + ENTRY_BYTES
+        size = (len(text) if text.isascii() else 4 * len(text)) + len(tokens) + ENTRY_BYTES
         if self._bytes + size > self._limit:
             self._old, self._young, self._bytes = self._young, {}, 0
         self._young[text] = tokens
