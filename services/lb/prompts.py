@@ -1,7 +1,8 @@
 """From what a client wrote for one model to what the suite works on: tokens, block keys, limits.
 
-Short prompts are worked on the event loop (a few µs), longer ones in threads, and long texts for a tokenizer that keeps
-the GIL in a process, so that one long prompt does not hold up the streams of others.
+Short prompts are worked on the event loop (a few µs), and so are longer ones that a tokenizer mostly knows; others in
+threads, and long texts for a tokenizer that keeps the GIL in a process, so that one long prompt does not hold up the
+streams of others.
 """
 
 from __future__ import annotations
