@@ -128,8 +128,11 @@ class Admission:
         deadline_s: float = math.inf,
     ) -> None:
         self.take(tenant, rates, tokens)
-        with self._displaced():
+        try:
             await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+        except ResourceExhausted:
+            self._metrics.refused("displaced")
+            raise
 
     def take(self, tenant: str, rates: Rates, tokens: int) -> None:
         """What a request may need. Raises :class:`RateLimited`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pinyon.core.request import RequestClass, SamplingParams
 
@@ -15,8 +15,7 @@ FIXED_BYTES = 1216
 traceparent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """``block_keys`` are packed and may be empty (layout unknown)."""
 
     request_id: str

@@ -68,7 +68,11 @@ class ConductorSession:
         self._listed = False
         """This session's conductor has sent a list."""
         self._outbox: _Outbox | None = None
-        self._pending: dict[str, asyncio.Future[conductor_pb2.ScheduleResponse]] = {}
+        self._pending: dict[str, tuple[asyncio.Future[conductor_pb2.ScheduleResponse | None], float]] = {}
+        """By request, in the order in which they are due: what will be the answer, or None when it did not come until
+        then, by the loop's clock."""
+        self._watch: asyncio.TimerHandle | None = None
+        """Looks after them: one timer for all."""
         self.sessions = 0
         """How often a conductor answered a new session."""
 
@@ -87,6 +91,8 @@ class ConductorSession:
 
     async def close(self) -> None:
         await self._link.close()
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def place(self, request: conductor_pb2.ScheduleRequest) -> common_pb2.Placement:
         """Where the request runs.
@@ -98,32 +104,44 @@ class ConductorSession:
         if outbox is None:
             raise ConductorAway("the conductor is away")
         request_id = request.request_id
-        answer: asyncio.Future[conductor_pb2.ScheduleResponse] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[conductor_pb2.ScheduleResponse | None] = loop.create_future()
         try:
             outbox.put(request)
         except (OutboxClosed, ResourceExhausted):
             raise ConductorAway("the conductor does not keep up") from None
-        self._pending[request_id] = answer
+        self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
+        if self._watch is None:
+            self._watch = loop.call_later(self._answer_timeout_s, self._look)
         stream, heard = self._stream, self._heard
         try:
-            async with asyncio.timeout(self._answer_timeout_s):
-                response = await answer
-        except TimeoutError:
-            if not _came(answer):
-                if heard == self._heard and not stream.ending:
-                    _log.info("the conductor at %s is silent", self._address)
-                    stream.end(Unavailable("it is silent"))  # do not let every request wait this long
-                raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s") from None
-            response = answer.result()  # at the last moment
+            response = await answer
         except asyncio.CancelledError:
             if _came(answer):
                 self.release(request_id)
             raise
         finally:
             self._pending.pop(request_id, None)
+        if response is None:
+            if heard == self._heard and not stream.ending:
+                _log.info("the conductor at %s is silent", self._address)
+                stream.end(Unavailable("it is silent"))  # do not let every request wait this long
+            raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s")
         if response.HasField("error"):
             raise error_from_proto(response.error)
         return response.placement
+
+    def _look(self) -> None:
+        """Who has waited long enough is told so."""
+        self._watch = None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for answer, due_s in self._pending.values():
+            if due_s > now_s:
+                self._watch = loop.call_at(due_s, self._look)
+                return
+            if not answer.done():
+                answer.set_result(None)
 
     def release(self, request_id: str) -> None:
         """This placement is not used (any more). Without a conductor there is nothing to tell."""
@@ -154,9 +172,9 @@ class ConductorSession:
             except Exception:  # a list that we cannot take is no reason to lose what waits for its placement
                 _log.exception("cannot take the conductor's list of instances")
         for response in message.responses:
-            answer = self._pending.get(response.request_id)
-            if answer is not None and not answer.done():
-                answer.set_result(response)
+            waiting = self._pending.get(response.request_id)
+            if waiting is not None and not waiting[0].done():
+                waiting[0].set_result(response)
             elif response.HasField("placement"):
                 self.release(response.request_id)  # nobody waits for it any more
 
@@ -171,13 +189,13 @@ class ConductorSession:
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None
-        for answer in self._pending.values():
+        for answer, _ in self._pending.values():
             if not answer.done():
                 answer.set_exception(ConductorAway("the conductor went away"))
 
 
-def _came(answer: asyncio.Future[conductor_pb2.ScheduleResponse]) -> bool:
-    return answer.done() and not answer.cancelled() and answer.exception() is None
+def _came(answer: asyncio.Future[conductor_pb2.ScheduleResponse | None]) -> bool:
+    return answer.done() and not answer.cancelled() and answer.exception() is None and answer.result() is not None
 
 
 def _filled(items: Iterable[conductor_pb2.ScheduleRequest | str]) -> Iterator[SessionRequest]:

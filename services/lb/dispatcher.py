@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
 from contextlib import ExitStack, aclosing
+from functools import partial
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -24,6 +25,7 @@ from services.lb.request import RETRY_CODES, Delta, Request
 from services.lb.seekers import Seekers
 from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
+from services.lb.worker_stream import WorkerStream
 
 __all__ = ["Dispatcher"]
 
@@ -155,6 +157,7 @@ class Dispatcher:
                     view.succeeded(placement.prefill_instance_id, placed_s)
                 if delta.tokens or delta.text:
                     yield delta
+                    _listen(request, stream, clock)
         except Unavailable as error:
             request.error = error
         finally:
@@ -190,6 +193,7 @@ class Dispatcher:
                     self._ways.accepted(name, sent_s)
                 if delta.tokens or delta.text:
                     yield delta
+                    _listen(request, stream, clock)
         except Unavailable as error:
             request.error = error
         finally:
@@ -224,13 +228,16 @@ class Dispatcher:
     async def _place(self, request: Request, ticket: Turn) -> tuple[common_pb2.Placement, Cluster] | str:
         """Where the next attempt runs: on which instances of which cluster here, or the name of another region's load
         balancer. Waits a while for an instance if there is none."""
-        with ExitStack() as stack:
-            return await self._find(request, ticket, stack)
+        seeking: list[ExitStack] = []
+        try:
+            return await self._find(request, ticket, seeking)
+        finally:
+            for each in seeking:
+                each.close()
 
     async def _find(
-        self, request: Request, ticket: Turn, stack: ExitStack
+        self, request: Request, ticket: Turn, seeking: list[ExitStack]
     ) -> tuple[common_pb2.Placement, Cluster] | str:
-        seeks = False
         give_up_s = self._clock() + self._placement_wait_s
         while True:
             choice = self._ways.choose(request)
@@ -244,8 +251,12 @@ class Dispatcher:
                 continue
             if choice.where in (Where.LOCAL, Where.ADOPTED) or self._ways.serves_here(request):
                 cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-                with self._ways.held(request, cluster.name):
+                held = self._ways.hold_here(request, cluster.name)
+                try:
                     placement, error = await self._here(request, cluster)
+                finally:
+                    if held is not None:
+                        held.release()
                 if placement is not None:
                     return placement, cluster
             else:
@@ -259,9 +270,9 @@ class Dispatcher:
             left_s = give_up_s - self._clock()
             if left_s <= 0:
                 raise self._nowhere(request, error)
-            if not seeks:
-                seeks = True
-                stack.enter_context(self._seekers.one(chosen=bool(request.ask.request_class.geographies)))
+            if not seeking:
+                seeking.append(ExitStack())
+                seeking[0].enter_context(self._seekers.one(chosen=bool(request.ask.request_class.geographies)))
             await self._clusters.wait_change(min(left_s, POLL_S))
             # One that failed us may have restarted under its old name; until something new is heard, its address may as
             # well still be dead, and the attempts are few.
@@ -352,6 +363,12 @@ class Dispatcher:
             )
         message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
+
+
+def _listen(request: Request, stream: WorkerStream, clock: Clock) -> None:
+    """From here on text goes to who listens right where it is read; the end, and what is not taken, comes this way."""
+    if request.listener is not None and stream.listener is None:
+        stream.listener = partial(request.pass_on, clock)
 
 
 def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:

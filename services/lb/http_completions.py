@@ -173,7 +173,8 @@ class Completions:
         reply: Reply,
         begun: list[bool],
     ) -> None:
-        """The answer begins with the first text: until then a failure still has a status of its own."""
+        """The answer begins with the first text: until then a failure still has a status of its own. From then on
+        text goes out as it comes, and this is woken only while the client does not keep up."""
         tail = ""
         async for delta in deltas:
             if request.finish_reason is not None:
@@ -184,6 +185,7 @@ class Completions:
                     events = answer_format.first + events
                     self._begin(ticket, reply, begun)
                 await reply.send(events.encode("ascii"))
+                request.listener = lambda text: reply.push(answer_format.text(text).encode("ascii"))
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
         events = answer_format.finish(tail, request.finish_reason.value, None if include_usage else facts)

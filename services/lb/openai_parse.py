@@ -60,6 +60,8 @@ class Rendering(NamedTuple):
     continue_final_message: bool = False
     variables: dict[str, Any] | None = None
     """Of the chat template."""
+    whose: str = ""
+    """Whose text it is, for a tokenizer that remembers texts."""
 
 
 PLAIN = Rendering()

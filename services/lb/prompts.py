@@ -1,12 +1,14 @@
 """From what a client wrote for one model to what the suite works on: tokens, block keys, limits.
 
-Short prompts are worked on the event loop (a few µs), longer ones in threads, and long texts for a tokenizer that keeps
-the GIL in a process, so that one long prompt does not hold up the streams of others.
+Short prompts are worked on the event loop (a few µs), and so are longer ones that a tokenizer mostly knows; others in
+threads, and long texts for a tokenizer that keeps the GIL in a process, so that one long prompt does not hold up the
+streams of others.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import numpy as np
 
@@ -14,7 +16,8 @@ from pinyon.core.block_keys import BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import RequestClass, SamplingParams
-from pinyon.model import ByteTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
+from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
+from pinyon.model.tokenizer import MuchNew
 from services.lb.instances import InstanceView
 from services.lb.key_chains import KeyChains
 from services.lb.off_loop import OffLoop
@@ -26,8 +29,10 @@ from services.lb.tokenizer_process import TokenizerProcess, tokenize
 __all__ = ["ContextExceeded", "Prompts"]
 
 INLINE_CHARS = 2048
+NEW_CHARS = 2 * INLINE_CHARS
+"""Where a tokenizer remembers what it has seen: of what it has not; about 1 ms."""
 THREAD_CHARS = 64 << 10
-"""A tokenizer works on them for about 5 ms."""
+"""A tokenizer works on them for about 5 ms, if they are new."""
 INLINE_BYTE_CHARS = 128 << 10
 """Where every byte is a token."""
 INLINE_MESSAGES = 64
@@ -63,7 +68,11 @@ class Prompts:
         self._view = view
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
-        self._inline_chars = INLINE_BYTE_CHARS if isinstance(card.tokenizer, ByteTokenizer) else INLINE_CHARS
+        tokenizer = card.tokenizer
+        self._inline_chars = INLINE_BYTE_CHARS if isinstance(tokenizer, ByteTokenizer) else INLINE_CHARS
+        remembers = isinstance(tokenizer, HfTokenizer) and tokenizer.remembers
+        self._looked_at_chars = THREAD_CHARS if remembers else 0
+        """Of longer ones, what is known of them may be enough to be quick."""
         self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
         self._chains = chains
@@ -97,7 +106,8 @@ class Prompts:
         """
         self._check(call)
         context = self.max_context()
-        tokens = await self._tokens(call.prompt, call.prompt_field, call.rendering, context, holder)
+        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
+        tokens = await self._tokens(call.prompt, call.prompt_field, rendering, context, holder)
         sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
         return Ask(
             request_id, call.model, request_class, tokens,
@@ -118,9 +128,10 @@ class Prompts:
         prompts = (call.prompt, *call.others)
         # One call must not hold up the loop with many short prompts either.
         inline = sum(map(_size, prompts)) <= self._inline_chars
+        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
         for prompt in prompts:
-            tokens = await self._tokens(prompt, call.prompt_field, call.rendering, context, holder, inline=inline)
+            tokens = await self._tokens(prompt, call.prompt_field, rendering, context, holder, inline=inline)
             total += self._count(call, tokens, context)
             if total > PROMPT_TOKENS_MAX:
                 raise InvalidArgument(
@@ -150,6 +161,7 @@ class Prompts:
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
         """A prompt's tokens as little-endian u32. Raises as :meth:`ask`, but it may be longer than the context."""
         self._check_rendering(rendering)
+        rendering = self._owned(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
@@ -186,6 +198,12 @@ class Prompts:
                 f"{vocab_size}.",
                 field="stop_token_ids",
             )
+
+    def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
+        """What is remembered of a text is for those who share its KV, too."""
+        if not self._looked_at_chars or not (holder or salt):
+            return rendering
+        return rendering._replace(whose=f"{len(holder)}:{holder}{salt}")
 
     def _check_rendering(self, rendering: Rendering) -> None:
         if rendering.variables is not None:
@@ -261,8 +279,12 @@ class Prompts:
                 field=field,
             )
         try:
-            if inline and chars <= self._inline_chars and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
-                return tokenize(self._card, prompt, rendering)
+            if inline and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
+                if chars <= self._inline_chars:
+                    return tokenize(self._card, prompt, rendering)
+                if chars <= self._looked_at_chars:
+                    with suppress(MuchNew):
+                        return tokenize(self._card, prompt, rendering, NEW_CHARS)
             if chars > THREAD_CHARS and self._process is not None:
                 return await self._process.tokenize(holder, prompt, rendering)
             return await self._off_loop.run(holder, tokenize, self._card, prompt, rendering)

@@ -7,7 +7,7 @@ the text from the first generated token on; what was handed to the client alread
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +16,14 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
+from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import FinishReason, Usage
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
-from pinyon.messages.sampling import sampling_to_proto
+from pinyon.messages.sampling import put_sampling
 from pinyon.routing.target_policy import Routed
 from services.lb.ask import Ask
 
@@ -93,6 +94,7 @@ class Request:
         "first_token_s",
         "gap_s",
         "lb",
+        "listener",
         "lost",
         "placed_s",
         "placement",
@@ -113,6 +115,9 @@ class Request:
         """The client gets the answer in one piece."""
         self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
         self.traceparent = ask.traceparent
+        self.listener: Callable[[str], bool] | None = None
+        """Takes new text at once, if it can: False, and it was not taken. Set by whoever reads what the dispatcher
+        yields, once it needs only the text of what is to come."""
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.placed_s = 0.0
@@ -228,7 +233,7 @@ class Request:
             message.prompt_tokens_le32 = ask.tokens_le32
             if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
                 message.block_keys = ask.block_keys
-        message.sampling.CopyFrom(sampling_to_proto(ask.sampling))
+        put_sampling(message.sampling, ask.sampling)
         if self.tokens:
             message.sampling.prompt_logprobs = False  # they came with the first one
         if self.placement is not None:
@@ -272,6 +277,25 @@ class Request:
         if update.finish_reason:
             self._finish(update)
         return Delta(text, tokens, logprobs)
+
+    def pass_on(self, clock: Clock, updates: Sequence[worker_pb2.StreamUpdate]) -> bool:
+        """Give the text of updates that are not the last to the ``listener``, and fold them; False: it has not taken
+        it, and nothing has changed."""
+        listener = self.listener
+        if listener is None or self._drop_chars or self._drop_tokens:
+            return False
+        text = updates[0].text if len(updates) == 1 else "".join([update.text for update in updates])
+        if text and not listener(text):
+            return False
+        if self.ask.sampling.logprobs >= 0 or self.prefill is None or not (self.first_token_s and self.fingerprint):
+            for update in updates:
+                self.fold(update, clock())
+            return True
+        for update in updates:  # all that is left of it
+            self.tokens += update.tokens
+        self._failing_since_s = None
+        self._sent_chars += len(text)
+        return True
 
     def _logprobs(self, update: worker_pb2.StreamUpdate) -> common_pb2.Logprobs:
         """Of its tokens; those of the prompt are kept."""
@@ -357,7 +381,8 @@ class Request:
     def hold(self, delta: Delta) -> None:
         """Keep it until the answer is whole."""
         self._held.append(delta.text)
-        self._held_logprobs.MergeFrom(delta.logprobs)
+        if delta.logprobs is not NO_LOGPROBS:
+            self._held_logprobs.MergeFrom(delta.logprobs)
 
     def held(self) -> Delta:
         """All of it."""

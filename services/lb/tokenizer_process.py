@@ -39,17 +39,22 @@ def strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
-    """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`."""
+def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN, new_chars: int | None = None) -> bytes:
+    """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`, and :class:`MuchNew` if
+    that would take longer than ``new_chars`` characters that the tokenizer has not seen."""
     added = rendering.add_special_tokens
     if type(prompt) is str:
-        return card.tokenizer.encode(prompt, add_special_tokens=added is not False).tobytes()
+        return card.tokenizer.encode(
+            prompt, add_special_tokens=added is not False, new_chars=new_chars, whose=rendering.whose
+        ).tobytes()
     return card.chat_template.encode_chat(
         prompt,  # type: ignore[arg-type]
         rendering.variables,
         add_generation_prompt=rendering.add_generation_prompt,
         continue_final_message=rendering.continue_final_message,
         add_special_tokens=bool(added),
+        new_chars=new_chars,
+        whose=rendering.whose,
     ).tobytes()
 
 

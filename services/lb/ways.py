@@ -4,7 +4,6 @@ available, and which law says no. Values in, choices out; the sessions to both t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pinyon.core.clock import Clock
@@ -25,6 +24,9 @@ from services.lb.room import Demands, Hold, Room, anybody, for_region, has_room,
 __all__ = ["Ways", "WaysOptions"]
 
 ROOTS_MAX = 4096
+ANY_DEMAND = 0
+"""The number of all that may go to the same, while there is nothing to choose."""
+_HERE = Choice(Where.LOCAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,15 @@ class Ways:
         self._by_model = {model: self._make(options.geography) for model in models}
         self._regions: dict[str, str] = {}
         """Of other load balancers, by name."""
+        self.selective = False
+        """Requests may have to wait for room, or go elsewhere."""
         self._under_way = UnderWay()
         self._refusals = Refusals()
         self._demands = Demands(lambda: self.waiting())
         self._numbered_for: frozenset[str] = frozenset()
         """Regions by which the numbers tell demands apart."""
         self._roots: dict[tuple[str, str, str], bytes] = {}
+        self._look()
 
     def _make(self, geography: Geography) -> TwoLayers:
         local = self._local_layer()
@@ -85,16 +90,13 @@ class Ways:
                 two.remote.use(policy=ROUTING_POLICIES.make(routing))
             if geography is not None:
                 two.geography = geography
+        self._look()
         self.changed()
 
-    @property
-    def selective(self) -> bool:
-        """Requests may have to wait for room, or go elsewhere."""
-        return bool(self._regions or self._adopts) or not self._pushing.startswith(Blind.name)
-
-    @property
-    def _adopts(self) -> bool:
-        return any(two.adopted for two in self._by_model.values())
+    def _look(self) -> None:
+        """Whether there is anything to choose, after what that goes by has changed."""
+        adopts = any(two.adopted for two in self._by_model.values())
+        self.selective = bool(self._regions) or adopts or not self._pushing.startswith(Blind.name)
 
     @property
     def models(self) -> Collection[str]:
@@ -117,11 +119,13 @@ class Ways:
         """Instances of another region are served from here."""
         for two in self._by_model.values():
             two.adopted[cluster] = region, self._local_layer()
+        self._look()
 
     def give_back(self, cluster: str) -> None:
         """They are not any more."""
         for two in self._by_model.values():
             two.adopted.pop(cluster, None)
+        self._look()
 
     @property
     def geography(self) -> Geography:
@@ -149,7 +153,7 @@ class Ways:
 
     def heard(self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool) -> None:
         """Another load balancer's state, of each model that it serves."""
-        self._regions[name] = region
+        self.expect(name, region)
         now_s = self._clock()
         unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
         for model, two in self._by_model.items():
@@ -170,6 +174,7 @@ class Ways:
     def expect(self, name: str, region: str) -> None:
         """It is one of ours, and has not been heard yet."""
         self._regions[name] = region
+        self.selective = True
 
     def away(self, name: str) -> None:
         """It does not answer. Its instances may have what they were sent before all the same, when it is back."""
@@ -196,6 +201,7 @@ class Ways:
         """It is no load balancer of ours any more."""
         self._refusals.gone(name)
         self._regions.pop(name, None)
+        self._look()
         self._under_way.forget(name)
         for two in self._by_model.values():
             two.remote.leave(name)
@@ -237,7 +243,7 @@ class Ways:
     def choose(self, request: Request) -> Choice:
         """Where it goes now; the instance is left open."""
         if not self.selective and not self._restricts(request):
-            return Choice(Where.LOCAL)
+            return _HERE
         route = self.route(request)
         choice = self._by_model[request.ask.model].choose(route, self._clock(), conducted=True)
         if choice.where is Where.NOWHERE and self._may_come(route):
@@ -276,16 +282,10 @@ class Ways:
         there = {target.name for two in self._by_model.values() for target in two.remote if target.live}
         return names - there
 
-    @contextmanager
-    def held(self, request: Request, cluster: str = "") -> Iterator[None]:
-        """A place at a cluster's instances, while its conductor says at which."""
+    def hold_here(self, request: Request, cluster: str = "") -> Hold | None:
+        """A place at a cluster's instances, while its conductor says at which: to be released then."""
         layer = self.local(request.ask.model, cluster) if self.selective else None
-        hold = None if layer is None else Hold(layer)
-        try:
-            yield
-        finally:
-            if hold is not None:
-                hold.release()
+        return None if layer is None else Hold(layer)
 
     def sent(self, request: Request, name: str) -> Target | None:
         """To another load balancer."""
@@ -316,6 +316,8 @@ class Ways:
     def demand(self, request: Request) -> int:
         """The number of what it may go to: the same for all that may go to the same. Raises as
         :meth:`Demands.number`."""
+        if not self.selective and not self._restricts(request):
+            return ANY_DEMAND
         whose, model = request.ask.request_class, request.ask.model
         tenant = whose.tenant if whose.tenant in self.geography.tenants else ""
         # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.

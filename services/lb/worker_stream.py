@@ -19,7 +19,8 @@ class WorkerStream:
     """The updates of one request on one instance. The last one has a finish reason.
 
     The reader is woken at once for the first update and the last one; between them not more often than every ``gap_s``
-    seconds, so that tokens which come faster than anybody reads travel together.
+    seconds, so that tokens which come faster than anybody reads travel together. A ``listener`` has what comes between
+    them in the reader's place, right where it is read from the socket, whenever it takes it.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class WorkerStream:
         "_updates",
         "_waiter",
         "ended",
+        "listener",
         "lost",
         "reached",
         "stream_id",
@@ -47,6 +49,8 @@ class WorkerStream:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.stream_id = stream_id
+        self.listener: Callable[[list[worker_pb2.StreamUpdate]], bool] | None = None
+        """Called only while the reader waits, with all that it would have; says whether that is done with."""
         self.ended = False
         """The instance is done with it (or gone)."""
         self.reached = True
@@ -76,17 +80,37 @@ class WorkerStream:
         if update.finish_reason:
             self.ended = True
         self._updates.append(update)
-        self._unread += len(update.tokens) + len(update.logprobs.top_tokens)
         if self._waiter is not None:
             if self.ended or self._loop.time() >= self._due_s:
                 self._wake()
+                if not self._updates:
+                    return 0
             elif self._timer is None:
                 self._timer = self._loop.call_at(self._due_s, self._wake)
+        self._unread += len(update.tokens)
+        if update.HasField("logprobs"):
+            self._unread += len(update.logprobs.top_tokens)
         return self._unread
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self.listener is not None and not self.ended:
+            try:
+                heard = self.listener(self._updates)
+            except Exception as error:
+                waiter.set_exception(error)
+                return
+            if heard:
+                self._updates = []
+                self._unread = 0
+                self._due_s = self._loop.time() + self._gap_s
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                return
+        waiter.set_result(None)
 
     def fail(self, error: PinyonError) -> None:
         """End it from this side."""

@@ -7,28 +7,47 @@ from typing import Any
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.request import SamplingParams
 
-__all__ = ["sampling_from_proto", "sampling_to_proto", "sampling_values"]
+__all__ = ["put_sampling", "sampling_from_proto", "sampling_to_proto", "sampling_values"]
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        stop=sampling.stop,
-        ignore_eos=sampling.ignore_eos,
-        min_p=sampling.min_p,
-        min_tokens=sampling.min_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-        repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        logit_bias=[common_pb2.LogitBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
-        logprobs=sampling.logprobs if sampling.logprobs >= 0 else None,
-        prompt_logprobs=sampling.prompt_logprobs,
-    )
+    message = common_pb2.SamplingParams()
+    put_sampling(message, sampling)
+    return message
+
+
+def put_sampling(message: common_pb2.SamplingParams, sampling: SamplingParams) -> None:
+    """Into one that is new. Every field costs, and most requests name few."""
+    message.max_tokens = sampling.max_tokens
+    message.top_p = sampling.top_p
+    if sampling.temperature:
+        message.temperature = sampling.temperature
+    if sampling.top_k:
+        message.top_k = sampling.top_k
+    if sampling.seed:
+        message.seed = sampling.seed
+    if sampling.stop:
+        message.stop.extend(sampling.stop)
+    if sampling.ignore_eos:
+        message.ignore_eos = True
+    if sampling.min_p:
+        message.min_p = sampling.min_p
+    if sampling.min_tokens:
+        message.min_tokens = sampling.min_tokens
+    if sampling.stop_token_ids:
+        message.stop_token_ids.extend(sampling.stop_token_ids)
+    if sampling.repetition_penalty != 1.0:
+        message.repetition_penalty = sampling.repetition_penalty
+    if sampling.frequency_penalty:
+        message.frequency_penalty = sampling.frequency_penalty
+    if sampling.presence_penalty:
+        message.presence_penalty = sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        message.logit_bias.add(token=token, bias=bias)
+    if sampling.logprobs >= 0:
+        message.logprobs = sampling.logprobs
+    if sampling.prompt_logprobs:
+        message.prompt_logprobs = True
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:

@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, TokenArray, utf8
+from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, MuchNew, TokenArray, utf8
 
 __all__ = ["ByteChatTemplate", "ChatTemplate", "JinjaChatTemplate"]
 
@@ -70,8 +70,11 @@ class ChatTemplate(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        new_chars: int | None = None,
+        whose: str = "",
     ) -> TokenArray:
-        """The prompt's tokens. Raises as :meth:`render`.
+        """The prompt's tokens. Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as
+        :meth:`Tokenizer.encode`.
 
         ``continue_final_message``: the prompt ends with the last message's text, for the model to go on with it; not
         together with ``add_generation_prompt``. ``add_special_tokens``: also those that the tokenizer begins or ends a
@@ -109,6 +112,8 @@ class ByteChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        new_chars: int | None = None,
+        whose: str = "",
     ) -> TokenArray:
         self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
@@ -182,6 +187,8 @@ class JinjaChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        new_chars: int | None = None,
+        whose: str = "",
     ) -> TokenArray:
         checked, given = _checked(messages, None), variables or {}
         self.check_variables(given)
@@ -189,8 +196,11 @@ class JinjaChatTemplate:
         pattern = self._marker_pattern
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
         if pattern is None or not _found(pattern, [checked, given]):
-            return self._tokenizer.encode(self._render(checked, given, **how), add_special_tokens=add_special_tokens)
-        tokens = self._encode_escaped(checked, given, pattern, **how)
+            rendered = self._render(checked, given, **how)
+            return self._tokenizer.encode(
+                rendered, add_special_tokens=add_special_tokens, new_chars=new_chars, whose=whose
+            )
+        tokens = self._encode_escaped(checked, given, pattern, new_chars, **how)
         before, behind = self._tokenizer.around if add_special_tokens else ((), ())
         return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens
 
@@ -211,7 +221,12 @@ class JinjaChatTemplate:
         _refuse_names(messages)
 
     def _encode_escaped(
-        self, messages: list[dict[str, str]], variables: Mapping[str, Any], pattern: re.Pattern[str], **how: bool
+        self,
+        messages: list[dict[str, str]],
+        variables: Mapping[str, Any],
+        pattern: re.Pattern[str],
+        new_chars: int | None,
+        **how: bool,
     ) -> TokenArray:
         """Some text holds a marker: escape it, let the template write its own, then encode piece by piece."""
         escaped = (*self._markers, _OPEN)
@@ -230,6 +245,8 @@ class JinjaChatTemplate:
             return escaped[i] if i < len(escaped) else match[0]
 
         rendered = self._render(escape(messages), escape(variables), **how)
+        if new_chars is not None and len(rendered) > new_chars:
+            raise MuchNew
         special = self._tokenizer.special_tokens
         parts: list[TokenArray] = []
         position = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -21,8 +21,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from tokenizers import Tokenizer as _RustTokenizer
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.model.word_tokens import MuchNew, WordTokens, known_words
 
-__all__ = ["ByteTokenizer", "HfTokenizer", "TokenArray", "Tokenizer"]
+__all__ = ["ByteTokenizer", "HfTokenizer", "MuchNew", "TokenArray", "Tokenizer"]
 
 TokenArray = npt.NDArray[np.uint32]
 
@@ -40,11 +41,15 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
+    ) -> TokenArray:
         """Tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them: markers of special tokens in ``text``
         become these tokens, and ``add_special_tokens`` adds those that the tokenizer begins or ends a text with.
 
-        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit.
+        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit, and
+        :class:`MuchNew` when it has more than ``new_chars`` characters that take the tokenizer time, because their like
+        did not come lately from ``whose`` it is.
         """
         ...
 
@@ -86,7 +91,9 @@ class ByteTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         return (self.EOS,)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
+    ) -> TokenArray:
         return np.frombuffer(utf8(text), dtype=np.uint8).astype("<u4")
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -110,6 +117,7 @@ class HfTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise InvalidArgument(f"tokenizer.json cannot be read: {error}", field="tokenizer") from error
         rules = json.loads(tokenizer_json)
+        pattern = known_words(rules)
         self._inner = _without_first_space(self._plain, rules)
         for tokenizer in (self._plain, self._inner):
             tokenizer.encode_special_tokens = True
@@ -123,6 +131,19 @@ class HfTokenizer:
         self._special_ids = frozenset(self._special.values())
         self._token_bytes: list[bytes] | None = None
         self._byte_level = _is_byte_level(rules)
+        self._words: WordTokens | None = None
+        if pattern and all(token.content for token in added.values()):
+            markers = {token.content: int(i).to_bytes(4, "little") for i, token in added.items()}
+            self._words = WordTokens(pattern, markers, _word_encoder(self._plain), self._whole)
+
+    @property
+    def remembers(self) -> bool:
+        """What came before takes it hardly any time."""
+        return self._words is not None
+
+    def _whole(self, text: str) -> bytes:
+        """Tokens by the library."""
+        return _ids(self._marked, text, False).tobytes()
 
     @property
     def vocab_size(self) -> int:
@@ -137,8 +158,18 @@ class HfTokenizer:
         """Marker text to id, of the tokens that only a chat template may write."""
         return dict(self._special)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
+    ) -> TokenArray:
         utf8(text)
+        if self._words is not None:
+            tokens = self._words.encode(text, new_chars, whose)
+            if add_special_tokens:
+                before, behind = self._around
+                tokens = b"%b%b%b" % (before, tokens, behind)
+            return np.frombuffer(tokens, dtype="<u4")
+        if new_chars is not None and len(text) > new_chars:
+            raise MuchNew
         return _ids(self._marked, text, add_special_tokens)
 
     def encode_plain(self, text: str, *, goes_on: bool = False) -> TokenArray:
@@ -153,11 +184,16 @@ class HfTokenizer:
     @cached_property
     def around(self) -> tuple[TokenArray, TokenArray]:
         """What ``add_special_tokens`` puts before a text, and behind it."""
-        bare, whole = (self.encode("a", add_special_tokens=added) for added in (False, True))
+        bare, whole = (_ids(self._marked, "a", added) for added in (False, True))
         for start in range(len(whole) - len(bare) + 1):
             if np.array_equal(whole[start : start + len(bare)], bare):
                 return whole[:start], whole[start + len(bare) :]
         return whole[:0], whole[:0]
+
+    @cached_property
+    def _around(self) -> tuple[bytes, bytes]:
+        before, behind = self.around
+        return before.tobytes(), behind.tobytes()
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens))
@@ -207,6 +243,17 @@ def _ids(tokenizer: _RustTokenizer, text: str, add_special_tokens: bool) -> Toke
     """The batch of one is what reckons no places of tokens in the text: a quarter less CPU, the same tokens."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return np.array(encoding.ids, dtype="<u4")
+
+
+def _word_encoder(tokenizer: _RustTokenizer) -> Callable[[str], bytes]:
+    """Tokens of one word in ASCII, as little-endian u32, by the model of a ``tokenizer`` whose words are bytes."""
+    letters = {byte: letter for letter, byte in _byte_alphabet().items() if byte < 128}
+    model = tokenizer.model
+
+    def encode(word: str) -> bytes:
+        return b"".join([token.id.to_bytes(4, "little") for token in model.tokenize(word.translate(letters))])
+
+    return encode
 
 
 def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _RustTokenizer:

@@ -290,3 +290,35 @@ def test_a_submission_is_no_larger_than_was_said(generated):
     said = ask.size_bytes + 4 * len(request.tokens) + PLACEMENT.ByteSize()
     assert submission.ByteSize() <= said
     assert submission.ByteSize() > 0.8 * said
+
+
+@pytest.mark.parametrize("first", [{}, {"model_fingerprint": "weights", "prefill": worker_pb2.PrefillReport()}])
+def test_what_is_passed_on_counts_as_what_is_folded(first):
+    """Also where an update is the first to say something of the instance."""
+    pieces = [update("ab", (1, 2), **first), update("", (3,)), update("c", (4, 5)), update("d")]
+    folded, passed, heard = make(), make(), list[str]()
+    passed.listener = lambda text: heard.append(text) or True
+    texts = [folded.fold(each, 2.0).text for each in pieces]
+    assert passed.pass_on(lambda: 2.0, pieces[:1])
+    assert passed.pass_on(lambda: 3.0, pieces[1:2])
+    assert passed.pass_on(lambda: 3.0, pieces[2:])
+    assert "".join(heard) == "".join(texts)
+    state = [name for name in Request.__slots__ if name not in ("ask", "listener", "_class", "_held_logprobs")]
+    assert [getattr(passed, name) for name in state] == [getattr(folded, name) for name in state]
+
+
+def test_what_nobody_takes_is_not_passed_on():
+    request, piece = make(), update("ab", (1,))
+    assert not request.pass_on(lambda: 2.0, [piece])
+    request.listener = lambda text: False
+    assert not request.pass_on(lambda: 2.0, [piece])
+    assert (request.tokens, request.first_token_s) == ([], 0.0)
+    request.listener = lambda text: True
+    request.fold(piece, 2.0)
+    request.fold(lost(), 3.0)
+    request.retry(3, 10.0, 3.0)
+    begin(request, 4.0)
+    assert not request.pass_on(lambda: 5.0, [update("a")]), "what the client has already is to be left out"
+    assert request.fold(update("abc", (2,)), 5.0).text == "c"
+    assert request.pass_on(lambda: 6.0, [update("d", (3,))])
+    assert request.tokens == [1, 2, 3]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from services.lb.worker_stream import WorkerStream
@@ -84,3 +88,75 @@ async def test_log_probabilities_are_unread_as_tokens_are():
     one.logprobs.CopyFrom(common_pb2.Logprobs(logprobs=[-1], top_count=3, top_tokens=[1, 2, 3], top_logprobs=[-1] * 3))
     assert stream.deliver(one) == 4
     assert stream.deliver(update(2)) == 5
+
+
+@given(st.lists(st.one_of(st.just("update"), st.booleans()), max_size=40))
+async def test_each_update_is_heard_or_read_once_and_in_order(steps: list[str | bool]):
+    """Whatever a listener takes, and whenever the reader has its turn."""
+    stream, seen, takes = make(0.0), list[int](), True
+
+    def listener(updates: list[worker_pb2.StreamUpdate]) -> bool:
+        if takes:
+            seen.extend(token for each in updates for token in each.tokens)
+        return takes
+
+    async def read() -> None:
+        while not stream.ended or stream._updates:
+            seen.extend(token for each in await stream.take() for token in each.tokens)
+
+    reader = asyncio.ensure_future(read())
+    await settle()
+    stream.listener = listener
+    count = 0
+    for step in steps:
+        if step == "update":
+            count += 1
+            unread = stream.deliver(update(count))
+            assert unread <= count - len(seen)
+        elif step:
+            takes = not takes
+        else:
+            await settle()
+    stream.deliver(update(count + 1, last=True))
+    await reader
+    assert seen == list(range(1, count + 2))
+    assert stream._timer is None
+
+
+async def test_a_listener_hears_no_more_often_than_the_gap_and_not_the_end():
+    stream, heard, again = make(0.01), list[int](), asyncio.Event()
+
+    def listener(updates: list[worker_pb2.StreamUpdate]) -> bool:
+        if heard:
+            again.set()
+        heard.append(len(updates))
+        return True
+
+    stream.listener = listener
+    reader = asyncio.ensure_future(stream.take())
+    await settle()
+    stream.deliver(update(1))
+    assert heard == [1]
+    stream.deliver(update(2))
+    assert stream.deliver(update(3)) == 2
+    assert heard == [1]
+    await asyncio.wait_for(again.wait(), 5)
+    assert heard == [1, 2]
+    assert not reader.done()
+    assert stream.deliver(update(4)) <= 1
+    stream.deliver(update(5, last=True))
+    assert [token for each in await reader for token in each.tokens][-1] == 5
+    assert len(heard) <= 3
+
+
+async def test_what_a_listener_raises_is_the_readers():
+    def broken(_: object) -> bool:
+        raise ValueError("broken")
+
+    stream = make(0.0)
+    stream.listener = broken
+    reader = asyncio.ensure_future(stream.take())
+    await settle()
+    stream.deliver(update(1))
+    with pytest.raises(ValueError, match="broken"):
+        await reader

@@ -1,0 +1,276 @@
+"""Tokens of texts that byte-level BPE cuts into words first: by a memory of words, of what is between two spaces, and
+of runs of that.
+
+The library spends four fifths of its time on cutting and on looking up words that it has seen a thousand times. Here a
+run of some 500 characters that came before (a system prompt, an earlier turn) costs one lookup, and so does what is
+between two spaces; the rest is cut into words, and only new ones go to the library's model. The tokens are those of
+the library, because
+
+- a word's tokens depend on the word alone (:func:`known_words` names the tokenizers of which that is true);
+- no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter, so a text
+  can be cut there, and each part on its own;
+- their regular expressions are written once more for ASCII, where the classes of both libraries agree, and whatever
+  is not ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["Memory", "MuchNew", "WordTokens", "known_words"]
+
+RUN_CHARS = 512
+RUN_CHARS_MAX = 4 * RUN_CHARS
+"""A longer one, which has no place to cut it, is not kept."""
+RUNS_BYTES = 6 << 20
+WORDS_BYTES = 6 << 20
+"""Of each of two generations: some 29,000 words, and as many of what is between spaces."""
+ENTRY_BYTES = 200
+"""What an entry takes beside its characters and tokens."""
+LEARNED = 16
+"""New words of one run, which the library's model takes one by one; with more, the run goes to the library whole,
+which takes less."""
+KNOWN_PART = 8
+"""A run of known words takes an eighth of the time that the library takes for it,"""
+WORD_CHARS = 12
+"""and each new word as long as so many characters take the library."""
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN = _LLAMA3.replace("{1,3}", "")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_O200K_END = r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?" + _O200K_END
+)
+_TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*" + _O200K_END.replace(
+    "{1,3}", ""
+)
+_KNOWN = frozenset((_GPT2, _LLAMA3, _QWEN, _O200K, _TEKKEN))
+"""Each takes every character of a text, and none looks behind itself."""
+
+_IN_ASCII = {
+    r"[^\s\p{L}\p{N}]": r"[^\sA-Za-z0-9]",
+    r"[^\r\n\p{L}\p{N}]": r"[^\r\nA-Za-z0-9]",
+    _UPPER: "[A-Z]",
+    _LOWER: "[a-z]",
+    r"\p{L}": "[A-Za-z]",
+    r"\p{N}": "[0-9]",
+}
+
+_CUT = re.compile(r"[A-Za-z](?=[ \n])")
+
+
+class MuchNew(Exception):
+    """More of the text was never seen than may be worked on now."""
+
+
+class Memory:
+    """What came lately, by text: the last ``limit_bytes`` of it for sure, and less than twice as much.
+
+    Two generations: what is found in the older one goes into the younger one, and when that is full it is the older
+    one, and the older one is forgotten. Nothing of it is more than one operation of a dictionary, so threads may share
+    it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._young: dict[str, bytes] = {}
+        self._old: dict[str, bytes] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, text: str) -> bytes | None:
+        found = self._young.get(text)
+        if found is None and (found := self._old.get(text)) is not None:
+            self.put(text, found)
+        return found
+
+    def get_all(self, texts: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = list(map(self._young.get, texts))
+        if None in found:
+            found = [self.get(text) if one is None else one for one, text in zip(found, texts, strict=True)]
+        return found
+
+    def put(self, text: str, tokens: bytes) -> None:
+        size = (len(text) if text.isascii() else 4 * len(text)) + len(tokens) + ENTRY_BYTES
+        if self._bytes + size > self._limit:
+            self._old, self._young, self._bytes = self._young, {}, 0
+        self._young[text] = tokens
+        self._bytes += size
+
+
+class WordTokens:
+    """Tokens as little-endian u32. ``word`` gives those of one word, ``whole`` of any text without ``markers``."""
+
+    def __init__(
+        self,
+        pattern: str,
+        markers: Mapping[str, bytes],
+        word: Callable[[str], bytes],
+        whole: Callable[[str], bytes],
+        *,
+        words_bytes: int = WORDS_BYTES,
+        runs_bytes: int = RUNS_BYTES,
+    ) -> None:
+        """``pattern``: one that :func:`known_words` gave. ``markers``: added tokens, by their texts."""
+        for theirs, ours in _IN_ASCII.items():
+            pattern = pattern.replace(theirs, ours)
+        self._find = re.compile(pattern, re.ASCII).findall
+        self._markers = markers
+        longest_first = "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True))
+        self._cut_markers = re.compile(f"({longest_first})").split
+        by_first: dict[str, list[str]] = {}
+        for marker in markers:
+            by_first.setdefault(marker[0], []).append(marker)
+        self._marks = tuple(_common(group) for group in by_first.values())
+        """One of them is in each text with a marker."""
+        self._word, self._whole = word, whole
+        self._words, self._runs = Memory(words_bytes), Memory(runs_bytes)
+        self._spaced = Memory(words_bytes)
+        """By what is behind a space, up to the next one."""
+
+    def encode(self, text: str, new_chars: int | None = None, whose: str = "") -> bytes:
+        """Runs are remembered for ``whose`` they are: nobody can find out by timing what others have asked, but for
+        single words, as far as a few microseconds tell them.
+
+        Raises :class:`MuchNew` if there are more than ``new_chars`` characters in runs that did not come before, those
+        of words that did counted in part: what was worked on is known from then on."""
+        parts = self._cut_markers(text) if any(mark in text for mark in self._marks) else [text]
+        tokens: list[bytes] = []
+        owner = f"{len(whose)}:{whose}"
+        for number, part in enumerate(parts):
+            if number & 1:
+                tokens.append(self._markers[part])
+            elif part:
+                new_chars = self._add(tokens, part, new_chars, owner)
+        return b"".join(tokens)
+
+    def _add(self, tokens: list[bytes], text: str, new_chars: int | None, owner: str) -> int | None:
+        """The tokens of a text without markers; what is left of ``new_chars``."""
+        start, size = 0, len(text)
+        while start < size:
+            cut = _CUT.search(text, start + RUN_CHARS) if size - start > RUN_CHARS else None
+            end = size if cut is None else cut.end()
+            run = text if end - start == size else text[start:end]
+            name = owner + run
+            found = self._runs.get(name)
+            if found is None:
+                if new_chars is not None and (new_chars < 0 or end - start > max(new_chars, RUN_CHARS_MAX)):
+                    raise MuchNew
+                found, taken = self._new_run(run, name)
+                if new_chars is not None:
+                    new_chars -= taken
+            tokens.append(found)
+            start = end
+        return new_chars
+
+    def _new_run(self, run: str, name: str) -> tuple[bytes, int]:
+        """Its tokens, and how many characters it counts for."""
+        if len(run) > RUN_CHARS_MAX:
+            return self._whole(run), len(run)
+        found = self._by_words(run) if run.isascii() else (self._whole(run), len(run))
+        self._runs.put(name, found[0])
+        return found
+
+    def _by_words(self, run: str) -> tuple[bytes, int]:
+        # At these spaces no text may be cut.
+        if "  " in run or "\n " in run or "\t " in run or "\r " in run or "\x0b " in run or "\x0c " in run:
+            tokens, new = self._of_words(run, LEARNED)
+            return (self._whole(run), len(run)) if tokens is None else (tokens, _counted(run, new))
+        texts = run.split(" ")
+        found = self._spaced.get_all(texts)
+        found[0] = None if texts[0] else b""  # before it there is no space
+        learned, at = 0, -1
+        for _ in range(found.count(None)):
+            at = found.index(None, at + 1)
+            text = f" {texts[at]}" if at else texts[at]
+            tokens, new = self._of_words(text, LEARNED - learned)
+            if tokens is None:
+                return self._whole(run), len(run)
+            if at:
+                self._spaced.put(texts[at], tokens)
+            found[at] = tokens
+            learned += new
+        return b"".join(found), _counted(run, learned)  # type: ignore[arg-type]
+
+    def _of_words(self, text: str, most: int) -> tuple[bytes | None, int]:
+        """And how many of its words were new. None if there are more than ``most``, which are known then."""
+        words = self._find(text)
+        found = self._words.get_all(words)
+        if None not in found:
+            return b"".join(found), 0  # type: ignore[arg-type]
+        new = list({word: None for word, one in zip(words, found, strict=True) if one is None})
+        learned = {word: self._word(word) for word in new[:most]}
+        for word, tokens in learned.items():
+            self._words.put(word, tokens)
+        if len(new) > most:
+            return None, most
+        return b"".join([learned[word] if one is None else one for one, word in zip(found, words, strict=True)]), len(
+            new
+        )
+
+
+def _counted(run: str, new_words: int) -> int:
+    return len(run) // KNOWN_PART + WORD_CHARS * new_words
+
+
+def known_words(rules: Mapping[str, Any]) -> str:
+    """How a tokenizer cuts a text into words that become tokens each for itself; empty if it does not, or in a way
+    that is not known here. ``rules``: tokenizer.json's object."""
+    model, normalizer = rules.get("model"), rules.get("normalizer")
+    if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("dropout"):
+        return ""
+    if normalizer is not None and normalizer != {"type": "NFC"}:
+        return ""
+    if not _puts_around(rules.get("post_processor")):
+        return ""
+    # Tokens that take spaces with them, or are looked for in what the normalizer made, are left to the library.
+    added = rules.get("added_tokens") or ()
+    if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
+        return ""
+    normalized = {bool(token.get("normalized")) for token in added}
+    if len(normalized) > 1 or (True in normalized and normalizer is not None):
+        return ""
+    return _pattern(rules.get("pre_tokenizer"))
+
+
+def _pattern(step: Any) -> str:
+    steps = step.get("pretokenizers") if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
+    if not isinstance(steps, list) or not all(isinstance(each, dict) for each in steps) or not steps:
+        return ""
+    *splits, last = steps
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return ""
+    if not splits:
+        return _GPT2 if last.get("use_regex", True) else ""
+    (split, *more) = splits
+    pattern = split.get("pattern")
+    isolated = split.get("type") == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
+    if more or not isolated or last.get("use_regex", True) or not isinstance(pattern, dict):
+        return ""
+    regex = pattern.get("Regex")
+    return regex if regex in _KNOWN else ""
+
+
+def _puts_around(step: Any) -> bool:
+    """The post-processor puts the same tokens around every text, if any."""
+    if step is None:
+        return True
+    kind = step.get("type") if isinstance(step, dict) else None
+    if kind == "Sequence":
+        return all(map(_puts_around, step.get("processors", ())))
+    return kind in ("ByteLevel", "TemplateProcessing")
+
+
+def _common(texts: Sequence[str]) -> str:
+    """What they all begin with."""
+    first, last = min(texts), max(texts)
+    size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first[:size]

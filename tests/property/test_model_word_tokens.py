@@ -1,0 +1,192 @@
+"""Tokens by the memory of words and runs are those of the library, which is given the whole text at once."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from pinyon.model import word_tokens
+from pinyon.model.tokenizer import HfTokenizer
+from pinyon.model.word_tokens import RUN_CHARS, RUN_CHARS_MAX, Memory, MuchNew, WordTokens, known_words
+
+PATTERNS = {
+    "gpt2": "",
+    "llama3": word_tokens._LLAMA3,
+    "qwen": word_tokens._QWEN,
+    "o200k": word_tokens._O200K,
+    "tekken": word_tokens._TEKKEN,
+}
+MARKERS = ("<|end|>", "<|end|>>", "<|start|>", "</think>", "\u2581mark\u2581")
+WORDS = [
+    *("don't", "DON'T", "we'll", "x'S", "I'm", "HTTPServer", "snake_case", "the", "of", "a", "1234567", "3.14", "()"),
+    *("\u00e9t\u00e9", "e\u0301", "\u0301", "na\u00efve", "\u4f60\u597d", "\U0001f642", "\u017f", "'\u017f", "\u212a"),
+    *("\u00a0", "\u2028", "\u0664", "\x85", "\x00", "\x7f", "\x1c", "\x1f", "!?", "//", "\n/", "/\n"),
+    *(" ", "  ", "   ", "\n", "\r\n", "\n\n ", "\t", "\x0b", "\x0c"),
+    *MARKERS, "<|", "<|en", "|>", "</", "\u2581",
+]  # fmt: skip
+ASCII = st.text(st.characters(max_codepoint=127), max_size=60)
+TEXT = st.lists(
+    st.one_of(st.sampled_from(WORDS), st.sampled_from(WORDS).map(lambda word: f" {word} "), ASCII, st.text(max_size=8)),
+    max_size=40,
+).map("".join)
+
+
+def rules_of(pattern: str, normalizer: object, *, normalized: bool = False) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    split = pre_tokenizers.Split(Regex(pattern), "isolated") if pattern else None
+    tokenizer.pre_tokenizer = bytes_ if split is None else pre_tokenizers.Sequence([split, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS * 3), "the cat of the house don't we'll\n\n  123 12"], trainer)
+    tokenizer.normalizer = normalizer  # after training: characters that it changes are in the vocabulary, too
+    tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=normalized) for marker in MARKERS[:3]])
+    tokenizer.add_tokens([AddedToken(marker, normalized=normalized) for marker in MARKERS[3:]])
+    begin = tokenizer.token_to_id("<|start|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", begin)]
+    )
+    text: str = tokenizer.to_str()
+    return text
+
+
+@cache
+def tokenizers_of(name: str, nfc: bool) -> tuple[HfTokenizer, Tokenizer]:
+    """Ours, which goes on remembering from example to example, and the library's."""
+    rules = rules_of(PATTERNS[name], normalizers.NFC() if nfc else None, normalized=not nfc and name == "llama3")
+    ours = HfTokenizer(rules)
+    assert ours.remembers
+    return ours, Tokenizer.from_str(rules)
+
+
+def library(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    return ids
+
+
+@pytest.mark.parametrize("nfc", [False, True])
+@pytest.mark.parametrize("name", PATTERNS)
+@settings(max_examples=60)
+@given(text=TEXT, before=TEXT, again=st.integers(1, 60), added=st.booleans())
+def test_tokens_are_those_of_the_whole_text(
+    name: str, nfc: bool, text: str, before: str, again: int, added: bool
+) -> None:
+    ours, theirs = tokenizers_of(name, nfc)
+    for each in (before + text, text, text * again, before + " " + text * again):
+        expected = library(theirs, each, add_special_tokens=added)
+        assert ours.encode(each, add_special_tokens=added).tolist() == expected
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_words_in_ascii_are_cut_as_the_library_cuts_them(name: str) -> None:
+    """Every pair of ASCII characters between letters, digits and spaces: no class of the two libraries differs."""
+    ours, theirs = tokenizers_of(name, False)
+    for first in range(128):
+        text = "".join(f"{chr(first)}{chr(second)} a{chr(first)}{chr(second)}1" for second in range(128))
+        assert ours.encode(text).tolist() == library(theirs, text)
+
+
+def test_what_is_new_is_bounded_and_known_afterwards() -> None:
+    ours = HfTokenizer(rules_of(word_tokens._LLAMA3, None))
+    text = " ".join(f"{number * 7919:x}" for number in range(4000))
+    with pytest.raises(MuchNew):
+        ours.encode(text, new_chars=RUN_CHARS)
+    assert len(ours.encode(text)) > 4000
+    assert ours.encode(text, new_chars=0).tolist() == ours.encode(text).tolist(), "it takes no time any more"
+    blob = "x" * (RUN_CHARS_MAX + 1)
+    for _ in range(2):  # there is no place to cut it, so it is never kept
+        with pytest.raises(MuchNew):
+            ours.encode(blob, new_chars=RUN_CHARS_MAX)
+        assert len(ours.encode(blob, new_chars=RUN_CHARS_MAX + 1)) > 0
+
+
+def test_a_tokenizer_without_words_is_new_all_the_time() -> None:
+    rules = json.loads(rules_of(word_tokens._LLAMA3, None))
+    rules["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    ours = HfTokenizer(json.dumps(rules))
+    assert not ours.remembers
+    with pytest.raises(MuchNew):
+        ours.encode("four", new_chars=3)
+    assert ours.encode("four", new_chars=4).tolist() == ours.encode("four").tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "Lowercase"}},
+        {"model": {"type": "BPE", "dropout": 0.1}},
+        {"model": {"type": "Unigram"}},
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},
+        {"post_processor": {"type": "BertProcessing"}},
+        *({"added_tokens": [{"content": "<x>", flag: True}]} for flag in ("lstrip", "rstrip", "single_word")),
+        {"added_tokens": [{"content": "<x>", "normalized": True}, {"content": "<y>", "normalized": False}]},
+        {"added_tokens": [{"content": "<x>", "normalized": True}], "normalizer": {"type": "NFC"}},
+    ],
+    ids=json.dumps,
+)
+def test_whoever_does_not_take_words_by_themselves_is_left_to_the_library(change: dict[str, object]) -> None:
+    rules = json.loads(rules_of(word_tokens._LLAMA3, None))
+    assert known_words(rules)
+    assert not known_words(rules | change)
+
+
+def test_other_patterns_are_left_to_the_library() -> None:
+    for change in (
+        {"behavior": "Removed"},
+        {"invert": True},
+        {"pattern": {"String": " "}},
+        {"pattern": {"Regex": r"\w+"}},
+    ):
+        rules = json.loads(rules_of(word_tokens._LLAMA3, None))
+        rules["pre_tokenizer"]["pretokenizers"][0] |= change
+        assert not known_words(rules)
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=3), st.binary(max_size=4)), max_size=80))
+def test_the_memory_holds_the_latest_and_no_more_than_twice_its_limit(entries: list[tuple[str, bytes]]) -> None:
+    limit = 10 * (word_tokens.ENTRY_BYTES + 7)
+    memory, latest = Memory(limit), dict[str, bytes]()
+    for text, tokens in entries:
+        memory.put(text, tokens)
+        latest.pop(text, None)
+        latest[text] = tokens
+        recent = list(latest.items())[-5:]
+        assert [memory.get(each) for each, _ in recent] == [value for _, value in recent]
+        assert len(memory) * word_tokens.ENTRY_BYTES <= 2 * limit
+
+
+def test_few_words_are_asked_for_one_by_one() -> None:
+    asked: list[str] = []
+
+    def word(text: str) -> bytes:
+        asked.append(text)
+        return b"%04d" % len(text)
+
+    tokens = WordTokens(word_tokens._QWEN, {}, word, lambda text: b"whole")
+    assert tokens.encode("one two two") == b"000300040004"
+    assert asked == ["one", " two"]
+    assert tokens.encode("one two three") == b"000300040006"
+    assert asked == ["one", " two", " three"]
+    assert tokens.encode(" ".join(f"{chr(97 + n)}x" for n in range(25))) == b"whole"
+    assert len(asked) == 3 + word_tokens.LEARNED
+
+
+def test_nobody_learns_from_the_time_it_takes_what_others_have_asked() -> None:
+    ours = HfTokenizer(rules_of(word_tokens._LLAMA3, None))
+    text = " ".join(f"{number * 7919:x}" for number in range(1500))
+    expected = ours.encode(text, whose="a").tolist()
+    assert ours.encode(text, new_chars=0, whose="a").tolist() == expected
+    for other in ("", "b", "aa"):
+        with pytest.raises(MuchNew):
+            ours.encode(text, new_chars=0, whose=other)
+        assert ours.encode(text, whose=other).tolist() == expected
