@@ -27,11 +27,18 @@ from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
+LIMITS = replace(FAST, stripe_min_bytes=SIZE // 2)
 LOOPBACK = Nic("lo", "tcp", "127.0.0.1", 0)
 
 
 def went_short(engine: TransferEngine) -> int:
     return sum(one.short for one in engine.stats().paths)
+
+
+def most_bytes(pair: Pair) -> int:
+    """Of a request by the short way."""
+    (path,) = pair.engine.stats().paths
+    return LIMITS.stripe_min_bytes if path.path.transport == "tcp" else SMALL_BYTES
 
 
 def warm(pair: Pair) -> None:
@@ -44,7 +51,7 @@ def warm(pair: Pair) -> None:
 @pytest.fixture(params=["tcp", "shm"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     near, far = bytearray(SIZE), bytearray(SIZE)
-    arguments = {"transports": (request.param,), "limits": FAST}
+    arguments = {"transports": (request.param,), "limits": LIMITS}
     with TransferEngine(**arguments) as engine, TransferEngine(**arguments) as server:
         local, remote = engine.register_local_memory(near), server.register_local_memory(far)
         pair = Pair(engine, server, near, far, local, remote, server.descriptor())
@@ -58,9 +65,10 @@ def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
     pair.near[:], pair.far[:] = near, far
     before, moved = pair.engine.stats(), 0
     short = went_short(pair.engine)
-    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES]
+    most = most_bytes(pair)
+    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES, min(SMALL_BYTES + 1, most), most]
     for number in range(200):
-        length = sizes[number] if number < len(sizes) else rng.randint(1, SMALL_BYTES)
+        length = sizes[number] if number < len(sizes) else rng.randint(1, rng.choice((SMALL_BYTES, most)))
         here, there = rng.randint(0, SIZE - length), rng.randint(0, SIZE - length)
         opcode = rng.choice((READ, WRITE))
         assert pair.engine.transfer([pair.request(opcode, here, there, length)]) == [
@@ -84,7 +92,7 @@ def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
 
 def test_what_is_not_small_or_not_alone_is_a_chain(pair: Pair) -> None:
     short = went_short(pair.engine)
-    for requests in ([pair.request(READ, 0, 0, SMALL_BYTES + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
+    for requests in ([pair.request(READ, 0, 0, most_bytes(pair) + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
         assert all(one.ok for one in pair.engine.transfer(requests))
     assert went_short(pair.engine) == short
 
