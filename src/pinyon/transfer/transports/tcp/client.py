@@ -48,6 +48,8 @@ class Connection(Endpoint):
         self._stream = link.stream
         self._memory = memory
         self._checked = checked
+        if not checked:
+            link.stream.keep_little()
         self._frame_id = 0
         self._asked: _Asked | None = None
         """The small slice that is under way."""

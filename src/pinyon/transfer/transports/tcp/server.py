@@ -42,6 +42,7 @@ class TcpService:
         stream, limits = inbound.stream, self._limits
         inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
         window = inbox
+        fresh = True
         while True:
             got = stream.poll(window)
             if got is None:
@@ -51,6 +52,10 @@ class TcpService:
                     return
             if not got:
                 return
+            if fresh and got > wire.FLAGS_AT:  # as the first frame is, they all are
+                fresh = False
+                if not inbox[wire.FLAGS_AT] & wire.FLAG_CHECKSUM:
+                    stream.keep_little()
             deadline = self._clock() + limits.base_deadline_s
             got = self._serve_small(inbound, inbox, got, outbox, deadline)
             if not got:
