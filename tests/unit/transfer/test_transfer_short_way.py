@@ -218,11 +218,24 @@ def test_nothing_lands_in_a_region_that_was_unregistered_meanwhile(make_tcp) -> 
     assert pair.engine.stats().requests_now == 0
 
 
-@pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_close_ends_it(make_tcp, opcode: Opcode) -> None:
+def test_a_large_one_is_stopped_before_its_region_goes(make_tcp) -> None:
     pair = make_tcp()
     with held(pair.server):
-        caller = Caller(pair.engine, pair.request(opcode, 0, 0, 4096))
+        caller = Caller(pair.engine, pair.request(READ, 0, 0, 2 * SMALL_BYTES))
+        assert pair.engine._memory.users(pair.local) == 1
+        pair.engine.unregister(pair.local)
+        pair.near += b"x"  # nothing holds the memory any more
+    assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
+    assert not any(pair.near[:-1])
+    assert pair.engine.stats().requests_now == 0
+
+
+@pytest.mark.parametrize("length", [4096, 2 * SMALL_BYTES])
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_close_ends_it(make_tcp, opcode: Opcode, length: int) -> None:
+    pair = make_tcp()
+    with held(pair.server):
+        caller = Caller(pair.engine, pair.request(opcode, 0, 0, length))
         pair.engine.close()
         assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
 
@@ -277,6 +290,22 @@ def test_a_link_that_the_peer_closed_while_it_lay_ready_is_replaced_silently(pai
     assert after.requests["failed"] == 0
     assert after.retries - retries <= 1
     assert not any(one.failures for one in after.paths)
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_large_one_is_refused_as_a_small_one(make_tcp, opcode: Opcode) -> None:
+    pair = make_tcp()
+    wrong = Access.WRITE if opcode is READ else Access.READ
+    grant = pair.server.grant(pair.remote, [(0, SIZE)], wrong)
+    asked = pair.request(opcode, 0, 0, 2 * SMALL_BYTES)
+    for _ in range(2):
+        (result,) = pair.engine.transfer([asked._replace(remote_region=grant.key)])
+        assert result == TransferResult(TransferStatus.REFUSED, 0, Reason.ACCESS_DENIED)
+    assert not any(pair.near)
+    assert pair.far[64:] == b"f" * (SIZE - 64)
+    short = went_short(pair.engine)
+    assert pair.engine.transfer([asked])[0].ok
+    assert went_short(pair.engine) == short + 1
 
 
 @REPLACES_METHODS

@@ -53,6 +53,7 @@ class Stream:
         """What a call raises when its tick ends without a byte."""
         self._clock = clock
         self._buffer_bytes = buffer_bytes
+        self._little = False
         self._tick_s = stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0
         self._quiet = 0
@@ -160,8 +161,13 @@ class Stream:
 
     def keep_little(self) -> None:
         """If both ends are on this host, have small buffers from now on: nothing is on its way for long there, and what
-        waits in large ones has left the core's cache before it is taken out (docs/benchmarks.md). Only while the link
-        is idle, and not where each end does more with the bytes than to move them: then large ones keep both busy."""
+        waits in large ones has left the core's cache before it is taken out (docs/benchmarks.md). Not where the ends do
+        more with the bytes than to move them: then large ones keep both busy.
+
+        Only while nothing is on its way to us, which might find no room any more and have to be sent again."""
+        if self._little:
+            return
+        self._little = True
         if _stays_here(self._sock):
             self._set_buffers(min(self._buffer_bytes, _LITTLE_BYTES))
 

@@ -42,7 +42,6 @@ class TcpService:
         stream, limits = inbound.stream, self._limits
         inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
         window = inbox
-        fresh = True
         while True:
             got = stream.poll(window)
             if got is None:
@@ -52,10 +51,6 @@ class TcpService:
                     return
             if not got:
                 return
-            if fresh and got > wire.FLAGS_AT:  # as the first frame is, they all are
-                fresh = False
-                if not inbox[wire.FLAGS_AT] & wire.FLAG_CHECKSUM:
-                    stream.keep_little()
             deadline = self._clock() + limits.base_deadline_s
             got = self._serve_small(inbound, inbox, got, outbox, deadline)
             if not got:
@@ -146,6 +141,8 @@ class TcpService:
         try:
             data = (grant.region.view[offset : offset + nbytes],)
             if reading:
+                if not checked:
+                    stream.keep_little()
                 reply = wire.pack_header(magic, wire.READ_DONE, code, 1, frame_id, nbytes)
                 send_payload(stream, reply, data, seed, deadline)
             elif not receive_payload(stream, data, seed, deadline, inbox[wire.FIRST_BYTES : got]):
@@ -153,6 +150,8 @@ class TcpService:
         finally:
             self._memory.unpin((grant,), inbound)
         if not reading:
+            if not checked:
+                stream.keep_little()
             stream.send_one(wire.pack_header(magic, wire.WRITE_DONE, code, 1, frame_id, 0), deadline)
         if code != wire.ALL_OK:
             _log.warning("a transfer frame arrived with a wrong checksum")
