@@ -41,7 +41,7 @@ class AwaitedTransfers:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
-        if self._submissions.may_go_short(requests, timeout_s):
+        if len(requests) == 1 and (timeout_s is None or timeout_s > 0) and not self._submissions.full:
             results = await self._short(requests[0], timeout_s)
             if results is not None:
                 return results

@@ -171,23 +171,16 @@ class SmallTransfers:
         trip = self.set_out(request, timeout_s, queued_bytes, self._most_bytes)
         if trip is None:
             return None
-        region, way, endpoint, length = trip.region, trip.way, trip.endpoint, request.length
+        opcode, _, local_offset, _, key, remote_offset, length = request
+        region, endpoint = trip.region, trip.endpoint
         outcome: Outcome | None = None
         again = False
         pinned = length > SMALL_BYTES
         try:
             if pinned and not self._memory.pin((region,), endpoint, endpoint.abort):
                 outcome = SHUTDOWN
-            elif self.running and way.open:
-                outcome = endpoint.move(
-                    request.opcode,
-                    region,
-                    request.local_offset,
-                    request.remote_region,
-                    request.remote_offset,
-                    length,
-                    trip.deadline,
-                )
+            elif self.running and trip.way.open:
+                outcome = endpoint.move(opcode, region, local_offset, key, remote_offset, length, trip.deadline)
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
         except BaseException:  # Ctrl-C, or a defect
@@ -196,7 +189,7 @@ class SmallTransfers:
         finally:
             if pinned:
                 self._memory.unpin((region,), endpoint)
-            self._peers.moving.pop(endpoint, None)
+            del self._peers.moving[endpoint]
         if outcome is DONE:
             return self.arrived(trip)
         if outcome is None:

@@ -84,20 +84,15 @@ class Submissions:
         regions, lengths = self._prepare(requests, timeout_s)
         self._start(handle, requests, regions, lengths, timeout_s)
 
-    def may_go_short(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> bool:
-        """Is it one request that :class:`SmallTransfers` may be asked to move?
-
-        Raises:
-            TransferLimitReached
-        """
-        if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
-            raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
-        return len(requests) == 1 and (timeout_s is None or timeout_s > 0)
-
     @property
     def queued_bytes(self) -> int:
         """What is to be moved that was submitted."""
         return self._queued_bytes
+
+    @property
+    def full(self) -> bool:
+        """No further request is taken."""
+        return self._inflight_requests >= self._limits.max_inflight_requests
 
     def take_up(self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None]) -> TransferHandle:
         """What the short way has begun, as one chain that ``start`` makes go on. Does not block.
@@ -116,7 +111,9 @@ class Submissions:
         Raises:
             InvalidTransfer, TransferLimitReached, EngineClosed
         """
-        if self.may_go_short(requests, timeout_s):
+        if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
+            raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
             results = self.small.move(requests[0], timeout_s, self._queued_bytes)
             if results is not None:
                 return results

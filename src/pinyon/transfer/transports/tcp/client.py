@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
@@ -23,18 +21,9 @@ _BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 _FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
-class _Asked(NamedTuple):
-    """A small slice, and what a good answer to it looks like."""
-
-    opcode: Opcode
-    region: Region
-    offset: int
-    nbytes: int
-    seed: int
-    whole: int
-    """Bytes of the answer."""
-    good: bytes
-    """Its header."""
+_Asked = tuple[Opcode, Region, int, int, int, int, bytes]
+"""A small slice: direction, local region, offset and length; and what a good answer looks like: the seed of its
+checksum, its length, its header."""
 
 
 class Connection(Endpoint):
@@ -130,7 +119,7 @@ class Connection(Endpoint):
             stream.send_one(outbox[:end], deadline)
             whole = wire.FRAME_HEADER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
-        self._asked = _Asked(opcode, region, offset, nbytes, seed, whole, good)
+        self._asked = (opcode, region, offset, nbytes, seed, whole, good)
         return UNDER_WAY
 
     def proceed(self) -> Outcome | None:
@@ -153,11 +142,12 @@ class Connection(Endpoint):
         """How many bytes the answer has whose header is in the inbox."""
         asked = self._asked
         assert asked is not None
-        if self._inbox[: wire.FRAME_HEADER_BYTES] == asked.good:
-            return asked.whole
+        opcode, _, _, _, _, whole, good = asked
+        if self._inbox[: wire.FRAME_HEADER_BYTES] == good:
+            return whole
         if self._inbox[wire.CODE_AT] != wire.SOME_REFUSED:
             return wire.FRAME_HEADER_BYTES
-        trailer = wire.TRAILER_BYTES if self._checked and asked.opcode is Opcode.READ else 0
+        trailer = wire.TRAILER_BYTES if self._checked and opcode is Opcode.READ else 0
         return wire.FRAME_HEADER_BYTES + 1 + trailer
 
     def _end(self, got: int, deadline: float) -> Outcome:
