@@ -22,6 +22,7 @@ __all__ = [
     "NO_ROOM",
     "SHUTDOWN",
     "STALLED",
+    "UNDER_WAY",
     "Chain",
     "Outcome",
 ]
@@ -41,6 +42,8 @@ class Outcome(NamedTuple):
 
 DONE = Outcome(TransferStatus.COMPLETED)
 """All of it, nothing refused. Whoever moved a small request says it with this very object."""
+UNDER_WAY = Outcome(TransferStatus.PENDING)
+"""Of what was begun and goes on when its answer comes (``Endpoint.begin``)."""
 SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
 """The engine closes, or the local region is unregistered."""
 GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)

@@ -16,10 +16,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pinyon.core.clock import Clock
+from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.batches import Batches
 from pinyon.transfer.errors import EngineClosed, InvalidTransfer
 from pinyon.transfer.group import TransferGroup
 from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.host.cores import available_cores
 from pinyon.transfer.host.host_id import host_id
 from pinyon.transfer.host.nic import Nic, check_nic
 from pinyon.transfer.host.topology import Topology
@@ -111,7 +113,7 @@ class TransferEngine:
         self._shm = built.shm
         self._host_id = host_id()
         self._acceptor = Acceptor(identity, self.limits, self._meter, built.services, clock)
-        reach = Reach(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits)
+        reach = Reach(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits, available_cores())
         self._peers = Peers(
             reach,
             built.transports,
@@ -122,6 +124,7 @@ class TransferEngine:
             self._memory.expire,
         )
         self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
+        self._awaited = AwaitedTransfers(self._submissions, self._peers, self.limits, self._meter, clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._batches = Batches(most.max_batches)
@@ -368,7 +371,7 @@ class TransferEngine:
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> list[TransferResult]:
         """:meth:`transfer` for asyncio. Cancelling the task stops the transfer first, see ``TransferHandle``."""
-        return await self.submit(requests, timeout_s).wait_async()
+        return await self._awaited.transfer(requests, timeout_s)
 
     def stats(self) -> TransferStats:
         """A snapshot of the counters."""

@@ -21,10 +21,10 @@ from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.stats import Meter
 
-__all__ = ["SMALL_BYTES", "InlineCall", "SmallTransfers"]
+__all__ = ["SMALL_BYTES", "InlineCall", "SmallTransfers", "Trip"]
 
 SMALL_BYTES = 64 << 10
-"""Of a request that may go the short way."""
+"""Of a request that needs no pin: its bytes are copied while the table of memory is locked."""
 
 
 class InlineCall:
@@ -68,6 +68,30 @@ def results_of(chain: Chain, outcome: Outcome) -> list[TransferResult]:
     ]
 
 
+class Trip:
+    """One request on the short way, with the endpoint that it has to itself."""
+
+    __slots__ = ("deadline", "endpoint", "peer", "region", "request", "started", "way")
+
+    def __init__(
+        self,
+        request: TransferRequest,
+        region: Region,
+        peer: Peer,
+        way: ShortWay,
+        endpoint: Endpoint,
+        started: float,
+        deadline: float,
+    ) -> None:
+        self.request = request
+        self.region = region
+        self.peer = peer
+        self.way = way
+        self.endpoint = endpoint
+        self.started = started
+        self.deadline = deadline
+
+
 class SmallTransfers:
     """Those that are under way. Thread-safe."""
 
@@ -86,7 +110,8 @@ class SmallTransfers:
         self._limits = limits
         self._meter = meter
         self._clock = clock
-        self._most_bytes = min(SMALL_BYTES, limits.stripe_min_bytes, limits.max_frame_bytes)
+        self._most_bytes = min(limits.stripe_min_bytes, limits.max_frame_bytes)
+        """What is larger may be more than one chain."""
         self._chains: dict[Chain, int] = {}
         """With the number of their requests."""
 
@@ -98,21 +123,23 @@ class SmallTransfers:
         """The numbers of requests of all that are under way."""
         return [*self._chains.values(), *([1] * len(self._peers.moving))]
 
-    def move(self, request: TransferRequest, timeout_s: float | None, queued_bytes: int) -> list[TransferResult] | None:
-        """One request by the short way: over an endpoint that lies ready, in this thread, without a chain, for as long
-        as nothing goes wrong. Here every call shows in the latency.
+    def set_out(
+        self, request: TransferRequest, timeout_s: float | None, queued_bytes: int, most_bytes: int
+    ) -> Trip | None:
+        """Check one request and take an endpoint that lies ready. Here every call shows in the latency.
 
         Args:
             queued_bytes: what the engine has to do besides, for the deadline.
 
         Returns:
-            None: nothing was done, it has to go the long way, which also says what is wrong with it.
+            What is :meth:`arrived` or :meth:`begin_again` later. None: nothing was done, it has to go the long way,
+            which also says what is wrong with it.
         """
         opcode, local, local_offset, remote, key, remote_offset, length = request
         region = self._memory.get(local)
         if (
             region is None
-            or not 0 < length <= self._most_bytes
+            or not 0 < length <= most_bytes
             or local_offset < 0
             or local_offset + length > region.length
             or not 0 <= remote_offset < 1 << 62
@@ -128,71 +155,94 @@ class SmallTransfers:
             return None
         published = remote.region(key)
         way = peer.short_way(remote, region.location, published.location if published is not None else "")
-        if way is None or way.endpoints is None:
+        if way is None or way.endpoints is None or length > way.most_bytes:
             return None
         endpoint: Endpoint | None = way.endpoints.lend(way.key)
         if endpoint is None:
             return None
         peer.last_used = started = self._clock()
         budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(length + queued_bytes)
+        self._peers.moving[endpoint] = way.path
+        return Trip(request, region, peer, way, endpoint, started, started + budget_s)
+
+    def move(self, request: TransferRequest, timeout_s: float | None, queued_bytes: int) -> list[TransferResult] | None:
+        """One request by the short way: over an endpoint that lies ready, in this thread, without a chain, for as long
+        as nothing goes wrong. Arguments and None: see :meth:`set_out`."""
+        trip = self.set_out(request, timeout_s, queued_bytes, self._most_bytes)
+        if trip is None:
+            return None
+        opcode, _, local_offset, _, key, remote_offset, length = request
+        region, endpoint = trip.region, trip.endpoint
         outcome: Outcome | None = None
         again = False
-        moving = self._peers.moving
-        moving[endpoint] = way.path
+        pinned = length > SMALL_BYTES
         try:
-            if self.running and way.open:
-                outcome = endpoint.move(opcode, region, local_offset, key, remote_offset, length, started + budget_s)
+            if pinned and not self._memory.pin((region,), endpoint, endpoint.abort):
+                outcome = SHUTDOWN
+            elif self.running and trip.way.open:
+                outcome = endpoint.move(opcode, region, local_offset, key, remote_offset, length, trip.deadline)
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
         except BaseException:  # Ctrl-C, or a defect
-            way.endpoints.discard(endpoint)
+            self.lost(trip)
             raise
         finally:
-            del moving[endpoint]
-        if outcome is not DONE:
-            return self._not_done(request, region, peer, way, endpoint, outcome, again, started, budget_s)
-        way.endpoints.release(endpoint)
-        elapsed_s = self._clock() - started
+            if pinned:
+                self._memory.unpin((region,), endpoint)
+            del self._peers.moving[endpoint]
+        if outcome is DONE:
+            return self.arrived(trip)
+        if outcome is None:
+            self.turned_back(trip)
+            return None
+        go_on = self.begin_again(trip, outcome, again, self._peers.run)
+        return self._run(self._plan(request, region), {request.local: region}, trip.started, trip.deadline, go_on)
+
+    def arrived(self, trip: Trip) -> list[TransferResult]:
+        """All of it was moved."""
+        way, request = trip.way, trip.request
+        assert way.endpoints is not None
+        way.endpoints.release(trip.endpoint)
+        elapsed_s = self._clock() - trip.started
         meter = self._meter
         with meter.lock:
-            meter.went_short(way.path, opcode, length, elapsed_s)
-        return [TransferResult(TransferStatus.COMPLETED, length)]
+            meter.went_short(way.path, request.opcode, request.length, elapsed_s)
+        return [TransferResult(TransferStatus.COMPLETED, request.length)]
 
-    def _not_done(
-        self,
-        request: TransferRequest,
-        region: Region,
-        peer: Peer,
-        way: ShortWay,
-        endpoint: Endpoint,
-        outcome: Outcome | None,
-        again: bool,
-        started: float,
-        budget_s: float,
-    ) -> list[TransferResult] | None:
-        """A chain takes up what the short way has begun."""
-        assert way.endpoints is not None
+    def turned_back(self, trip: Trip) -> None:
+        """Nothing was done, as when the way is shut."""
+        assert trip.way.endpoints is not None
+        trip.way.endpoints.release(trip.endpoint)
+
+    def lost(self, trip: Trip) -> None:
+        """Its caller does not go on, nobody knows how far it came."""
+        assert trip.way.endpoints is not None
+        trip.way.endpoints.discard(trip.endpoint)
+
+    def begin_again(
+        self, trip: Trip, outcome: Outcome, again: bool, start: Callable[[Chain], None]
+    ) -> Callable[[Chain], None]:
+        """It ended so, but not well (``again``: a fresh endpoint may do). Returns what makes a chain go on with it:
+        ``start`` is for one that begins."""
+        way, endpoint, peer = trip.way, trip.endpoint, trip.peer
         fence = 0
-        if outcome is None or outcome is SHUTDOWN or outcome.status is TransferStatus.COMPLETED:
-            way.endpoints.release(endpoint)
-            if outcome is None:
-                return None
+        if outcome is SHUTDOWN or outcome.status is TransferStatus.COMPLETED:
+            self.turned_back(trip)
         else:
-            way.endpoints.discard(endpoint)
-            if request.opcode is Opcode.WRITE:
+            self.lost(trip)
+            if trip.request.opcode is Opcode.WRITE:
                 fence = endpoint.link.id
-        plan = self._plan(request, region)
         fresh = outcome is SHUTDOWN or (again and not endpoint.aborted)
 
         def go_on(chain: Chain) -> None:
             chain.fence = fence
-            if fresh or not peer.adopt(chain, way, outcome, started):
-                self._peers.run(chain)
+            if fresh or not peer.adopt(chain, way, outcome, trip.started):
+                start(chain)
 
         if again:
             with self._meter.lock:
                 self._meter.retries += 1
-        return self._run(plan, {request.local: region}, started, budget_s, go_on)
+        return go_on
 
     @staticmethod
     def _plan(request: TransferRequest, region: Region) -> ChainPlan:
@@ -210,19 +260,20 @@ class SmallTransfers:
         """
         if not self.running:
             raise EngineClosed("the engine is not running")
-        return self._run(plan, regions, self._clock(), budget_s, self._peers.run)
+        now = self._clock()
+        return self._run(plan, regions, now, now + budget_s, self._peers.run)
 
     def _run(
         self,
         plan: ChainPlan,
         regions: dict[bytes, Region],
         started: float,
-        budget_s: float,
+        deadline: float,
         start: Callable[[Chain], None],
     ) -> list[TransferResult]:
         count = len(plan.slices)
         call = InlineCall(self._clock)
-        chain = Chain(plan, regions, started + budget_s, call.finished)
+        chain = Chain(plan, regions, deadline, call.finished)
         self._chains[chain] = count  # before the state is read: whoever closes does it the other way round
         try:
             if self.running and self._memory.pin(regions.values(), chain, chain.shut):

@@ -47,18 +47,18 @@ class Submissions:
         self._lock = threading.Lock()
         self._closed = False
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
-        self._small = SmallTransfers(memory, peers, limits, meter, clock)
+        self.small = SmallTransfers(memory, peers, limits, meter, clock)
         self._inflight_requests = 0
         self._queued_bytes = 0
 
     def open(self) -> None:
-        self._small.running = True
+        self.small.running = True
 
     def close(self) -> list[TransferHandle]:
         """Stop all that is in flight; returns the handles to be waited for."""
         with self._lock:
-            self._small.running, self._closed = False, True
-            live, small = list(self._live), self._small.chains()
+            self.small.running, self._closed = False, True
+            live, small = list(self._live), self.small.chains()
         for handle in live:
             handle._stop(SHUTDOWN)
         for chain in small:
@@ -68,7 +68,7 @@ class Submissions:
     def in_flight(self) -> tuple[int, int]:
         """Batches and requests."""
         with self._lock:
-            small = self._small.counts()
+            small = self.small.counts()
             return len(self._live) + len(small), self._inflight_requests + sum(small)
 
     def new_handle(self, size: int) -> TransferHandle:
@@ -84,6 +84,27 @@ class Submissions:
         regions, lengths = self._prepare(requests, timeout_s)
         self._start(handle, requests, regions, lengths, timeout_s)
 
+    @property
+    def queued_bytes(self) -> int:
+        """What is to be moved that was submitted."""
+        return self._queued_bytes
+
+    @property
+    def full(self) -> bool:
+        """No further request is taken."""
+        return self._inflight_requests >= self._limits.max_inflight_requests
+
+    def take_up(self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None]) -> TransferHandle:
+        """What the short way has begun, as one chain that ``start`` makes go on. Does not block.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached, EngineClosed
+        """
+        handle = self.new_handle(1)
+        regions, lengths = self._prepare([request], timeout_s)
+        self._start(handle, [request], regions, lengths, timeout_s, start=start)
+        return handle
+
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Blocks until all have ended.
 
@@ -93,7 +114,7 @@ class Submissions:
         if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
             raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
         if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
-            results = self._small.move(requests[0], timeout_s, self._queued_bytes)
+            results = self.small.move(requests[0], timeout_s, self._queued_bytes)
             if results is not None:
                 return results
         regions, lengths = self._prepare(requests, timeout_s)
@@ -105,7 +126,7 @@ class Submissions:
             self._start(handle, requests, regions, lengths, timeout_s, inline=True)
             return handle.wait()
         budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(plan.nbytes + self._queued_bytes)
-        return self._small.run(plan, regions, budget_s)
+        return self.small.run(plan, regions, budget_s)
 
     def _prepare(
         self, requests: Sequence[TransferRequest], timeout_s: float | None
@@ -126,11 +147,13 @@ class Submissions:
         timeout_s: float | None,
         *,
         inline: bool = False,
+        start: Callable[[Chain], None] | None = None,
     ) -> None:
+        """``inline``: the last chain runs in this thread. ``start``: called for each chain, in place of its peer."""
         nbytes = sum(lengths)
         now = self._clock()
         with self._lock:
-            if not self._small.running:
+            if not self.small.running:
                 raise EngineClosed("the engine is not running")
             if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
                 raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
@@ -157,7 +180,7 @@ class Submissions:
                 chain.finish(SHUTDOWN)
         last = ready.pop() if inline and ready else None
         for chain in ready:
-            self._peers.submit(chain)
+            (start or self._peers.submit)(chain)
         if last is not None:
             self._peers.run(last)
 

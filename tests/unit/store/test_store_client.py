@@ -41,6 +41,7 @@ class OneNode:
 class Caller:
     def __init__(self, engine: TransferEngine, address: str, nodes: Sequence[NodeRecord] = ()) -> None:
         self.now = 0.0
+        self.engine = engine
         self.metadata = OneNode(address, nodes)
         self.memory = bytearray(BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
@@ -97,6 +98,17 @@ async def test_a_node_whose_bytes_do_not_come_is_not_asked_until_its_pause_ends(
     caller.now = 2.0
     await caller.get()
     assert len(holder.asked) == 5, "a success ends the growth of pauses"
+
+
+async def test_a_small_block_is_fetched_without_a_thread_once_there_is_a_link(holder: Holder, caller: Caller) -> None:
+    async def get() -> list[bool]:
+        return await caller.store.get(KEYS[3:4], caller.region, OFFSETS[:1], BLOCK, WAIT_S)
+
+    assert await get() == [True]
+    first = sum(path.short for path in caller.engine.stats().paths)
+    assert await get() == [True]
+    assert caller.memory[:BLOCK] == holder.memory[3 * BLOCK : 4 * BLOCK]
+    assert sum(path.short for path in caller.engine.stats().paths) - first == 1
 
 
 async def test_a_miss_is_no_failure(holder: Holder, caller: Caller) -> None:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.host.topology import Topology
+from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.path import Path
-from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, candidate_paths
+from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, Reach, candidate_paths
+from pinyon.transfer.segment import SegmentDescriptor
 
 
 def tcp(name: str, network: int | str = "") -> Nic:
@@ -153,3 +155,12 @@ def test_paths_alternate_between_the_nics_here_and_use_all(here: int, there: int
         assert all(one.local_nic != two.local_nic for one, two in pairwise(tier))
     per_nic = [sum(path.local_nic == f"l{i}" for path in tier) for i in range(here)]
     assert max(per_nic) - min(per_nic) <= 1
+
+
+@pytest.mark.parametrize(("cores", "here"), [(1, 2), (4, 2), (6, 3), (64, 4)])
+def test_connections_within_a_host_are_no_more_than_its_cores_can_serve(cores: int, here: int) -> None:
+    reach = Reach(("tcp",), (), None, b"a" * 16, "this host", TransferLimits(connections_per_peer=4), cores)
+    path = Path("tcp", "", "")
+    near = SegmentDescriptor("10.0.0.1", 7000, b"b" * 16, host_id="this host")
+    assert reach.room(path, 1, near) == here
+    assert reach.room(path, 1, SegmentDescriptor("10.0.0.2", 7000, b"b" * 16, host_id="another")) == 4

@@ -141,7 +141,7 @@ class Bench:
         self.now = 1000.0
         self.tcp, self.shm = Scripted(), Scripted("shm")
         self.limits = TransferLimits(connections_per_peer=ROOM, **limits)
-        self.reach = Reach(("shm", "tcp"), nics("n", rails), topology, b"i" * 16, "this host", self.limits)
+        self.reach = Reach(("shm", "tcp"), nics("n", rails), topology, b"i" * 16, "this host", self.limits, 8)
         self.meter, self.rng = Meter(), random.Random(1)
         staging = MemoryTable(1).staging.outbound
         transports = {"tcp": self.tcp, "shm": self.shm}

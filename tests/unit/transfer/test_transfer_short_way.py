@@ -27,11 +27,18 @@ from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
+LIMITS = replace(FAST, stripe_min_bytes=SIZE // 2)
 LOOPBACK = Nic("lo", "tcp", "127.0.0.1", 0)
 
 
 def went_short(engine: TransferEngine) -> int:
     return sum(one.short for one in engine.stats().paths)
+
+
+def most_bytes(pair: Pair) -> int:
+    """Of a request by the short way."""
+    (path,) = pair.engine.stats().paths
+    return LIMITS.stripe_min_bytes if path.path.transport == "tcp" else SMALL_BYTES
 
 
 def warm(pair: Pair) -> None:
@@ -44,7 +51,7 @@ def warm(pair: Pair) -> None:
 @pytest.fixture(params=["tcp", "shm"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     near, far = bytearray(SIZE), bytearray(SIZE)
-    arguments = {"transports": (request.param,), "limits": FAST}
+    arguments = {"transports": (request.param,), "limits": LIMITS}
     with TransferEngine(**arguments) as engine, TransferEngine(**arguments) as server:
         local, remote = engine.register_local_memory(near), server.register_local_memory(far)
         pair = Pair(engine, server, near, far, local, remote, server.descriptor())
@@ -58,9 +65,10 @@ def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
     pair.near[:], pair.far[:] = near, far
     before, moved = pair.engine.stats(), 0
     short = went_short(pair.engine)
-    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES]
+    most = most_bytes(pair)
+    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES, min(SMALL_BYTES + 1, most), most]
     for number in range(200):
-        length = sizes[number] if number < len(sizes) else rng.randint(1, SMALL_BYTES)
+        length = sizes[number] if number < len(sizes) else rng.randint(1, rng.choice((SMALL_BYTES, most)))
         here, there = rng.randint(0, SIZE - length), rng.randint(0, SIZE - length)
         opcode = rng.choice((READ, WRITE))
         assert pair.engine.transfer([pair.request(opcode, here, there, length)]) == [
@@ -84,7 +92,7 @@ def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
 
 def test_what_is_not_small_or_not_alone_is_a_chain(pair: Pair) -> None:
     short = went_short(pair.engine)
-    for requests in ([pair.request(READ, 0, 0, SMALL_BYTES + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
+    for requests in ([pair.request(READ, 0, 0, most_bytes(pair) + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
         assert all(one.ok for one in pair.engine.transfer(requests))
     assert went_short(pair.engine) == short
 
@@ -210,11 +218,24 @@ def test_nothing_lands_in_a_region_that_was_unregistered_meanwhile(make_tcp) -> 
     assert pair.engine.stats().requests_now == 0
 
 
-@pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_close_ends_it(make_tcp, opcode: Opcode) -> None:
+def test_a_large_one_is_stopped_before_its_region_goes(make_tcp) -> None:
     pair = make_tcp()
     with held(pair.server):
-        caller = Caller(pair.engine, pair.request(opcode, 0, 0, 4096))
+        caller = Caller(pair.engine, pair.request(READ, 0, 0, 2 * SMALL_BYTES))
+        assert pair.engine._memory.users(pair.local) == 1
+        pair.engine.unregister(pair.local)
+        pair.near += b"x"  # nothing holds the memory any more
+    assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
+    assert not any(pair.near[:-1])
+    assert pair.engine.stats().requests_now == 0
+
+
+@pytest.mark.parametrize("length", [4096, 2 * SMALL_BYTES])
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_close_ends_it(make_tcp, opcode: Opcode, length: int) -> None:
+    pair = make_tcp()
+    with held(pair.server):
+        caller = Caller(pair.engine, pair.request(opcode, 0, 0, length))
         pair.engine.close()
         assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
 
@@ -269,6 +290,22 @@ def test_a_link_that_the_peer_closed_while_it_lay_ready_is_replaced_silently(pai
     assert after.requests["failed"] == 0
     assert after.retries - retries <= 1
     assert not any(one.failures for one in after.paths)
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_large_one_is_refused_as_a_small_one(make_tcp, opcode: Opcode) -> None:
+    pair = make_tcp()
+    wrong = Access.WRITE if opcode is READ else Access.READ
+    grant = pair.server.grant(pair.remote, [(0, SIZE)], wrong)
+    asked = pair.request(opcode, 0, 0, 2 * SMALL_BYTES)
+    for _ in range(2):
+        (result,) = pair.engine.transfer([asked._replace(remote_region=grant.key)])
+        assert result == TransferResult(TransferStatus.REFUSED, 0, Reason.ACCESS_DENIED)
+    assert not any(pair.near)
+    assert pair.far[64:] == b"f" * (SIZE - 64)
+    short = went_short(pair.engine)
+    assert pair.engine.transfer([asked])[0].ok
+    assert went_short(pair.engine) == short + 1
 
 
 @REPLACES_METHODS

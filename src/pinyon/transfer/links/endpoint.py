@@ -61,15 +61,27 @@ class Endpoint(ABC):
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """Move one small range between a local region, of host memory, and what ``key`` opens, without a chain.
+        """Move one range between a local region, of host memory, and what ``key`` opens, without a chain.
 
-        Local memory is touched only while the memory table's lock says that the region is registered; so nobody waits
-        for this and nobody stops it but by ``abort``. The outcome ``SHUTDOWN``: it is not registered (any more).
-        None: nothing was done, a chain must ask first. An exception or a failure leaves the endpoint unusable.
+        Local memory of up to 64 KiB is touched only while the memory table's lock says that the region is registered;
+        so nobody waits for this and nobody stops it but by ``abort``. The outcome ``SHUTDOWN``: it is not registered
+        (any more). Of more bytes the caller holds a pin. None: nothing was done, a chain must ask first. An exception
+        or a failure leaves the endpoint unusable.
 
         Raises: like ``exchange``.
         """
         return None
+
+    def begin(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        """:meth:`move` of up to 64 KiB without the wait for an answer: what it says, or ``UNDER_WAY``: ``proceed`` when
+        the link's socket can be read."""
+        return None
+
+    def proceed(self) -> Outcome | None:
+        """How what was begun has ended, if its answer is here; None: not yet. Does not block. Raises like ``move``."""
+        raise NotImplementedError
 
     def abort(self) -> None:
         """Make its user stop soon; from any thread, any number of times."""

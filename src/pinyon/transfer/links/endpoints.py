@@ -96,8 +96,8 @@ class Endpoints(ABC, Generic[E]):
         """Odd while endpoints are being forgotten: nothing is handy then. Grown by the end of it, so that those in use
         since before go through the pool when they are released."""
 
-    moves_small = False
-    """Its endpoints' ``move`` does something."""
+    moves_bytes = 0
+    """Most bytes that its endpoints' ``move`` takes; 0: it does nothing."""
 
     @abstractmethod
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E:

@@ -9,13 +9,13 @@ nothing. So each link compares how long its waits take either way, does what is 
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
 
 from pinyon.core.clock import Clock
+from pinyon.transfer.host.cores import available_cores
 
 __all__ = ["Spinner"]
 
@@ -36,11 +36,7 @@ _MEASURED = 4
 _FOREVER = 1 << 62
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_seats: deque[None] = deque([None] * (_cores() // 2))
+_seats: deque[None] = deque([None] * (available_cores() // 2))
 """One per thread of the process that may poll at a time (none on a single core). ``pop`` and ``append`` are atomic."""
 
 # Not os.sched_yield, which keeps the GIL. The yield matters: a peer that waits for this very core gets it at once, and

@@ -22,6 +22,7 @@ _TICKS_PER_STALL = 4
 """The kernel's timeout is this fraction of the stall limit: a stall is found between 1 and 1.25 limits after the last
 byte, because the call during which the peer froze returns first with what it had moved."""
 _IOV_MAX = 1024
+_LITTLE_BYTES = 256 << 10
 _MIN_TIMEOUT_S = 0.001
 
 
@@ -51,6 +52,8 @@ class Stream:
         self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
         """What a call raises when its tick ends without a byte."""
         self._clock = clock
+        self._buffer_bytes = buffer_bytes
+        self._little = False
         self._tick_s = stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0
         self._quiet = 0
@@ -60,8 +63,7 @@ class Stream:
         sock.settimeout(None)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        self._set_buffers(buffer_bytes)
 
     def _arm(self, deadline: float) -> None:
         """Before a call that may block: it returns at the next tick, or at the deadline if that is sooner. Far from the
@@ -157,6 +159,29 @@ class Stream:
         window = rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX]
         return self._sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
 
+    def keep_little(self) -> None:
+        """If both ends are on this host, have small buffers from now on: nothing is on its way for long there, and what
+        waits in large ones has left the core's cache before it is taken out (docs/benchmarks.md). Not where the ends do
+        more with the bytes than to move them: then large ones keep both busy.
+
+        Only while nothing is on its way to us, which might find no room any more and have to be sent again."""
+        if self._little:
+            return
+        self._little = True
+        if _stays_here(self._sock):
+            self._set_buffers(min(self._buffer_bytes, _LITTLE_BYTES))
+
+    def _set_buffers(self, nbytes: int) -> None:
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
+
+    def receive_now(self, buffer: memoryview) -> int | None:
+        """What is here, as far as it fits, 0 when the peer closed; None: nothing. Does not wait. Raises OSError."""
+        try:
+            return self._sock.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+
     def peek(self, count: int, deadline: float) -> bytes:
         """The first ``count`` bytes (fewer: the peer closed), which stay there.
 
@@ -238,6 +263,14 @@ class Stream:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._sock.close()
+
+
+def _stays_here(sock: socket.socket) -> bool:
+    """Whether both ends are on this host: they have the same address then, of the loopback interface or another."""
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # the peer is gone already
+        return False
 
 
 def _after(buffers: Sequence[_Buffer], moved: int) -> list[_Buffer]:

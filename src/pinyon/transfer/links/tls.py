@@ -114,6 +114,14 @@ class TlsStream(Stream):
     def _set_timeout(self, timeout: float) -> None:
         self._sock.settimeout(timeout)
 
+    def receive_now(self, buffer: memoryview) -> int | None:
+        self._sock.settimeout(0)
+        self._armed_s = 0.0
+        try:
+            return self._sock.recv_into(buffer)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+
     def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
         self.send((buffer,), deadline)  # cut into records
 

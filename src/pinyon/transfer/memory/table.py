@@ -353,6 +353,20 @@ class MemoryTable:
             grant._holders[holder] = abort
             return grant
 
+    def open_range(
+        self, opcode: int, key: bytes, offset: int, nbytes: int, holder: object, abort: Callable[[], None]
+    ) -> Grant | None:
+        """The grant by which a peer may do this with one range of host memory, pinned; None: ``admit`` says why not."""
+        right = _READ if opcode == Opcode.READ else _WRITE
+        with self._lock:
+            grant = self._open.get(key)
+            if grant is None or not grant.permits(right, offset, offset + nbytes):
+                return None
+            if grant.expires_s <= self._clock() or grant.region.device is not None:
+                return None
+            grant._holders[holder] = abort
+            return grant
+
     # Short ways for one range. What is small is copied under the lock, so it needs no pin.
 
     def put(self, key: bytes, offset: int, data: memoryview) -> bool:

@@ -66,14 +66,14 @@ class Peer:
 
     def _new_lane(self, path: Path, tiers: Tiers) -> Lane:
         alike = next((len(tier) for tier in tiers if path in tier), 1)
-        return Lane(path, self._reach.room(path, alike), self.lock, self.run)
+        return Lane(path, self._reach.room(path, alike, self.queue.paths.remote), self.lock, self.run)
 
     def _new_short_way(self, path: Path, lane: Lane, elsewhere: bool) -> ShortWay:
         transport = self._transports[path.transport]
-        endpoints = transport if isinstance(transport, Endpoints) and transport.moves_small else None
+        endpoints = transport if isinstance(transport, Endpoints) and transport.moves_bytes else None
         return ShortWay((self.queue.paths.remote.peer, path), lane, endpoints, elsewhere=elsewhere)
 
-    # --- one small request, by its caller ---
+    # --- one request, by its caller ---
 
     def short_way(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> ShortWay | None:
         """None: there is none now, or ``remote`` has news of which paths there are."""

@@ -116,6 +116,8 @@ class Reach:
     boot_id: bytes
     host_id: str
     limits: TransferLimits
+    cores: int
+    """That this process may run on."""
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
         """The paths between these memories, best first."""
@@ -139,10 +141,17 @@ class Reach:
                 return max(here, there)
         return 1
 
-    def room(self, path: Path, alike: int) -> int:
-        """How many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier."""
+    def room(self, path: Path, alike: int, remote: SegmentDescriptor) -> int:
+        """How many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier.
+
+        With a peer on this host each connection wants two of its cores, so more of them than half the cores only take
+        turns.
+        """
         if path.transport == "tcp":
-            return max(min(2, self.limits.connections_per_peer), self.limits.connections_per_peer // alike)
+            most = self.limits.connections_per_peer
+            if remote.host_id == self.host_id:
+                most = min(most, max(2, self.cores // 2))
+            return max(min(2, most), most // alike)
         return self.limits.queue_pairs_per_path if path.transport == "rdma" else 2
 
     def _same_host(self, remote: SegmentDescriptor) -> bool:

@@ -1,4 +1,4 @@
-"""The way of small requests that have no choice: one path, over an endpoint that lies ready."""
+"""The way of requests that have no choice: one path, over an endpoint that lies ready."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ __all__ = ["ShortWay"]
 
 
 class ShortWay:
-    """The only path of the best tier between two memory locations. What it carries is too short to be measured."""
+    """The only path of the best tier between two memory locations. Its rate decides nothing, and is not measured."""
 
-    __slots__ = ("elsewhere", "endpoints", "key", "lane", "open", "path")
+    __slots__ = ("elsewhere", "endpoints", "key", "lane", "most_bytes", "open", "path")
 
     def __init__(self, key: EndpointKey, lane: Lane, endpoints: Endpoints[Any] | None, *, elsewhere: bool) -> None:
         self.key = key
         self.path = key[1]
         self.lane = lane
         self.endpoints = endpoints
-        """Of a transport whose endpoints move a small request themselves; None: chains go this way, no more."""
+        """Of a transport whose endpoints move a request themselves; None: chains go this way, no more."""
+        self.most_bytes = endpoints.moves_bytes if endpoints is not None else 0
+        """Of such a request."""
         self.elsewhere = elsewhere
         """Another transport serves these locations too."""
         self.open = True

@@ -13,7 +13,8 @@ import time
 from array import array
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import Endpoint
@@ -57,7 +58,13 @@ class _Endpoint(Endpoint):
         """Of the places, about."""
         self._max_places = max_places
         self._ids = itertools.count(1)
-        self._head = memoryview(bytearray(shm_wire.HEAD_BYTES))
+        self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
+        """To a WRITE of one range: a head, and a code if it is refused."""
+        self._head = self._answer[: shm_wire.HEAD_BYTES]
+        self._message_id = 0
+        """Of that WRITE."""
+        self._got = 0
+        """How much of its answer is here, while it is proceeded with."""
         outbox = array("B", bytes(FETCH_BYTES))
         self._outbox = memoryview(outbox)
         """A small WRITE, for the peer to copy: local memory is touched while it is copied here, not until it has."""
@@ -77,22 +84,64 @@ class _Endpoint(Endpoint):
             if data is None:
                 return None
             return DONE if self._table.store(region, offset, data) else SHUTDOWN
+        outcome = self._begin_write(region, offset, key, remote_offset, nbytes, deadline)
+        if outcome is not UNDER_WAY:
+            return outcome
+        got = self.link.stream.receive_some(self._answer, shm_wire.HEAD_BYTES, deadline)
+        self.answered = True
+        return self._end_write(got, deadline)
+
+    def begin(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        """A READ needs nobody's answer."""
+        if opcode is Opcode.READ:
+            return self.move(opcode, region, offset, key, remote_offset, nbytes, deadline)
+        return self._begin_write(region, offset, key, remote_offset, nbytes, deadline)
+
+    def proceed(self) -> Outcome | None:
+        while True:
+            moved = self.link.stream.receive_now(self._answer[self._got :])
+            if moved is None:
+                return None
+            if not moved:
+                raise ConnectionResetError("the peer closed the connection")
+            self.answered = True
+            self._got += moved
+            if self._got >= shm_wire.HEAD_BYTES and self._got >= shm_wire.HEAD_BYTES + self._refused():
+                return self._end_write(self._got, 0.0)
+
+    def _begin_write(
+        self, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome:
         if not self._table.load(region, offset, self._outbox[:nbytes]):
             return SHUTDOWN
-        message_id = next(self._ids)
+        message_id = self._message_id = next(self._ids)
         request = shm_wire.pack_write_of_one(
             *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
             *(key, remote_offset, nbytes, self._outbox_address),
         )
+        self._got = 0
         self.link.stream.send_one(request, deadline)
-        good = shm_wire.pack_head(shm_wire.MAGIC, shm_wire.WRITE_DONE, shm_wire.OK, 1, message_id, 0)
-        head = self._head
-        self.link.stream.receive_some(head, shm_wire.HEAD_BYTES, deadline)
-        self.answered = True
-        if head == good:
+        return UNDER_WAY
+
+    def _refused(self) -> int:
+        """How many codes follow the head of the answer to a WRITE of one range: 0 or 1."""
+        good = shm_wire.pack_head(shm_wire.MAGIC, shm_wire.WRITE_DONE, shm_wire.OK, 1, self._message_id, 0)
+        if self._head == good:
+            return 0
+        return shm_wire.parse_answer(self._head, shm_wire.WRITE, 1, self._message_id)[1]
+
+    def _end_write(self, got: int, deadline: float) -> Outcome:
+        """The answer's head has come, of ``got`` bytes in all."""
+        whole = shm_wire.HEAD_BYTES + self._refused()
+        if got > whole:
+            raise WireError("bytes after the answer")
+        if whole == shm_wire.HEAD_BYTES:
             return DONE
-        _, size = shm_wire.parse_answer(head, shm_wire.WRITE, 1, message_id)
-        refusals = self.link.receive_bytes(size, deadline)
+        if got < whole:
+            self.link.stream.receive([self._answer[got:whole]], deadline)
+        refusals = bytes(self._answer[shm_wire.HEAD_BYTES : whole])
         wire.check_refusals(refusals)
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
@@ -217,7 +266,6 @@ class ShmTransport(Endpoints[_Endpoint]):
     """Initiator side; its :class:`ShmService` is the other one."""
 
     name = "shm"
-    moves_small = True
 
     def __init__(
         self,
@@ -231,6 +279,7 @@ class ShmTransport(Endpoints[_Endpoint]):
     ) -> None:
         """``piece_bytes``: most that is copied between two looks at whether the copy is still wanted."""
         super().__init__(limits.connections_per_peer, limits, meter, clock)
+        self.moves_bytes = FETCH_BYTES
         self.unavailable = shm_available()
         """Why this process cannot use shm at all; None if it can."""
         self.address = "" if self.unavailable else f"@pinyon-transfer-{identity.boot_id.hex()}"

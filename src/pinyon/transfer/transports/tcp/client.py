@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pinyon.transfer.chain import DONE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint
@@ -21,10 +21,15 @@ _BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 _FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
+_Asked = tuple[Opcode, Region, int, int, int, int, bytes]
+"""A small slice: direction, local region, offset and length; and what a good answer looks like: the seed of its
+checksum, its length, its header."""
+
+
 class Connection(Endpoint):
     """An authenticated link with the state of its frames."""
 
-    __slots__ = ("_checked", "_frame_id", "_inbox", "_memory", "_outbox", "_stream")
+    __slots__ = ("_asked", "_checked", "_frame_id", "_got", "_inbox", "_memory", "_outbox", "_stream")
 
     def __init__(self, link: Link, memory: MemoryTable, *, checked: bool) -> None:
         """``checked``: payloads carry a checksum."""
@@ -32,7 +37,13 @@ class Connection(Endpoint):
         self._stream = link.stream
         self._memory = memory
         self._checked = checked
+        if not checked:
+            link.stream.keep_little()
         self._frame_id = 0
+        self._asked: _Asked | None = None
+        """The small slice that is under way."""
+        self._got = 0
+        """How much of its answer is in the inbox, while it is proceeded with."""
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
         self._outbox = memoryview(bytearray())
@@ -42,7 +53,7 @@ class Connection(Endpoint):
     def exchange(self, chain: Chain) -> Outcome:
         """One frame there, one answer back."""
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
-        if len(slices) == 1 and nbytes <= SMALL_BYTES:
+        if len(slices) == 1:
             _, local, offset, key, remote_offset, _ = slices[0]
             return self.move(chain.opcode, chain.regions[local], offset, key, remote_offset, nbytes, deadline)
         frame = wire.Frame(chain.opcode, len(slices), self._next_frame_id(), nbytes, self._checked)
@@ -62,8 +73,21 @@ class Connection(Endpoint):
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome:
-        """A frame of one small slice, without a detour: here every call shows in the latency."""
-        stream, memory, inbox, checked = self._stream, self._memory, self._inbox, self._checked
+        """A frame of one slice, without a detour: here every call shows in the latency."""
+        if nbytes > SMALL_BYTES:
+            return self._move_large(opcode, region, offset, key, remote_offset, nbytes, deadline)
+        outcome = self.begin(opcode, region, offset, key, remote_offset, nbytes, deadline)
+        if outcome is not UNDER_WAY:
+            return outcome
+        got = self._stream.receive_some(self._inbox, wire.FRAME_HEADER_BYTES, deadline)
+        self.answered = True
+        return self._end(got, deadline)
+
+    def begin(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome:
+        """Sends the frame of a small slice."""
+        stream, checked = self._stream, self._checked
         frame_id = self._frame_id = self._frame_id + 1
         seed = 0
         if opcode is Opcode.READ:
@@ -74,8 +98,9 @@ class Connection(Endpoint):
             # What a good answer looks like is worked out while it is on its way.
             if checked:
                 seed = seed_of(head)
-            end = wire.FRAME_HEADER_BYTES + nbytes
-            whole = end + wire.TRAILER_BYTES if checked else end
+            whole = wire.FRAME_HEADER_BYTES + nbytes
+            if checked:
+                whole += wire.TRAILER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
         else:
             outbox = self._outbox
@@ -86,7 +111,7 @@ class Connection(Endpoint):
             )
             end = wire.FIRST_BYTES + nbytes
             data = outbox[wire.FIRST_BYTES : end]
-            if not memory.load(region, offset, data):
+            if not self._memory.load(region, offset, data):
                 return SHUTDOWN
             if checked:
                 wire.pack_trailer_into(outbox, end, checksum_of(data, seed_of(outbox[: wire.FIRST_BYTES])))
@@ -94,21 +119,82 @@ class Connection(Endpoint):
             stream.send_one(outbox[:end], deadline)
             whole = wire.FRAME_HEADER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
-        got = stream.receive_some(inbox, wire.FRAME_HEADER_BYTES, deadline)
-        self.answered = True
+        self._asked = (opcode, region, offset, nbytes, seed, whole, good)
+        return UNDER_WAY
+
+    def proceed(self) -> Outcome | None:
+        """Never waits: goes on only when all is here that this answer has."""
+        stream, inbox, got = self._stream, self._inbox, self._got
+        while True:
+            moved = stream.receive_now(inbox[got:])
+            if moved is None:
+                self._got = got
+                return None
+            if not moved:
+                raise ConnectionResetError("the peer closed the connection")
+            self.answered = True
+            got += moved
+            if got >= wire.FRAME_HEADER_BYTES and got >= self._wanted():
+                self._got = 0
+                return self._end(got, 0.0)
+
+    def _wanted(self) -> int:
+        """How many bytes the answer has whose header is in the inbox."""
+        asked = self._asked
+        assert asked is not None
+        opcode, _, _, _, _, whole, good = asked
+        if self._inbox[: wire.FRAME_HEADER_BYTES] == good:
+            return whole
+        if self._inbox[wire.CODE_AT] != wire.SOME_REFUSED:
+            return wire.FRAME_HEADER_BYTES
+        trailer = wire.TRAILER_BYTES if self._checked and opcode is Opcode.READ else 0
+        return wire.FRAME_HEADER_BYTES + 1 + trailer
+
+    def _end(self, got: int, deadline: float) -> Outcome:
+        """What was asked for has been answered, and so many bytes of it are in the inbox."""
+        asked, inbox = self._asked, self._inbox
+        assert asked is not None
+        opcode, region, offset, nbytes, seed, whole, good = asked
+        self._asked = None
         if inbox[: wire.FRAME_HEADER_BYTES] != good:
-            frame = wire.Frame(opcode, 1, frame_id, nbytes, checked)
-            return self._answer_of_one(frame, seed if checked else None, got, deadline)
+            frame = wire.Frame(opcode, 1, self._frame_id, nbytes, self._checked)
+            return self._answer_of_one(frame, seed if self._checked else None, got, deadline)
         if got < whole:
-            stream.receive((inbox[got:whole],), deadline)
+            self._stream.receive((inbox[got:whole],), deadline)
         elif got > whole:
             raise WireError("bytes after the reply")
         if opcode is Opcode.READ:
+            end = wire.FRAME_HEADER_BYTES + nbytes
             data = inbox[wire.FRAME_HEADER_BYTES : end]
-            if checked and checksum_of(data, seed) != wire.parse_trailer(inbox[end:whole]):
+            if self._checked and checksum_of(data, seed) != wire.parse_trailer(inbox[end:whole]):
                 return _BAD_CHECKSUM
-            if not memory.store(region, offset, data):
+            if not self._memory.store(region, offset, data):
                 return SHUTDOWN
+        return DONE
+
+    def _move_large(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome:
+        """The same for a slice that goes straight between the link and its region, which the caller has pinned."""
+        stream, inbox, checked = self._stream, self._inbox, self._checked
+        frame = wire.Frame(opcode, 1, self._next_frame_id(), nbytes, checked)
+        head = wire.pack_frame(frame, [(key, remote_offset, nbytes)])
+        seed = seed_of(head) if checked else None
+        data = region.view[offset : offset + nbytes]
+        if opcode is Opcode.READ:
+            stream.send_one(head, deadline)
+        else:
+            send_payload(stream, head, (data,), seed, deadline)
+        got = stream.receive_some(inbox[:HEAD_START_BYTES], wire.FRAME_HEADER_BYTES, deadline)
+        self.answered = True
+        at = wire.FRAME_HEADER_BYTES
+        if inbox[:at] != wire.pack_reply(frame, None, nbytes if opcode is Opcode.READ else 0):
+            return self._answer_of_one(frame, seed, got, deadline)
+        if opcode is Opcode.READ:
+            if not receive_payload(stream, (data,), seed, deadline, inbox[at:got]):
+                return _BAD_CHECKSUM
+        elif got > at:
+            raise WireError("bytes after the reply")
         return DONE
 
     def _answer_of_one(self, frame: wire.Frame, seed: int | None, got: int, deadline: float) -> Outcome:

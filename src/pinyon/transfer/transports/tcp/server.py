@@ -7,7 +7,7 @@ import time
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.limits import MAX_FRAME_BYTES, TransferLimits
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
@@ -60,6 +60,8 @@ class TcpService:
             if got < wire.FIRST_BYTES:
                 stream.receive([inbox[got : wire.FIRST_BYTES]], deadline)
                 got = wire.FIRST_BYTES
+            if self._serve_large(inbound, inbox, got, deadline):
+                continue
             frame = wire.parse_frame(inbox)
             deadline += frame.payload / limits.min_rate_bytes_s
             end = wire.FRAME_HEADER_BYTES + frame.requests * wire.DESCRIPTOR_BYTES
@@ -118,6 +120,45 @@ class TcpService:
         with self._meter.lock:
             self._meter.served(opcode, nbytes)
         return 0
+
+    def _serve_large(self, inbound: Inbound, inbox: memoryview, got: int, deadline: float) -> bool:
+        """The usual large frame: one range of host memory that is granted, whose bytes go straight between it and the
+        link. False: it is another case and nothing was done."""
+        nbytes: int
+        magic, opcode, checked, count, frame_id, nbytes, key, offset, length = wire.unpack_frame_of_one(inbox)
+        if magic != wire.FRAME_MAGIC or count != 1 or not INBOX_BYTES < nbytes == length <= MAX_FRAME_BYTES:
+            return False
+        reading = opcode == wire.READ
+        if checked > 1 or not ((reading and got == wire.FIRST_BYTES) or opcode == wire.WRITE):
+            return False
+        grant = self._memory.open_range(opcode, key, offset, nbytes, inbound, inbound.abort)
+        if grant is None:
+            return False
+        stream = inbound.stream
+        deadline += nbytes / self._limits.min_rate_bytes_s
+        seed = seed_of(inbox[: wire.FIRST_BYTES]) if checked else None
+        code = wire.ALL_OK
+        try:
+            data = (grant.region.view[offset : offset + nbytes],)
+            if reading:
+                if not checked:
+                    stream.keep_little()
+                reply = wire.pack_header(magic, wire.READ_DONE, code, 1, frame_id, nbytes)
+                send_payload(stream, reply, data, seed, deadline)
+            elif not receive_payload(stream, data, seed, deadline, inbox[wire.FIRST_BYTES : got]):
+                code = wire.BAD_CHECKSUM
+        finally:
+            self._memory.unpin((grant,), inbound)
+        if not reading:
+            if not checked:
+                stream.keep_little()
+            stream.send_one(wire.pack_header(magic, wire.WRITE_DONE, code, 1, frame_id, 0), deadline)
+        if code != wire.ALL_OK:
+            _log.warning("a transfer frame arrived with a wrong checksum")
+            return True
+        with self._meter.lock:
+            self._meter.served(opcode, nbytes)
+        return True
 
     def _serve_frame(
         self, inbound: Inbound, frame: wire.Frame, head: memoryview, early: memoryview, deadline: float

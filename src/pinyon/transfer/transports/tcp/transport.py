@@ -32,7 +32,6 @@ class TcpTransport(Endpoints[Connection]):
     """Initiator side; ``service`` is the other one."""
 
     name = "tcp"
-    moves_small = True
 
     def __init__(
         self,
@@ -54,6 +53,7 @@ class TcpTransport(Endpoints[Connection]):
             InvalidTransfer: no such checksum mode.
         """
         super().__init__(limits.connections_per_peer, limits, meter, clock)
+        self.moves_bytes = limits.max_frame_bytes
         self._memory = memory
         self._identity = identity
         self._nics = nics

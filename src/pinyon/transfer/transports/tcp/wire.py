@@ -50,6 +50,8 @@ _FRAME_OF_ONE = Struct("!HBBIQQ16sQQ")
 _TRAILER = Struct("!Q")
 
 FRAME_HEADER_BYTES = _FRAME.size
+CODE_AT = 3
+"""Where a reply's code lies in its header."""
 DESCRIPTOR_BYTES = _DESCRIPTOR.size
 TRAILER_BYTES = _TRAILER.size
 FIRST_BYTES = FRAME_HEADER_BYTES + DESCRIPTOR_BYTES

@@ -1,0 +1,150 @@
+"""Small transfers that a task awaits: one request by the short way, on the event loop, which never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pinyon.core.clock import Clock
+from pinyon.transfer.chain import DONE, UNDER_WAY, Outcome
+from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.endpoint import Endpoint
+from pinyon.transfer.links.endpoints import EXPECTED, failure_of
+from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.paths.peers import Peers
+from pinyon.transfer.request import Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.stats import Meter
+from pinyon.transfer.submissions import Submissions
+
+__all__ = ["AwaitedTransfers"]
+
+
+class AwaitedTransfers:
+    """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
+    no thread takes part. Local memory is touched by the loop's thread alone."""
+
+    def __init__(
+        self, submissions: Submissions, peers: Peers, limits: TransferLimits, meter: Meter, clock: Clock
+    ) -> None:
+        self._submissions = submissions
+        self._small = submissions.small
+        self._peers = peers
+        self._limits = limits
+        self._meter = meter
+        self._clock = clock
+
+    async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
+        """Move and wait; a task that is cancelled ends the transfer first.
+
+        Raises:
+            InvalidTransfer, TransferLimitReached, EngineClosed
+        """
+        if len(requests) == 1 and (timeout_s is None or timeout_s > 0) and not self._submissions.full:
+            results = await self._short(requests[0], timeout_s)
+            if results is not None:
+                return results
+        handle = self._submissions.new_handle(len(requests))
+        self._submissions.submit(handle, requests, timeout_s)
+        return await handle.wait_async()
+
+    async def _short(self, request: TransferRequest, timeout_s: float | None) -> list[TransferResult] | None:
+        """None: nothing was done, it has to go the long way."""
+        small = self._small
+        trip = small.set_out(request, timeout_s, self._submissions.queued_bytes, SMALL_BYTES)
+        if trip is None:
+            return None
+        endpoint = trip.endpoint
+        outcome: Outcome | None = None
+        again = False
+        try:
+            if small.running and trip.way.open:
+                outcome = endpoint.begin(
+                    request.opcode,
+                    trip.region,
+                    request.local_offset,
+                    request.remote_region,
+                    request.remote_offset,
+                    request.length,
+                    trip.deadline,
+                )
+                if outcome is UNDER_WAY:
+                    outcome = await self._answer(endpoint, trip.deadline)
+        except EXPECTED as error:
+            outcome, again = failure_of(error, endpoint)
+        except BaseException as error:  # the task is cancelled, or a defect
+            small.lost(trip)
+            cancelled = isinstance(error, asyncio.CancelledError)
+            reason = Reason.CANCELLED if cancelled else Reason.INTERNAL
+            status = TransferStatus.CANCELLED if cancelled else TransferStatus.FAILED
+            with self._meter.lock:
+                self._meter.finished(status, reason, 1, self._clock() - trip.started)
+            raise
+        finally:
+            self._peers.moving.pop(endpoint, None)
+        if outcome is DONE:
+            return small.arrived(trip)
+        if outcome is None:
+            small.turned_back(trip)
+            return None
+        start = small.begin_again(trip, outcome, again, self._peers.submit)
+        left_s = max(trip.deadline - self._clock(), 0.001)
+        try:
+            handle = self._submissions.take_up(request, left_s, start)
+        except (EngineClosed, InvalidTransfer):  # closed, or unregistered, since it was looked at
+            result = TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
+        except TransferLimitReached:  # nobody is there to take it up
+            refused = outcome.refusals is not None
+            reason = Reason(outcome.refusals[0]) if outcome.refusals else outcome.reason
+            result = TransferResult(TransferStatus.REFUSED if refused else TransferStatus.FAILED, 0, reason)
+        else:
+            return await handle.wait_async()
+        with self._meter.lock:
+            self._meter.finished(result.status, result.reason, 1, self._clock() - trip.started)
+        return [result]
+
+    async def _answer(self, endpoint: Endpoint, deadline: float) -> Outcome:
+        """How it ended, once the answer is here.
+
+        Raises: what ``Endpoint.proceed`` raises, Stalled, DeadlineReached
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Outcome] = loop.create_future()
+        clock, stall_s = self._clock, self._limits.stall_s
+        moved_at = clock()
+        timer: asyncio.TimerHandle | None = None
+
+        def readable() -> None:
+            nonlocal moved_at
+            if ended.done():
+                return
+            try:
+                outcome = endpoint.proceed()
+            except Exception as error:
+                ended.set_exception(error)
+                return
+            moved_at = clock()
+            if outcome is not None:
+                ended.set_result(outcome)
+
+        def look() -> None:
+            nonlocal timer
+            if ended.done():
+                return
+            now = clock()
+            if now >= deadline:
+                ended.set_exception(DeadlineReached())
+            elif now >= moved_at + stall_s:
+                ended.set_exception(Stalled())
+            else:
+                timer = loop.call_later(min(deadline, moved_at + stall_s) - now, look)
+
+        descriptor = endpoint.link.stream.sock.fileno()
+        timer = loop.call_later(min(deadline - moved_at, stall_s), look)
+        loop.add_reader(descriptor, readable)
+        try:
+            return await ended
+        finally:
+            loop.remove_reader(descriptor)
+            timer.cancel()

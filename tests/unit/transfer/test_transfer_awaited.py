@@ -1,0 +1,204 @@
+"""One small request that a task awaits: it goes the short way without a thread, and the loop never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferResult, TransferStatus
+from pinyon.transfer.links.tls import TlsContexts, TlsFiles
+from pinyon.transfer.small import SMALL_BYTES
+from tests.tls_files import TestAuthority
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair
+
+READ, WRITE = Opcode.READ, Opcode.WRITE
+BOTH = pytest.mark.parametrize("opcode", [READ, WRITE])
+SIZE = 1 << 18
+STALLED = replace(FAST, stall_s=0.2)
+
+
+def went_short(engine: TransferEngine) -> int:
+    return sum(one.short for one in engine.stats().paths)
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    folder = TestAuthority(tmp_path_factory.mktemp("tls")).folder("worker")
+    return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+
+
+@pytest.fixture
+def make_pair(tls_files: TlsFiles) -> Iterator[Callable[..., Pair]]:
+    engines: list[TransferEngine] = []
+
+    def make(kind: str, limits: Any = FAST) -> Pair:
+        transport, _, tls = kind.partition("-")
+        pair = [
+            TransferEngine(transports=(transport,), limits=limits, tls=TlsContexts(tls_files) if tls else None)
+            for _ in range(2)
+        ]
+        engines.extend(pair)
+        near, far = bytearray(SIZE), bytearray(random.Random(1).randbytes(SIZE))
+        for each in pair:
+            each.start()
+        engine, server = pair
+        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+        made = Pair(engine, server, near, far, local, remote, server.descriptor())
+        for opcode in (READ, WRITE) * 2:  # from here on there is a short way, and shm knows where the far region lies
+            assert engine.transfer([made.request(opcode, 0, 0, 64)])[0].ok
+        return made
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@contextmanager
+def held(server: TransferEngine) -> Iterator[None]:
+    """Nobody is served, for the table that says who may touch what is taken."""
+    with server._memory._lock:
+        yield
+
+
+async def under_way(pair: Pair, opcode: Opcode) -> asyncio.Task[list[TransferResult]]:
+    """A request that has been sent; the loop goes on, which is what this shows while nobody answers."""
+    task = asyncio.create_task(pair.engine.transfer_async([pair.request(opcode, 0, 0, 4096)]))
+    await asyncio.sleep(0)
+    assert pair.engine.stats().requests_now == 1
+    return task
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])
+async def test_it_moves_what_was_asked_for_the_short_way(make_pair, kind: str) -> None:
+    pair = make_pair(kind)
+    rng = random.Random(2)
+    near, far = bytearray(pair.near), bytearray(pair.far)
+    before, short = pair.engine.stats(), went_short(pair.engine)
+    lanes = pair.engine._peers.known()[0][1].queue.lanes
+    for number in range(100):
+        length = (1, SMALL_BYTES)[number] if number < 2 else rng.randint(1, SMALL_BYTES)
+        here, there = rng.randint(0, SIZE - length), rng.randint(0, SIZE - length)
+        opcode = rng.choice((READ, WRITE))
+        asked = [pair.request(opcode, here, there, length)]
+        assert await pair.engine.transfer_async(asked) == [TransferResult(TransferStatus.COMPLETED, length)]
+        if opcode is READ:
+            near[here : here + length] = far[there : there + length]
+        else:
+            far[there : there + length] = near[here : here + length]
+    assert (pair.near, pair.far) == (near, far)
+    assert went_short(pair.engine) - short == 100
+    assert not any(lane.threads for lane in lanes.values())
+    after = pair.engine.stats()
+    assert after.requests["completed"] - before.requests["completed"] == 100
+    assert after.requests_now == 0
+
+
+async def test_what_is_large_or_not_alone_goes_another_way(make_pair) -> None:
+    pair = make_pair("tcp")
+    short = went_short(pair.engine)
+    for asked in ([pair.request(READ, 0, 0, SMALL_BYTES + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
+        assert all(one.ok for one in await pair.engine.transfer_async(asked))
+    assert went_short(pair.engine) == short
+
+
+async def test_tasks_side_by_side_lose_nothing(make_pair) -> None:
+    pair = make_pair("tcp")
+    share = SIZE // 16
+    asked = [pair.request(READ, at, at, share) for at in range(0, SIZE, share)]
+    results = await asyncio.gather(*(pair.engine.transfer_async([one]) for one in asked))
+    assert all(one.ok for (one,) in results)
+    assert pair.near == pair.far
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])
+async def test_refusals_are_the_peers_and_nothing_is_touched(make_pair, kind: str, opcode: Opcode) -> None:
+    pair = make_pair(kind)
+    grant = pair.server.grant(pair.remote, [(0, 100)], Access.WRITE if opcode is READ else Access.READ)
+    near, far = bytes(pair.near), bytes(pair.far)
+    asked = pair.request(opcode, 0, 0, 100)._replace(remote_region=grant.key)
+    for _ in range(2):
+        (result,) = await pair.engine.transfer_async([asked])
+        assert result == TransferResult(TransferStatus.REFUSED, 0, Reason.ACCESS_DENIED)
+    assert (pair.near, pair.far) == (near, far)
+    assert pair.engine.stats().requests["refused"] == 2
+    assert (await pair.engine.transfer_async([pair.request(opcode, 0, 0, 100)]))[0].ok
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["tcp", "tcp-tls"])
+async def test_the_loop_goes_on_until_the_peer_answers(make_pair, kind: str, opcode: Opcode) -> None:
+    pair = make_pair(kind)
+    short = went_short(pair.engine)
+    with held(pair.server):
+        task = await under_way(pair, opcode)
+        assert not task.done()
+    assert (await asyncio.wait_for(task, GENEROUS_S))[0].ok
+    assert went_short(pair.engine) == short + 1
+    assert pair.near[:4096] == pair.far[:4096]
+
+
+@BOTH
+async def test_a_task_that_is_cancelled_ends_it_first(make_pair, opcode: Opcode) -> None:
+    pair = make_pair("tcp")
+    near = bytes(pair.near)
+    with held(pair.server):
+        task = await under_way(pair, opcode)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pair.engine.stats().requests_now == 0
+        assert pair.engine.stats().requests["cancelled"] == 1
+    assert pair.near == near
+    assert (await pair.engine.transfer_async([pair.request(opcode, 0, 0, 64)]))[0].ok  # over a link of its own
+
+
+@BOTH
+async def test_a_peer_that_does_not_answer_is_avoided(make_pair, opcode: Opcode) -> None:
+    pair = make_pair("tcp", STALLED)
+    with held(pair.server):
+        (result,) = await pair.engine.transfer_async([pair.request(opcode, 0, 0, 4096)])
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.STALLED)
+    (path,) = pair.engine.stats().paths
+    assert path.failures == {"stalled": 1}
+
+
+async def test_a_deadline_ends_it(make_pair) -> None:
+    pair = make_pair("tcp")
+    with held(pair.server):
+        (result,) = await pair.engine.transfer_async([pair.request(READ, 0, 0, 4096)], timeout_s=0.1)
+    assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])
+async def test_a_link_that_the_peer_closed_is_replaced_silently(make_pair, kind: str, opcode: Opcode) -> None:
+    pair = make_pair(kind)
+    assert await asyncio.to_thread(pair.server.drop_peer, pair.engine.boot_id)
+    assert (await pair.engine.transfer_async([pair.request(opcode, 0, 0, 10)]))[0].ok
+    assert pair.near[:10] == pair.far[:10]
+    after = pair.engine.stats()
+    assert (after.requests["failed"], after.requests_now) == (0, 0)
+    assert not any(one.failures for one in after.paths)
+
+
+async def test_close_and_unregister_end_it(make_pair) -> None:
+    pair = make_pair("tcp")
+    near = bytes(pair.near)
+    with held(pair.server):
+        task = await under_way(pair, READ)
+        pair.engine.unregister(pair.local)  # waits for nobody: memory is touched when the answer is here
+    cancelled = [TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)]
+    assert await asyncio.wait_for(task, GENEROUS_S) == cancelled
+    assert pair.near == near
+    pair = make_pair("tcp")
+    with held(pair.server):
+        task = await under_way(pair, WRITE)
+        await asyncio.to_thread(pair.engine.close)
+        assert await asyncio.wait_for(task, GENEROUS_S) == cancelled
