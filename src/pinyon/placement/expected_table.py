@@ -44,7 +44,10 @@ class ExpectedInTable(ExpectedBlocks):
 
     def has_some(self, prints: vec[i64], count: i64) -> bool:
         cells = self._cells
-        return any(cells[self._cell(prints[each])] for each in range(count))
+        for each in range(count):  # noqa: SIM110 - compiled, a generator would be a list
+            if cells[self._cell(prints[each])]:
+                return True
+        return False
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
         number = self._cells[self._cell(print_) + 1] & _NUMBER

@@ -111,13 +111,11 @@ class Holdings:
         ages.begins(size // KEY_BYTES, 0, table.stamps)
         alone, at = self._sets.alone(row), 0
         while at < size:
-            done = store_in_loop(table, self._sets, row, ages.stamp, packed_keys, at)
+            done = store_in_loop(table, self._sets, ages, row, packed_keys, at)
             if new := len(done.new):
                 slots = _array(done.new)
                 table.set_ids[slots], table.stamps[slots] = alone, ages.stamp
                 self._came(row, alone, new)
-            if len(done.old):
-                self._renew(_array(done.old))
             self.refused += done.refused
             at = done.at
             if at < size:
@@ -154,11 +152,9 @@ class Holdings:
         """These are not held under the row any more."""
         table, sets = self.table, self._sets
         if self.in_loops:
-            gone = remove_in_loop(table, sets, row, packed_keys)
+            gone = remove_in_loop(table, sets, self._ages, row, packed_keys)
             if len(gone):
-                slots = _array(gone)
-                self._ages.forget(table.stamps[slots])
-                table.free(slots)
+                table.free(_array(gone))
             return
         if len(packed_keys) > _FEW_KEYS * KEY_BYTES:
             slots = table.locate(fingerprints(packed_keys))

@@ -12,6 +12,7 @@ from mypy_extensions import i64
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.placement.holder_sets import HolderSets
+from pinyon.placement.key_ages import KeyAges
 from pinyon.placement.key_table import CROWDED, THERE, KeyTable, fingerprint
 
 __all__ = ["Stored", "remove_in_loop", "store_in_loop"]
@@ -22,43 +23,52 @@ _TOGETHER: Final = 16
 
 class Stored:
     """What became of keys, up to the byte ``at``: ``new`` are the slots of those that are new, whose sets and stamps
-    are still to be written; ``old`` of those that were there with another stamp, one may be named twice. ``refused``
-    ones are not held, as there are too many sets."""
+    are still to be written. ``refused`` ones are not held, as there are too many sets."""
 
-    __slots__ = ("at", "new", "old", "refused")
+    __slots__ = ("at", "new", "refused")
 
-    def __init__(self, at: int, new: vec[i64], old: vec[i64], refused: int) -> None:
-        self.at, self.new, self.old, self.refused = at, new, old, refused
+    def __init__(self, at: int, new: vec[i64], refused: int) -> None:
+        self.at, self.new, self.refused = at, new, refused
 
 
-def store_in_loop(table: KeyTable, sets: HolderSets, row: int, stamp: i64, packed_keys: bytes, at: i64) -> Stored:
+def store_in_loop(table: KeyTable, sets: HolderSets, ages: KeyAges, row: int, packed_keys: bytes, at: i64) -> Stored:
     """From the byte ``at`` on, until the first one that has no room unless another one moves."""
     size: i64 = len(packed_keys)
-    new, old = vec[i64](), vec[i64]()
+    stamp: i64 = ages.stamp
+    new = vec[i64]()
     prints, slots, numbers = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     before: i64 = -1
     after: i64 = -1
     moved: i64 = 0
     refused: i64 = 0
     refuses = False
+    was: i64 = stamp
+    renewed: i64 = 0
     while at < size:
         count = _read(packed_keys, at, prints)
         table.find_together(prints, count, slots, numbers)
+        table.touch_stamps(slots, count)
         for each in range(count):
             slot = slots[each]
             if slot < 0:
                 slot = table.place_in_loop(prints[each])
                 if slot == CROWDED:
                     _moved(sets, row, before, after, moved, 1)
-                    return Stored(at + each * KEY_BYTES, new, old, refused)
+                    ages.renewed(was, renewed)
+                    return Stored(at + each * KEY_BYTES, new, refused)
                 if slot != THERE:
                     new = append(new, slot)
                 continue
             number = table.set_at(slot)
             if number == 0:  # it came just now
                 continue
-            if table.stamp_at(slot) != stamp:
-                old = append(old, slot)
+            here = table.stamp_at(slot)
+            if here != stamp:
+                if here != was:
+                    ages.renewed(was, renewed)
+                    was, renewed = here, 0
+                table.stamps_one[slot] = stamp
+                renewed += 1
             if number != before:
                 _moved(sets, row, before, after, moved, 1)
                 before, moved = number, 0
@@ -71,10 +81,11 @@ def store_in_loop(table: KeyTable, sets: HolderSets, row: int, stamp: i64, packe
                 refused += 1
         at += count * KEY_BYTES
     _moved(sets, row, before, after, moved, 1)
-    return Stored(size, new, old, refused)
+    ages.renewed(was, renewed)
+    return Stored(size, new, refused)
 
 
-def remove_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: bytes) -> vec[i64]:
+def remove_in_loop(table: KeyTable, sets: HolderSets, ages: KeyAges, row: int, packed_keys: bytes) -> vec[i64]:
     """The slots of those that nobody holds from now on: they have no set any more, and are still to be freed."""
     size: i64 = len(packed_keys)
     at: i64 = 0
@@ -83,9 +94,12 @@ def remove_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: byt
     before: i64 = -1
     after: i64 = -1
     moved: i64 = 0
+    was: i64 = 0
+    gone_so: i64 = 0
     while at < size:
         count = _read(packed_keys, at, prints)
         table.find_together(prints, count, slots, numbers)
+        table.touch_stamps(slots, count)
         for each in range(count):
             slot = slots[each]
             if slot < 0:
@@ -102,8 +116,14 @@ def remove_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: byt
                 moved += 1
                 if after == 0:
                     gone = append(gone, slot)
+                    here = table.stamp_at(slot)
+                    if here != was:
+                        ages.gone(was, gone_so)
+                        was, gone_so = here, 0
+                    gone_so += 1
         at += count * KEY_BYTES
     _left(sets, row, before, after, moved)
+    ages.gone(was, gone_so)
     return gone
 
 

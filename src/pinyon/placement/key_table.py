@@ -19,6 +19,7 @@ from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
+from pinyon.core.huge_pages import prefer_huge_pages
 
 __all__ = ["CROWDED", "SLOTS", "THERE", "KeyTable", "fingerprint", "fingerprints", "fingerprints_one_by_one"]
 
@@ -111,6 +112,7 @@ class _Memory:
         self.start: i64 = -self._address % _LINE
         """Where a line of the processor's cache begins."""
         self._size = size
+        prefer_huge_pages(self._address, size)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -202,6 +204,7 @@ class KeyTable:
                 bucket -= level
             slots[each] = SLOTS * bucket
             touched ^= read_i64_le(memory, start + 8 * SLOTS * bucket)
+            touched ^= i64(read_i32_le(sets, sets_start + 4 * SLOTS * bucket))
         for each in range(count):
             signed = prints[each]
             slot = _slot_in(memory, start, slots[each], signed)
@@ -320,11 +323,23 @@ class KeyTable:
                     free_here += 1
             if look == 0 or (free < _SPARE and free_here > free):
                 slot, free = found, free_here
+            if free >= _SPARE:  # if it came just now, it is here: there was no less room then
+                break
             bucket = signed >> 32 & mask & _LOW_HALF
         if slot != CROWDED:
             self._signed_prints[slot] = signed
             self.keys += 1
         return slot
+
+    def touch_stamps(self, slots: vec[i64], count: i64) -> None:
+        """The stamps of the first ``count`` of these (-1: none) are read next: such reads do not wait for one another
+        here, as in :meth:`find_together`."""
+        memory, start = self._stamp_memory.read, self._stamp_memory.start
+        touched: i64 = 0
+        for each in range(count):
+            if slots[each] >= 0:
+                touched ^= i64(memory[start + slots[each]])
+        self._touched = touched
 
     def set_at(self, slot: i64) -> i64:
         """As :attr:`set_ids`."""
