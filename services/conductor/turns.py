@@ -18,9 +18,10 @@ def now_or_in_turns(steps: Steps[Value], then: Callable[[Value], Awaitable[None]
     as what most messages ask for."""
     try:
         next(steps)
+        return _rest(steps, then)
     except StopIteration as end:
-        return then(end.value)
-    return _rest(steps, then)
+        value: Value = end.value
+    return then(value)
 
 
 async def _rest(steps: Steps[Value], then: Callable[[Value], Awaitable[None] | None]) -> None:

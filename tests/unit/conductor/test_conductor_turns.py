@@ -227,6 +227,8 @@ async def test_a_prompt_that_began_and_ended_since_the_last_report_was_computed(
         inflight.add(name, PlacementDecision(state, state, 0, (), 0.0, 0.0, 2.0, 0.0, ""), 0, world.now_s)
     await in_turns(world.intake.apply(reporter, Report(begun_prefill_request_ids=["long"])))
     world.now_s += 0.5
-    await in_turns(world.intake.apply(reporter, Report(begun_prefill_request_ids=["short"], ended_prefill_request_ids=["short"])))
+    await in_turns(
+        world.intake.apply(reporter, Report(begun_prefill_request_ids=["short"], ended_prefill_request_ids=["short"]))
+    )
     assert state.prefill_ended_s == world.now_s
     assert state.prefill_queue_s(world.now_s) == pytest.approx(1.5)
