@@ -93,6 +93,7 @@ class ReportIntake:
         """
         self._membership.heard(reporter)
         state = reporter.state
+        # what is looked at is made each time, so each is looked at once
         if message.HasField("load"):
             self._membership.set_load(reporter, load_from_proto(message.load))
         resync = changed = False
@@ -109,23 +110,21 @@ class ReportIntake:
             elif taken is Intake.GAP:  # what follows it is told anew
                 resync = True
                 break
-        now_s = self._clock()
-        if message.prefills:
-            self._learn(state, message.prefills[-MEASUREMENTS_MAX:], now_s)
-        inflight, ended_prefills = self._fleet.inflight, message.ended_prefill_request_ids
-        if message.first_tokens:
-            yield from self._in_turns(reporter, message.first_tokens, partial(self._first_tokens, state))
-        if message.begun_decode_request_ids:
-            yield from self._in_turns(
-                reporter, message.begun_decode_request_ids, partial(inflight.begin_decodes, state)
-            )
-        if message.begun_prefill_request_ids:
-            begin = partial(inflight.begin_prefills, state, now_s, frozenset(ended_prefills))
-            yield from self._in_turns(reporter, message.begun_prefill_request_ids, begin)
-        if ended_prefills:
-            yield from self._in_turns(reporter, ended_prefills, partial(inflight.end_prefills, state, now_s))
-        if message.ended_decode_request_ids:
-            yield from self._in_turns(reporter, message.ended_decode_request_ids, partial(inflight.end_decodes, state))
+        now_s, inflight = self._clock(), self._fleet.inflight
+        if prefills := message.prefills:
+            self._learn(state, prefills[-MEASUREMENTS_MAX:], now_s)
+        if told := message.first_tokens:
+            yield from self._in_turns(reporter, told, partial(self._first_tokens, state))
+        if begun := message.begun_decode_request_ids:
+            yield from self._in_turns(reporter, begun, partial(inflight.begin_decodes, state))
+        over = message.ended_prefill_request_ids
+        if begun := message.begun_prefill_request_ids:
+            begin = partial(inflight.begin_prefills, state, now_s, frozenset(over))
+            yield from self._in_turns(reporter, begun, begin)
+        if over:
+            yield from self._in_turns(reporter, over, partial(inflight.end_prefills, state, now_s))
+        if over := message.ended_decode_request_ids:
+            yield from self._in_turns(reporter, over, partial(inflight.end_decodes, state))
         if resync:
             self._metrics.gaps.inc()
         if message.leaving:
@@ -153,7 +152,8 @@ class ReportIntake:
             ],
             now_s,
         )
-        self._fleet.learn_transfers(state, self._fetches(state, prefills, now_s), now_s)
+        if fetches := self._fetches(state, prefills, now_s):
+            self._fleet.learn_transfers(state, fetches, now_s)
 
     def _fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
@@ -162,9 +162,8 @@ class ReportIntake:
         What it says of a source is believed if a placement had it fetch as much from there."""
         measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
-            if prefill.fetches:
-                spans = prefill.fetches[-SPANS_MAX:]
-                measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in spans]
+            if fetches := prefill.fetches:
+                measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in fetches[-SPANS_MAX:]]
             elif prefill.fetched_bytes:
                 measured.append((prefill.fetched_bytes, prefill.fetch_us, ""))
         believed: list[tuple[int, float, InstanceState | None]] = []
@@ -180,11 +179,12 @@ class ReportIntake:
         if self._log is None:
             return
         for each in told:
-            if each.ttft_us > MEASURED_US_MAX:
+            ttft_us = each.ttft_us
+            if ttft_us > MEASURED_US_MAX:
                 continue
             logged = self._log.measured(each.placement_number, first_token_from_proto(each), state)
             if logged is not None and logged.seen is not None:
-                self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, each.ttft_us * 1e-6)
+                self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, ttft_us * 1e-6)
 
     def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Steps[Intake]:
         packed = key_sample(check_keys(snapshot.keys, "snapshot.keys"), reporter.every)

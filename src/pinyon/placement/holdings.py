@@ -12,15 +12,13 @@ from collections.abc import Callable
 from itertools import count
 
 import numpy as np
-from librt.vecs import vec
-from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.compiled import compiled
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.holder_sets import SETS_MAX, HolderSets
-from pinyon.placement.holdings_loop import remove_in_loop, store_in_loop
+from pinyon.placement.holdings_loop import as_array, remove_in_loop, store_in_loop
 from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
 from pinyon.placement.key_table import KeyTable, Slots, fingerprints, fingerprints_one_by_one
 from pinyon.placement.prefix_match import bits
@@ -113,8 +111,7 @@ class Holdings:
         while at < size:
             done = store_in_loop(table, self._sets, ages, row, packed_keys, at)
             if new := len(done.new):
-                slots = _array(done.new)
-                table.set_ids[slots], table.stamps[slots] = alone, ages.stamp
+                table.put(as_array(done.new), as_array(done.prints), alone, ages.stamp)
                 self._came(row, alone, new)
             self.refused += done.refused
             at = done.at
@@ -154,7 +151,7 @@ class Holdings:
         if self.in_loops:
             gone = remove_in_loop(table, sets, self._ages, row, packed_keys)
             if len(gone):
-                table.free(_array(gone))
+                table.free(as_array(gone))
             return
         if len(packed_keys) > _FEW_KEYS * KEY_BYTES:
             slots = table.locate(fingerprints(packed_keys))
@@ -368,8 +365,3 @@ class Holdings:
         assert held.keys() <= self._owners.keys()
         assert {row for row, owner in self._owners.items() if not owner} == void
         assert all(sets.held[row] == held[row] for row in self._owners if row not in void)
-
-
-def _array(slots: vec[i64]) -> Slots:
-    """That they are, which is not empty."""
-    return np.frombuffer(memoryview(slots), np.int64)
