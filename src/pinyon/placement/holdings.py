@@ -20,7 +20,7 @@ from pinyon.core.key_sample import key_sample
 from pinyon.placement.holder_sets import SETS_MAX, HolderSets
 from pinyon.placement.holdings_loop import as_array, remove_in_loop, store_in_loop
 from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
-from pinyon.placement.key_table import KeyTable, Slots, fingerprints, fingerprints_one_by_one
+from pinyon.placement.key_table import Advise, KeyTable, Slots, fingerprints, fingerprints_one_by_one
 from pinyon.placement.prefix_match import bits
 
 __all__ = ["COLLECT_SLOTS", "Holdings"]
@@ -40,9 +40,9 @@ _FEW_KEYS = 16
 class Holdings:
     """Keys and the rows that each is held under; at most ``keys_max`` keys."""
 
-    def __init__(self, keys_max: int, sets_max: int = SETS_MAX) -> None:
+    def __init__(self, keys_max: int, sets_max: int = SETS_MAX, advise: Advise | None = None) -> None:
         self._keys_max = keys_max
-        self.table = KeyTable(keys_max, self._push_out)
+        self.table = KeyTable(keys_max, self._push_out, advise)
         self._sets = HolderSets(sets_max)
         self._ages = KeyAges(keys_max)
         self._hand = 0

@@ -19,9 +19,18 @@ from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
-from pinyon.core.huge_pages import prefer_huge_pages
 
-__all__ = ["CROWDED", "SLOTS", "THERE", "KeyTable", "Marks", "fingerprint", "fingerprints", "fingerprints_one_by_one"]
+__all__ = [
+    "CROWDED",
+    "SLOTS",
+    "THERE",
+    "Advise",
+    "KeyTable",
+    "Marks",
+    "fingerprint",
+    "fingerprints",
+    "fingerprints_one_by_one",
+]
 
 SLOTS: Final = 8
 """Of a bucket."""
@@ -59,6 +68,8 @@ _LOW_HALF: Final = 0xFFFFFFFF
 _PAIRS, _HALVES = Struct("<QQ"), Struct("<qq")
 _LINE: Final = 64
 
+Advise = Callable[[int, int], None]
+"""Is told of memory before it is used: its address, and how many bytes there are."""
 Slots = NDArray[np.int64]
 """Numbers of slots, (n,)."""
 Prints = NDArray[np.uint64]
@@ -106,13 +117,14 @@ class _Memory:
     """Zeros that arrays change, and that compiled loops read as bytes as fast as C does. As long as nobody touches them
     they cost nothing. Nobody else has these bytes, so nobody expects them to stay as they are."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, advise: Advise | None) -> None:
         self.read = bytes(size + _LINE)
         self._address: int = np.frombuffer(self.read, np.uint8).__array_interface__["data"][0]
         self.start: i64 = -self._address % _LINE
         """Where a line of the processor's cache begins."""
         self._size = size
-        prefer_huge_pages(self._address, size)
+        if advise is not None:
+            advise(self._address, size)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -126,12 +138,16 @@ class _Memory:
 
 class Marks:
     """Slots of one operation, up to so many, each with a number that goes with it: what is to be written to a table at
-    its end, in one operation on arrays. To write it one by one takes ten times as long."""
+    its end, in one operation on arrays. To write it one by one takes ten times as long. Where a slot is here differs in
+    each process: who chooses keys cannot choose such as are all in one place."""
 
     def __init__(self, count: i64) -> None:
+        self._secret: i64 = hash("a slot's place") | 1
+        self._shift: i64 = 60
         size: i64 = 16
         while size < 2 * count:
             size *= 2
+            self._shift -= 1
         self._last = size - 1
         self._slots = vec[i64]([0] * size)
         """One more than the slot; 0 is a free place."""
@@ -152,7 +168,7 @@ class Marks:
     def _at(self, slot: i64) -> i64:
         """Where it is, or would be."""
         slots, last = self._slots, self._last
-        at = slot & last
+        at = slot * self._secret >> self._shift & last
         while slots[at] and slots[at] != slot + 1:
             at = at + 1 & last
         return at
@@ -164,9 +180,10 @@ class KeyTable:
     What a slot stands for is not this class's business: who frees slots keeps the books.
     """
 
-    def __init__(self, keys_max: int, push_out: Callable[[list[int]], int]) -> None:
+    def __init__(self, keys_max: int, push_out: Callable[[list[int]], int], advise: Advise | None = None) -> None:
         """``push_out`` frees one of these slots and tells which: a new key has nowhere else to go."""
         self._push_out = push_out
+        self._advise = advise
         self._most = max(BUCKETS_MIN, 1 << (int(keys_max / _GROWN)).bit_length())
         self._reserved = 0
         self.buckets = self._level = BUCKETS_MIN
@@ -449,8 +466,9 @@ class KeyTable:
         return bucket if bucket < self.buckets else bucket - self._level
 
     def _reserve(self, buckets: int) -> None:
-        print_memory, set_memory = _Memory(8 * buckets * SLOTS), _Memory(4 * buckets * SLOTS)
-        stamp_memory = _Memory(buckets * SLOTS)
+        print_memory = _Memory(8 * buckets * SLOTS, self._advise)
+        set_memory = _Memory(4 * buckets * SLOTS, self._advise)
+        stamp_memory = _Memory(buckets * SLOTS, self._advise)
         prints = print_memory.array(np.uint64).reshape(buckets, SLOTS)
         set_ids = set_memory.array(np.uint32)
         stamps = stamp_memory.array(np.uint8)
