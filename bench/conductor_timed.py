@@ -22,6 +22,7 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.placement.scheduler import Scheduler
 from services.conductor import __main__ as service
 from services.conductor import app, intake, placing
+from services.conductor.turns import Steps
 
 PARTS = (
     "placing", "decision", "request from its message", "placement to its message", "reports", "events", "messages read",
@@ -51,16 +52,21 @@ class Clocks:
 
         return call
 
-    def on_coroutine(self, owner: Any, name: str, part: str) -> None:
-        """Others' turns meanwhile count, too: only large reports have such."""
+    def on_steps(self, owner: Any, name: str, part: str) -> None:
+        """As :meth:`on`, of one that works in steps."""
         function, seconds, place = getattr(owner, name), self._seconds, PARTS.index(part)
 
-        async def call(*arguments: Any) -> Any:
-            began_ns = time.thread_time_ns()
-            try:
-                return await function(*arguments)
-            finally:
-                seconds[place] += (time.thread_time_ns() - began_ns) * 1e-9
+        def call(*arguments: Any) -> Steps[Any]:
+            steps = function(*arguments)
+            while True:
+                began_ns = time.thread_time_ns()
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    seconds[place] += (time.thread_time_ns() - began_ns) * 1e-9
+                yield
 
         setattr(owner, name, call)
 
@@ -98,8 +104,8 @@ class TimedScheduler:
 
 def main(argv: list[str]) -> None:
     clocks = Clocks(Path(argv[0]))
-    clocks.on_coroutine(intake.ReportIntake, "apply", "reports")
-    clocks.on_coroutine(intake.ReportIntake, "_apply_delta", "events")
+    clocks.on_steps(intake.ReportIntake, "apply", "reports")
+    clocks.on_steps(intake.ReportIntake, "_apply_delta", "events")
     clocks.on(placing.Placer, "answer", "placing")
     clocks.on(placing, "request_from_proto", "request from its message")
     clocks.on(placing, "fill_placement", "placement to its message")

@@ -25,6 +25,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.admin import add_admin, changeable_policy
 from pinyon.runtime.channel import HTTP2
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.huge_pages import prefer_huge_pages
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
@@ -89,7 +90,7 @@ def build(
     )
     priors = parse_priors(settings.profile)
     fleet = Fleet(
-        BlockIndex(settings.index_keys_max),
+        BlockIndex(settings.index_keys_max, advise=prefer_huge_pages),
         inflight,
         settings.instances_max,
         priors=priors,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -23,6 +22,7 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.planned_fetches import PlannedFetches
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
+from services.conductor.turns import Steps
 
 __all__ = ["ReportIntake"]
 
@@ -84,46 +84,47 @@ class ReportIntake:
             )
         return self._membership.open(info)
 
-    async def apply(
+    def apply(
         self, reporter: Reporter, message: conductor_pb2.ReportSessionRequest
-    ) -> conductor_pb2.ReportSessionResponse | None:
+    ) -> Steps[conductor_pb2.ReportSessionResponse | None]:
         """Take one report; the answer if there is something to say.
 
         Raises :class:`InvalidArgument` for malformed reports and :class:`FailedPrecondition` if the session is void.
         """
         self._membership.heard(reporter)
         state = reporter.state
+        # what is looked at is made each time, so each is looked at once
         if message.HasField("load"):
             self._membership.set_load(reporter, load_from_proto(message.load))
         resync = changed = False
         if message.HasField("snapshot"):
             changed = True
-            resync = await self._apply_snapshot(reporter, message.snapshot) is Intake.GAP
+            resync = (yield from self._apply_snapshot(reporter, message.snapshot)) is Intake.GAP
         for number, delta in enumerate(message.deltas):
             if number and number % STEP_PARTS == 0:
-                await self._others_turn(reporter)
+                yield from self._others_turn(reporter)
             changed = True
-            taken = await self._apply_delta(reporter, delta)
+            taken = yield from self._apply_delta(reporter, delta)
             if taken is Intake.APPLIED:
                 self._metrics.deltas.inc()
             elif taken is Intake.GAP:  # what follows it is told anew
                 resync = True
                 break
-        now_s = self._clock()
-        if message.prefills:
-            self._learn(state, message.prefills[-MEASUREMENTS_MAX:], now_s)
-        inflight, ended_prefills = self._fleet.inflight, message.ended_prefill_request_ids
-        if message.first_tokens:
-            await self._in_turns(reporter, message.first_tokens, partial(self._first_tokens, state))
-        if message.begun_decode_request_ids:
-            await self._in_turns(reporter, message.begun_decode_request_ids, partial(inflight.begin_decodes, state))
-        if message.begun_prefill_request_ids:
-            begin = partial(inflight.begin_prefills, state, now_s, frozenset(ended_prefills))
-            await self._in_turns(reporter, message.begun_prefill_request_ids, begin)
-        if ended_prefills:
-            await self._in_turns(reporter, ended_prefills, partial(inflight.end_prefills, state, now_s))
-        if message.ended_decode_request_ids:
-            await self._in_turns(reporter, message.ended_decode_request_ids, partial(inflight.end_decodes, state))
+        now_s, inflight = self._clock(), self._fleet.inflight
+        if prefills := message.prefills:
+            self._learn(state, prefills[-MEASUREMENTS_MAX:], now_s)
+        if told := message.first_tokens:
+            yield from self._in_turns(reporter, told, partial(self._first_tokens, state))
+        if begun := message.begun_decode_request_ids:
+            yield from self._in_turns(reporter, begun, partial(inflight.begin_decodes, state))
+        over = message.ended_prefill_request_ids
+        if begun := message.begun_prefill_request_ids:
+            begin = partial(inflight.begin_prefills, state, now_s, frozenset(over))
+            yield from self._in_turns(reporter, begun, begin)
+        if over:
+            yield from self._in_turns(reporter, over, partial(inflight.end_prefills, state, now_s))
+        if over := message.ended_decode_request_ids:
+            yield from self._in_turns(reporter, over, partial(inflight.end_decodes, state))
         if resync:
             self._metrics.gaps.inc()
         if message.leaving:
@@ -151,7 +152,8 @@ class ReportIntake:
             ],
             now_s,
         )
-        self._fleet.learn_transfers(state, self._fetches(state, prefills, now_s), now_s)
+        if fetches := self._fetches(state, prefills, now_s):
+            self._fleet.learn_transfers(state, fetches, now_s)
 
     def _fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
@@ -160,9 +162,8 @@ class ReportIntake:
         What it says of a source is believed if a placement had it fetch as much from there."""
         measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
-            if prefill.fetches:
-                spans = prefill.fetches[-SPANS_MAX:]
-                measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in spans]
+            if fetches := prefill.fetches:
+                measured += [(span.fetched_bytes, span.fetch_us, span.source_id) for span in fetches[-SPANS_MAX:]]
             elif prefill.fetched_bytes:
                 measured.append((prefill.fetched_bytes, prefill.fetch_us, ""))
         believed: list[tuple[int, float, InstanceState | None]] = []
@@ -178,18 +179,19 @@ class ReportIntake:
         if self._log is None:
             return
         for each in told:
-            if each.ttft_us > MEASURED_US_MAX:
+            ttft_us = each.ttft_us
+            if ttft_us > MEASURED_US_MAX:
                 continue
             logged = self._log.measured(each.placement_number, first_token_from_proto(each), state)
             if logged is not None and logged.seen is not None:
-                self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, each.ttft_us * 1e-6)
+                self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, ttft_us * 1e-6)
 
-    async def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Intake:
+    def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Steps[Intake]:
         packed = key_sample(check_keys(snapshot.keys, "snapshot.keys"), reporter.every)
         taken = Intake.APPLIED
         for at in range(0, max(1, len(packed)), STEP_BYTES):
             if at:
-                await self._others_turn(reporter)
+                yield from self._others_turn(reporter)
             taken = self._fleet.index.apply_snapshot(
                 reporter.state,
                 snapshot.seq,
@@ -203,7 +205,7 @@ class ReportIntake:
             self._metrics.snapshots.inc()
         return taken
 
-    async def _apply_delta(self, reporter: Reporter, delta: conductor_pb2.CacheDelta) -> Intake:
+    def _apply_delta(self, reporter: Reporter, delta: conductor_pb2.CacheDelta) -> Steps[Intake]:
         stored = key_sample(check_keys(delta.stored_keys, "deltas.stored_keys"), reporter.every)
         removed = key_sample(check_keys(delta.removed_keys, "deltas.removed_keys"), reporter.every)
         if len(stored) + len(removed) <= STEP_BYTES:
@@ -213,21 +215,24 @@ class ReportIntake:
         taken = Intake.APPLIED
         for number, (new, gone) in enumerate(steps):
             if number:
-                await self._others_turn(reporter)
+                yield from self._others_turn(reporter)
             taken = self._fleet.index.apply_delta(reporter.state, delta.seq, new, gone, more=number > 0)
             if taken is not Intake.APPLIED:
                 return taken
         return taken
 
-    async def _in_turns(
+    def _in_turns(
         self, reporter: Reporter, parts: Sequence[Part], take: Callable[[Sequence[Part]], object]
-    ) -> None:
+    ) -> Steps[None]:
         """Of a report that has many, others get the loop in between."""
+        if len(parts) <= STEP_PARTS:
+            take(parts)
+            return
         take(parts[:STEP_PARTS])
         for at in range(STEP_PARTS, len(parts), STEP_PARTS):
-            await self._others_turn(reporter)
+            yield from self._others_turn(reporter)
             take(parts[at : at + STEP_PARTS])
 
-    async def _others_turn(self, reporter: Reporter) -> None:
-        await asyncio.sleep(0)
+    def _others_turn(self, reporter: Reporter) -> Steps[None]:
+        yield
         self._membership.heard(reporter)

@@ -35,6 +35,8 @@ class Reporter:
     """Since when fewer have been enough."""
     sparser: int = 1
     """One key in so many has been enough all that time."""
+    left: bool = False
+    """It said that it leaves: its session is over."""
 
     def wants(self, every: int, now_s: float) -> bool:
         """One key in ``every`` is enough. Whether that is asked for from now on: more at once, fewer in a while."""
@@ -129,6 +131,7 @@ class Membership:
 
     def leave(self, reporter: Reporter) -> None:
         """The instance wants to be forgotten."""
+        reporter.left = True
         self._remove(reporter.state.info.instance_id, "left")
 
     def stood_still(self, seconds: float) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.prediction_errors import PredictionErrors
-from pinyon.runtime.tally import Tally
+from pinyon.runtime.tally import Count, Tally
 from services.conductor.membership import Membership
 
 __all__ = ["ConductorMetrics"]
@@ -26,10 +26,10 @@ class ConductorMetrics:
     """Counters to increment; the gauges read the state when they are scraped, so they are exact."""
 
     def __init__(self, registry: CollectorRegistry, fleet: Fleet, membership: Membership) -> None:
-        self.placements = Counter(
+        self.placements = Count(
             "pinyon_conductor_placements_total", "Requests by outcome", ("outcome",), registry=registry
         )
-        self.placed = self.placements.labels("placed")
+        self.placements.inc("placed", by=0)
         self.schedule_latency = Tally(
             "pinyon_conductor_schedule_seconds",
             "Time to decide one placement",
@@ -61,22 +61,22 @@ class ConductorMetrics:
             registry=registry,
         )
         self._errors = PredictionErrors()
-        self.shared_placements = Counter(
+        self.shared_placements = Count(
             "pinyon_conductor_shared_decode_placements_total",
             "Placed requests that are decoded where others decode which begin as they do",
             registry=registry,
         )
-        self.shared_tokens = Counter(
+        self.shared_tokens = Count(
             "pinyon_conductor_shared_decode_tokens_total",
             "Prompt tokens that these have in common with those: their KV need not be read once more in each step",
             registry=registry,
         )
-        self.deltas = Counter("pinyon_conductor_deltas_total", "Cache changes applied", registry=registry)
-        self.snapshots = Counter("pinyon_conductor_snapshots_total", "Cache snapshots completed", registry=registry)
-        self.gaps = Counter(
+        self.deltas = Count("pinyon_conductor_deltas_total", "Cache changes applied", registry=registry)
+        self.snapshots = Count("pinyon_conductor_snapshots_total", "Cache snapshots completed", registry=registry)
+        self.gaps = Count(
             "pinyon_conductor_resyncs_total", "Snapshots asked for because changes were missing", registry=registry
         )
-        self.moves_wanted = Counter(
+        self.moves_wanted = Count(
             "pinyon_conductor_moves_wanted_total",
             "Requests that should wait elsewhere by the placement policy, each time that it says so",
             registry=registry,

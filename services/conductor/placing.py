@@ -74,7 +74,7 @@ class Placer:
             except PinyonError as error:
                 if self._log is not None:
                     self._log.refused(request or _unread(request_id, message), error, now_s)
-                self._metrics.placements.labels(error.grpc_code.lower()).inc()
+                self._metrics.placements.inc(error.grpc_code.lower())
                 # who names a time between tokens may ask for what no number of instances gives
                 if self._sizing is not None and error.retry_after_s and not message.tbt_slo_ms:
                     self._sizing.refused(message.model)
@@ -91,22 +91,20 @@ class Placer:
             fill_placement(response.placement, decision, request.ttft_slo_s, number)
         if self._planned is not None and decision.fetches:
             self._planned.plan(decision, now_s)
-        self._look_at_moves(request, decision)
+        if now_s >= self._moves_at_s:
+            self._look_at_moves(request, decision, now_s)
         if self._sizing is not None:
             self._sizing.placed(request, decision)
         if decision.shared_blocks and (layout := decision.decode.info.layout) is not None:
             self._metrics.shared_placements.inc()
-            self._metrics.shared_tokens.inc(decision.shared_blocks * layout.block_tokens)
-        self._metrics.placed.inc()
+            self._metrics.shared_tokens.inc(by=decision.shared_blocks * layout.block_tokens)
+        self._metrics.placements.inc("placed")
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)
 
-    def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision) -> None:
+    def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision, now_s: float) -> None:
         """What the policy would move: a running conductor says so, and moves nothing. Now and then: what nobody moves
         is found again at each request, and a search that finds nothing has looked through two queues."""
-        now_s = self._clock()
-        if now_s < self._moves_at_s:
-            return
         try:
             moves = self._scheduler.moves(request, decision, self._inflight.waiting, now_s)
         except Exception:
@@ -128,7 +126,7 @@ class Placer:
             failure = error
         except Exception:
             _log.exception("a request could not be placed", extra={"request_id": message.request_id})
-            self._metrics.placements.labels("internal").inc()
+            self._metrics.placements.inc("internal")
             failure = Internal("internal error")
         response.Clear()
         response.request_id = message.request_id

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
@@ -20,8 +21,11 @@ from services.conductor.listing import Listing
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
+from services.conductor.turns import now_or_in_turns
 
 __all__ = ["ConductorServicer"]
+
+_LbStream = Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest]
 
 WRITE_S = 5.0
 """A session whose peer takes no message for this long has ended."""
@@ -95,23 +99,28 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         stream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest](context, WRITE_S)
         reporter: Reporter | None = None
 
-        async def take(message: conductor_pb2.ReportSessionRequest) -> None:
+        def take(message: conductor_pb2.ReportSessionRequest) -> Awaitable[None] | None:
             nonlocal reporter
-            first = reporter is None
-            if reporter is None:
-                kind = KVSTORE if message.registration.role == common_pb2.ROLE_STORE else WORKER
-                check_claim(context, kind, message.registration.instance_id)
-                reporter = self._intake.register(message)
-            response = await self._intake.apply(reporter, message)
-            if message.leaving:
+            if reporter is not None:
+                return now_or_in_turns(self._intake.apply(reporter, message), answer)
+            kind = KVSTORE if message.registration.role == common_pb2.ROLE_STORE else WORKER
+            check_claim(context, kind, message.registration.instance_id)
+            reporter = self._intake.register(message)
+            return now_or_in_turns(self._intake.apply(reporter, message), partial(welcome, reporter))
+
+        def welcome(
+            registered: Reporter, response: conductor_pb2.ReportSessionResponse | None
+        ) -> Awaitable[None] | None:
+            response = response or conductor_pb2.ReportSessionResponse()
+            response.lease_ms = round(self._membership.lease_s * 1e3)
+            response.sample_every = registered.every
+            return answer(response)
+
+        def answer(response: conductor_pb2.ReportSessionResponse | None) -> Awaitable[None] | None:
+            if reporter is not None and reporter.left:
                 stream.end()
-                return
-            if first:
-                response = response or conductor_pb2.ReportSessionResponse()
-                response.lease_ms = round(self._membership.lease_s * 1e3)
-                response.sample_every = reporter.every
-            if response is not None:
-                await stream.write(response)
+                return None
+            return None if response is None else stream.say(response)
 
         silent = _end_if_silent(stream)
         try:
@@ -129,19 +138,18 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         """
         if self._lb_sessions >= self._lb_sessions_max:
             raise ResourceExhausted(f"{self._lb_sessions_max} sessions are open", retry_after_s=1.0)
-        stream = Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest](context, WRITE_S)
+        stream: _LbStream = Accepted(context, WRITE_S)
 
-        async def take(message: conductor_pb2.ScheduleSessionRequest) -> None:
-            released = message.released_request_ids
-            for at in range(0, len(released), RELEASES_PER_TURN):
-                if at:
-                    await asyncio.sleep(0)
-                for request_id in released[at : at + RELEASES_PER_TURN]:
-                    self._placer.release(request_id)
-            for at in range(0, len(message.requests), REQUESTS_PER_TURN):
-                if at:
-                    await asyncio.sleep(0)
-                await self._answer(message.requests[at : at + REQUESTS_PER_TURN], stream)
+        def take(message: conductor_pb2.ScheduleSessionRequest) -> Awaitable[None] | None:
+            released, requests = message.released_request_ids, message.requests
+            # who would have to wait for room first places nothing that may never be sent
+            if not stream.has_room or len(requests) > REQUESTS_PER_TURN or len(released) > RELEASES_PER_TURN:
+                return self._take_in_turns(message, stream)
+            for request_id in released:
+                self._placer.release(request_id)
+            if requests:
+                self._answer_now(requests, stream)
+            return None
 
         self._lb_sessions += 1
         self._metrics.lb_sessions.inc()
@@ -153,24 +161,47 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
             self._lb_sessions -= 1
             self._metrics.lb_sessions.dec()
 
-    async def _answer(
-        self,
-        requests: Sequence[conductor_pb2.ScheduleRequest],
-        stream: Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest],
-    ) -> None:
-        message = conductor_pb2.ScheduleSessionResponse()
-        responses = message.responses
-        for request in requests:
-            self._placer.answer(request, responses.add())
-        sent = False
+    async def _take_in_turns(self, message: conductor_pb2.ScheduleSessionRequest, stream: _LbStream) -> None:
+        released = message.released_request_ids
+        for at in range(0, len(released), RELEASES_PER_TURN):
+            if at:
+                await asyncio.sleep(0)
+            for request_id in released[at : at + RELEASES_PER_TURN]:
+                self._placer.release(request_id)
+        for at in range(0, len(message.requests), REQUESTS_PER_TURN):
+            if at:
+                await asyncio.sleep(0)
+            await self._answer(message.requests[at : at + REQUESTS_PER_TURN], stream)
+
+    def _answer_now(self, requests: Sequence[conductor_pb2.ScheduleRequest], stream: _LbStream) -> None:
+        answers, sent = self._answers(requests), False
         try:
-            await stream.write(message)
+            sent = stream.push(answers)
+        finally:
+            if not sent:
+                self._take_back(answers)
+
+    async def _answer(self, requests: Sequence[conductor_pb2.ScheduleRequest], stream: _LbStream) -> None:
+        answers, sent = self._answers(requests), False
+        try:
+            await stream.write(answers)
             sent = True
         finally:
             if not sent:
-                for response in responses:
-                    if response.HasField("placement"):
-                        self._placer.release(response.request_id)
+                self._take_back(answers)
+
+    def _answers(self, requests: Sequence[conductor_pb2.ScheduleRequest]) -> conductor_pb2.ScheduleSessionResponse:
+        message = conductor_pb2.ScheduleSessionResponse()
+        add, answer = message.responses.add, self._placer.answer
+        for request in requests:
+            answer(request, add())
+        return message
+
+    def _take_back(self, answers: conductor_pb2.ScheduleSessionResponse) -> None:
+        """Nobody will hear of these placements."""
+        for response in answers.responses:
+            if response.HasField("placement"):
+                self._placer.release(response.request_id)
 
 
 def _end_if_silent(stream: Accepted[Any, Any]) -> asyncio.TimerHandle:

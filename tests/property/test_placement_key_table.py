@@ -8,7 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.placement import key_table
-from pinyon.placement.key_table import SLOTS, KeyTable, fingerprints, fingerprints_one_by_one
+from pinyon.placement.key_table import SLOTS, KeyTable, Marks, fingerprints, fingerprints_one_by_one
 
 PRINTS = st.builds(
     lambda first, second, own: (second << 32 | own << 8 | first) + 1,
@@ -135,3 +135,13 @@ def test_a_table_of_random_keys_takes_all_it_may(keys_max):
         table.grow(start + 500)
         assert table.insert(dice.integers(1, 2**63, 500).astype(np.uint64), 1, 0) == 500
     assert (table.keys, pushed_out) == (keys_max, [])
+
+
+@given(st.lists(st.tuples(st.one_of(st.integers(0, 20), st.integers(0, 2**30)), st.integers(1, 9)), max_size=50))
+def test_marks_are_kept_as_in_a_dict(added):
+    marks, known = Marks(len(added)), {}
+    for slot, number in added:
+        assert marks.add(slot, number) == (slot not in known)
+        known.setdefault(slot, number)
+    assert {slot: marks.of(slot) for slot in known} == known
+    assert marks.of(2**31) == 0

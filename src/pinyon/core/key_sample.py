@@ -54,7 +54,14 @@ def key_sample(packed_keys: bytes, every: int, first: int = 0) -> bytes:
 
 def _in_loop(packed_keys: bytes, every: i64, first: i64) -> bytes:
     sample, others = BytesWriter(), every - 1
-    for at in range(first * KEY_BYTES, i64(len(packed_keys)), KEY_BYTES):
+    size: i64 = len(packed_keys)
+    at: i64 = 0
+    if first == 0:  # of who sends a sample nothing is copied
+        while at < size and not i64(packed_keys[at + _PLACE]) & others:
+            at += KEY_BYTES
+        if at >= size:
+            return packed_keys
+    for at in range(first * KEY_BYTES, size, KEY_BYTES):
         high = read_i64_le(packed_keys, at + 8)
         if not high >> 8 * (_PLACE - 8) & others:
             write_i64_le(sample, read_i64_le(packed_keys, at))

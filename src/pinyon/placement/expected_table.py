@@ -18,15 +18,19 @@ from pinyon.placement.prefix_match import Holder
 __all__ = ["ExpectedInTable"]
 
 _PLACES_MIN: Final = 1024
-_AGAIN: Final = 1 << 32
+_AGAIN: Final = 1 << 20
 """Added to a set's number where some instance may have several prompts with the key: who has one alone, which is nearly
 all, is not looked up among those."""
 _NUMBER: Final = _AGAIN - 1
+"""Numbers are smaller: there are no more than 2^19 sets and one of each row."""
+_LOW: Final = 2 * _AGAIN - 1
+_PRINT: Final = ~_LOW
+"""What is kept of a fingerprint: of a million keys, two look alike once in twenty times that there are so many."""
 
 
 class ExpectedInTable(ExpectedBlocks):
     """Fingerprint → number of a set of instances, with open addressing; half of the places are free, at least. It does
-    not shrink: 16 bytes a place. Where a key's place is differs in each process, as with a dict of texts: else who
+    not shrink: 8 bytes a place. Where a key's place is differs in each process, as with a dict of texts: else who
     chooses keys would choose such as are all in one place."""
 
     def __init__(self) -> None:
@@ -44,10 +48,13 @@ class ExpectedInTable(ExpectedBlocks):
 
     def has_some(self, prints: vec[i64], count: i64) -> bool:
         cells = self._cells
-        return any(cells[self._cell(prints[each])] for each in range(count))
+        for each in range(count):  # noqa: SIM110 - compiled, a generator would be a list
+            if cells[self._cell(prints[each])]:
+                return True
+        return False
 
     def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
-        number = self._cells[self._cell(print_) + 1] & _NUMBER
+        number = self._cells[self._cell(print_)] & _NUMBER
         if number == 0:
             return 0
         return self._sets.masks[number]
@@ -64,21 +71,21 @@ class ExpectedInTable(ExpectedBlocks):
         for print_ in prints:
             cell = self._cell(print_)
             if not cells[cell]:
-                cells[cell], cells[cell + 1] = print_, alone
+                cells[cell] = print_ & _PRINT | alone
                 come += 1
                 continue
-            number = cells[cell + 1] & _NUMBER
+            number = cells[cell] & _NUMBER
             after = alone
             if number != alone:
                 after = sets.extended(number, row)
             if after != number:
-                cells[cell + 1] += after - number
+                cells[cell] += after - number
                 sets.keys_one[number] -= 1
                 sets.keys_one[after] += 1
                 self.pairs += 1
             elif number == alone or sets.masks[number] >> row & 1:
                 self._again[print_, row] = self._again.get((print_, row), 0) + 1
-                cells[cell + 1] |= _AGAIN
+                cells[cell] |= _AGAIN
         self._keys += come
         self.pairs += come
         sets.keys_one[alone] += come
@@ -92,7 +99,7 @@ class ExpectedInTable(ExpectedBlocks):
         cells = self._cells
         for print_ in prints:
             cell = self._cell(print_)
-            number = cells[cell + 1]
+            number = cells[cell] & _LOW
             if number == 0 or number & _AGAIN:
                 if self._again and (more := self._again.pop((print_, row), 0)):
                     if more > 1:
@@ -111,7 +118,7 @@ class ExpectedInTable(ExpectedBlocks):
             after: i64 = sets.reduced(number, row)
             sets.keys_one[number] -= 1
             if after:
-                cells[cell + 1] += after - number
+                cells[cell] += after - number
                 sets.keys_one[after] += 1
                 self.pairs -= 1
             else:  # there are too many sets
@@ -131,58 +138,57 @@ class ExpectedInTable(ExpectedBlocks):
         self._touched = touched
 
     def of(self, holder: Holder) -> int:
-        masks = (self._sets.masks[self._cells[cell] & _NUMBER] for cell in range(1, len(self._cells), 2))
+        masks = (self._sets.masks[cell & _NUMBER] for cell in self._cells)
         return sum(1 for mask in masks if mask & holder.bit)
 
     def _use(self, places: i64) -> None:
         """So many, a power of two."""
-        self._cells: vec[i64] = vec[i64]([0] * (2 * places))
-        """Two for each place: a fingerprint, 0 where it is free, and the number of its set."""
+        self._cells: vec[i64] = vec[i64]([0] * places)
+        """What is kept of a fingerprint, and in the bits below it the number of its set; 0 where it is free."""
         self._shift: i64 = 64
         while places > 1:
             self._shift -= 1
             places >>= 1
 
     def _home(self, print_: i64) -> i64:
-        """The first cell of the place that it would have if all were free: the highest bits of a product, which all
-        bits have a part in."""
-        return 2 * ((print_ * self._secret) >> self._shift & (i64(len(self._cells)) // 2 - 1))
+        """The place that it would have if all were free: the highest bits of a product, which all bits that are kept
+        have a part in. The other bits do not count."""
+        return ((print_ & _PRINT) * self._secret) >> self._shift & (i64(len(self._cells)) - 1)
 
     def _cell(self, print_: i64) -> i64:
-        """The first cell of where it is, or would be."""
-        cells = self._cells
+        """Where it is, or would be."""
+        cells, kept = self._cells, print_ & _PRINT
         most = i64(len(cells)) - 1
         at = self._home(print_)
-        while cells[at] and cells[at] != print_:
-            at = at + 2 & most
+        while cells[at] and cells[at] & _PRINT != kept:
+            at = at + 1 & most
         return at
 
     def _free(self, cell: i64) -> None:
         """Whoever would be there comes nearer."""
         cells = self._cells
         most = i64(len(cells)) - 1
-        hole, at = cell, cell + 2 & most
+        hole, at = cell, cell + 1 & most
         while cells[at]:
             # it may not go before the place that it would have if all were free
             if (at - self._home(cells[at]) & most) >= (at - hole & most):
-                cells[hole], cells[hole + 1] = cells[at], cells[at + 1]
+                cells[hole] = cells[at]
                 hole = at
-            at = at + 2 & most
-        cells[hole] = cells[hole + 1] = 0
+            at = at + 1 & most
+        cells[hole] = 0
 
     def _make_room(self, keys: i64) -> None:
         """For so many more."""
-        places = i64(len(self._cells)) // 2
+        places = i64(len(self._cells))
         if 2 * (self._keys + keys) <= places:
             return
         before = self._cells
         while 2 * (self._keys + keys) > places:
             places *= 2
         self._use(places)
-        for at in range(0, len(before), 2):
-            if before[at]:
-                cell = self._cell(before[at])
-                self._cells[cell], self._cells[cell + 1] = before[at], before[at + 1]
+        for cell in before:
+            if cell:
+                self._cells[self._cell(cell)] = cell
 
 
 def _prints_of(packed_keys: bytes) -> vec[i64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pinyon.core.request import Role
 from pinyon.placement.fetch_time import fetch_s, fetches_s
@@ -123,11 +123,12 @@ class _Span:
 
     def __init__(self, first: int, end: int, holders: Iterable[InstanceState]) -> None:
         self.first, self.end, self.blocks = first, end, end - first
-        self.holders = frozenset(holders)
+        self.least, self._rows = [*holders], list[int]()
+        self.holders: Collection[InstanceState] = self.least
         self._by_host: dict[str, list[InstanceState]] = {}
-        self.least, self._rows = list(self.holders), list[int]()
-        if len(self.holders) == 1:  # then nothing is to be chosen
+        if len(self.least) == 1:  # then nothing is to be chosen
             return
+        self.holders = frozenset(self.least)
         best = [each for each in self.holders if each.info.role is Role.STORE] or self.holders
         for each in best:
             self._by_host.setdefault(each.host, []).append(each)

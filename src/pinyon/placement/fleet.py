@@ -145,8 +145,8 @@ class Fleet:
             layout = state.info.layout
             read = load.read_once(load.mean_kv_tokens or load.kv_tokens, 1 if layout is None else layout.block_tokens)
             state.decode_model.observe(batch, read, load.mean_tbt_ms * 1e-3)
-            state.decode_learned(now_s)
-        state.reported()
+            state.loads.decode_learned_s[state.row] = now_s
+        state.reported()  # what was learned, too
         if state.schedulable != was:
             self._changed()
 

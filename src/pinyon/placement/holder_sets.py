@@ -104,7 +104,11 @@ class HolderSets:
     def forget_alike(self, number: int, keys: int) -> None:
         """So many keys with this set are gone."""
         self.keys_one[number] -= keys
-        self.held[self.rows(number)] -= keys
+        mask = self.masks[number]
+        if not mask & (mask - 1):  # one holder, as most have that nobody holds any more
+            self.held_one[mask.bit_length() - 1] -= keys
+        else:
+            self.held[self.rows(number)] -= keys
 
     def drop_unused(self) -> bool:
         """Free the numbers of sets that no key has, a portion of them, if many sets were made since. Returns whether it

@@ -12,17 +12,15 @@ from collections.abc import Callable
 from itertools import count
 
 import numpy as np
-from librt.vecs import vec
-from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.compiled import compiled
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.holder_sets import SETS_MAX, HolderSets
-from pinyon.placement.holdings_loop import remove_in_loop, store_in_loop
+from pinyon.placement.holdings_loop import as_array, remove_in_loop, store_in_loop
 from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
-from pinyon.placement.key_table import KeyTable, Slots, fingerprints, fingerprints_one_by_one
+from pinyon.placement.key_table import Advise, KeyTable, Slots, fingerprints, fingerprints_one_by_one
 from pinyon.placement.prefix_match import bits
 
 __all__ = ["COLLECT_SLOTS", "Holdings"]
@@ -42,9 +40,9 @@ _FEW_KEYS = 16
 class Holdings:
     """Keys and the rows that each is held under; at most ``keys_max`` keys."""
 
-    def __init__(self, keys_max: int, sets_max: int = SETS_MAX) -> None:
+    def __init__(self, keys_max: int, sets_max: int = SETS_MAX, advise: Advise | None = None) -> None:
         self._keys_max = keys_max
-        self.table = KeyTable(keys_max, self._push_out)
+        self.table = KeyTable(keys_max, self._push_out, advise)
         self._sets = HolderSets(sets_max)
         self._ages = KeyAges(keys_max)
         self._hand = 0
@@ -111,13 +109,10 @@ class Holdings:
         ages.begins(size // KEY_BYTES, 0, table.stamps)
         alone, at = self._sets.alone(row), 0
         while at < size:
-            done = store_in_loop(table, self._sets, row, ages.stamp, packed_keys, at)
+            done = store_in_loop(table, self._sets, ages, row, packed_keys, at)
             if new := len(done.new):
-                slots = _array(done.new)
-                table.set_ids[slots], table.stamps[slots] = alone, ages.stamp
+                table.put(as_array(done.new), as_array(done.prints), alone, ages.stamp)
                 self._came(row, alone, new)
-            if len(done.old):
-                self._renew(_array(done.old))
             self.refused += done.refused
             at = done.at
             if at < size:
@@ -154,11 +149,9 @@ class Holdings:
         """These are not held under the row any more."""
         table, sets = self.table, self._sets
         if self.in_loops:
-            gone = remove_in_loop(table, sets, row, packed_keys)
+            gone = remove_in_loop(table, sets, self._ages, row, packed_keys)
             if len(gone):
-                slots = _array(gone)
-                self._ages.forget(table.stamps[slots])
-                table.free(slots)
+                table.free(as_array(gone))
             return
         if len(packed_keys) > _FEW_KEYS * KEY_BYTES:
             slots = table.locate(fingerprints(packed_keys))
@@ -372,8 +365,3 @@ class Holdings:
         assert held.keys() <= self._owners.keys()
         assert {row for row, owner in self._owners.items() if not owner} == void
         assert all(sets.held[row] == held[row] for row in self._owners if row not in void)
-
-
-def _array(slots: vec[i64]) -> Slots:
-    """That they are, which is not empty."""
-    return np.frombuffer(memoryview(slots), np.int64)

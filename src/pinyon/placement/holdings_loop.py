@@ -1,118 +1,144 @@
 """Keys stored and removed one by one, which is fast where it is compiled. It comes to what
 :mod:`pinyon.placement.holdings` comes to by operations on arrays; only where in the table a new key is may differ.
+
+What is found is written at the end, or where the set changes, many slots at a time: compiled code reads memory as C
+does, and writes it as Python does.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 from librt.strings import read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
+from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.placement.holder_sets import HolderSets
-from pinyon.placement.key_table import CROWDED, THERE, KeyTable, fingerprint
+from pinyon.placement.key_ages import KeyAges
+from pinyon.placement.key_table import CROWDED, THERE, KeyTable, Marks, fingerprint
 
-__all__ = ["Stored", "remove_in_loop", "store_in_loop"]
+__all__ = ["Stored", "as_array", "remove_in_loop", "store_in_loop"]
 
-_TOGETHER: Final = 16
+_TOGETHER: Final = 32
 """Keys whose buckets are brought from memory at the same time."""
+_FEW_SLOTS: Final = 16
+"""Are written one by one: an operation on arrays takes as long."""
 
 
 class Stored:
-    """What became of keys, up to the byte ``at``: ``new`` are the slots of those that are new, whose sets and stamps
-    are still to be written; ``old`` of those that were there with another stamp, one may be named twice. ``refused``
-    ones are not held, as there are too many sets."""
+    """What became of keys, up to the byte ``at``: ``new`` are the slots of those that are new, with their ``prints``,
+    which are still to be put there. ``refused`` ones are not held, as there are too many sets."""
 
-    __slots__ = ("at", "new", "old", "refused")
+    __slots__ = ("at", "new", "prints", "refused")
 
-    def __init__(self, at: int, new: vec[i64], old: vec[i64], refused: int) -> None:
-        self.at, self.new, self.old, self.refused = at, new, old, refused
+    def __init__(self, at: int, new: vec[i64], prints: vec[i64], refused: int) -> None:
+        self.at, self.new, self.prints, self.refused = at, new, prints, refused
 
 
-def store_in_loop(table: KeyTable, sets: HolderSets, row: int, stamp: i64, packed_keys: bytes, at: i64) -> Stored:
+def store_in_loop(table: KeyTable, sets: HolderSets, ages: KeyAges, row: int, packed_keys: bytes, at: i64) -> Stored:
     """From the byte ``at`` on, until the first one that has no room unless another one moves."""
     size: i64 = len(packed_keys)
-    new, old = vec[i64](), vec[i64]()
+    stamp: i64 = ages.stamp
+    new, new_prints = vec[i64](), vec[i64]()
+    marks = Marks((size - at) // KEY_BYTES)
     prints, slots, numbers = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     before: i64 = -1
     after: i64 = -1
-    moved: i64 = 0
+    moved = vec[i64]()
     refused: i64 = 0
-    refuses = False
-    while at < size:
+    refuses = crowded = False
+    was: i64 = stamp
+    old = vec[i64]()
+    renewed: i64 = 0
+    while at < size and not crowded:
         count = _read(packed_keys, at, prints)
         table.find_together(prints, count, slots, numbers)
+        table.touch_stamps(slots, count)
         for each in range(count):
             slot = slots[each]
             if slot < 0:
-                slot = table.place_in_loop(prints[each])
+                slot = table.place_in_loop(prints[each], marks)
                 if slot == CROWDED:
-                    _moved(sets, row, before, after, moved, 1)
-                    return Stored(at + each * KEY_BYTES, new, old, refused)
+                    crowded = True
+                    count = each
+                    break
                 if slot != THERE:
-                    new = append(new, slot)
+                    new, new_prints = append(new, slot), append(new_prints, prints[each])
                 continue
-            number = table.set_at(slot)
-            if number == 0:  # it came just now
+            if not marks.add(slot):  # it is named twice
                 continue
-            if table.stamp_at(slot) != stamp:
+            here = table.stamp_at(slot)
+            if here != stamp:
+                if here != was:
+                    ages.renewed(was, renewed)
+                    was, renewed = here, 0
                 old = append(old, slot)
+                renewed += 1
+            number = numbers[each]
             if number != before:
-                _moved(sets, row, before, after, moved, 1)
-                before, moved = number, 0
+                _moved(table, sets, row, before, after, moved, 1)
+                before, moved = number, vec[i64]()
                 after = sets.extended(number, row)
                 refuses = after == number and not sets.masks[number] >> row & 1
             if after != number:
-                table.set_ids_one[slot] = after
-                moved += 1
+                moved = append(moved, slot)
             elif refuses:
                 refused += 1
         at += count * KEY_BYTES
-    _moved(sets, row, before, after, moved, 1)
-    return Stored(size, new, old, refused)
+    _moved(table, sets, row, before, after, moved, 1)
+    ages.renewed(was, renewed)
+    _write(table.stamps, old, stamp)
+    return Stored(at, new, new_prints, refused)
 
 
-def remove_in_loop(table: KeyTable, sets: HolderSets, row: int, packed_keys: bytes) -> vec[i64]:
-    """The slots of those that nobody holds from now on: they have no set any more, and are still to be freed."""
+def remove_in_loop(table: KeyTable, sets: HolderSets, ages: KeyAges, row: int, packed_keys: bytes) -> vec[i64]:
+    """The slots of those that nobody holds from now on, which are still to be freed."""
     size: i64 = len(packed_keys)
     at: i64 = 0
     gone = vec[i64]()
+    marks = Marks(size // KEY_BYTES)
     prints, slots, numbers = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     before: i64 = -1
     after: i64 = -1
-    moved: i64 = 0
+    moved = vec[i64]()
+    last: i64 = 0
+    was: i64 = 0
+    gone_so: i64 = 0
     while at < size:
         count = _read(packed_keys, at, prints)
         table.find_together(prints, count, slots, numbers)
+        table.touch_stamps(slots, count)
         for each in range(count):
             slot = slots[each]
-            if slot < 0:
+            if slot < 0 or not marks.add(slot):  # it is not there, or is named twice
                 continue
-            number = table.set_at(slot)
-            if number == 0:  # it went just now
-                continue
+            number = numbers[each]
             if number != before:
-                _left(sets, row, before, after, moved)
-                before, moved = number, 0
+                _left(table, sets, row, before, after, moved, last)
+                before, moved, last = number, vec[i64](), 0
                 after = sets.reduced(number, row)
-            if after != number:
-                table.set_ids_one[slot] = after
-                moved += 1
-                if after == 0:
-                    gone = append(gone, slot)
+            if after == 0:
+                last += 1
+                gone = append(gone, slot)
+                here = table.stamp_at(slot)
+                if here != was:
+                    ages.gone(was, gone_so)
+                    was, gone_so = here, 0
+                gone_so += 1
+            elif after != number:
+                moved = append(moved, slot)
         at += count * KEY_BYTES
-    _left(sets, row, before, after, moved)
+    _left(table, sets, row, before, after, moved, last)
+    ages.gone(was, gone_so)
     return gone
 
 
-def _left(sets: HolderSets, row: int, before: i64, after: i64, keys: i64) -> None:
-    """So many keys have another set, or none: then nobody holds them any more."""
-    if after:
-        _moved(sets, row, before, after, keys, -1)
-    elif keys:
-        sets.forget_alike(before, keys)
+def as_array(numbers: vec[i64]) -> NDArray[np.int64]:
+    """The same, which are not none."""
+    return np.frombuffer(memoryview(numbers), np.int64)
 
 
 def _read(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
@@ -126,9 +152,29 @@ def _read(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
     return count
 
 
-def _moved(sets: HolderSets, row: int, before: i64, after: i64, keys: i64, change: i64) -> None:
-    """So many keys have another set, which has this row, or has it no more."""
+def _left(table: KeyTable, sets: HolderSets, row: int, before: i64, after: i64, slots: vec[i64], keys: i64) -> None:
+    """These have another set; or so many have none: then nobody holds them any more."""
     if keys:
+        sets.forget_alike(before, keys)
+    else:
+        _moved(table, sets, row, before, after, slots, -1)
+
+
+def _moved(table: KeyTable, sets: HolderSets, row: int, before: i64, after: i64, slots: vec[i64], change: i64) -> None:
+    """These have another set, which has this row, or has it no more."""
+    keys = i64(len(slots))
+    if keys:
+        _write(table.set_ids, slots, after)
         sets.keys_one[before] -= keys
         sets.keys_one[after] += keys
         sets.held_one[row] += change * keys
+
+
+def _write(column: NDArray[np.uint32] | NDArray[np.uint8], slots: vec[i64], number: i64) -> None:
+    count = len(slots)
+    if count > _FEW_SLOTS:
+        column[as_array(slots)] = number
+    elif count:
+        one_by_one = column.data
+        for slot in slots:
+            one_by_one[slot] = number

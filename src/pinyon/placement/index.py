@@ -18,6 +18,7 @@ from pinyon.placement.holder_sets import SETS_MAX
 from pinyon.placement.holdings import COLLECT_SLOTS, Holdings
 from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.index_walk import look_up
+from pinyon.placement.key_table import Advise
 from pinyon.placement.prefix_match import Holder, PrefixMatch
 
 __all__ = ["BlockIndex", "Intake"]
@@ -56,8 +57,9 @@ class BlockIndex:
     ``evicted`` counts the (key, holder) pairs that went: their reuse is lost, nothing else.
     """
 
-    def __init__(self, keys_max: int, sets_max: int = SETS_MAX) -> None:
-        self._holdings = Holdings(keys_max, sets_max)
+    def __init__(self, keys_max: int, sets_max: int = SETS_MAX, advise: Advise | None = None) -> None:
+        """``advise``: is told where the keys will be."""
+        self._holdings = Holdings(keys_max, sets_max, advise)
         self._held: dict[int, _Held] = {}
         """By the holder's bit."""
 

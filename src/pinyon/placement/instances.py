@@ -56,9 +56,11 @@ class InstanceInfo:
         return (self.model, self.model_fingerprint, self.layout.layout_id if self.layout else "")
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made of each report, and what is frozen takes five times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class InstanceLoad:
-    """The last load report: requests, prompt tokens, KV blocks, and milliseconds between tokens (0: none decoded)."""
+    """The last load report: requests, prompt tokens, KV blocks, and milliseconds between tokens (0: none decoded).
+    Nobody changes one."""
 
     pending_requests: int = 0
     running_requests: int = 0

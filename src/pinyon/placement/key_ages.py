@@ -52,6 +52,17 @@ class KeyAges:
         self.counts -= np.bincount(before, minlength=STAMPS)
         self.counts_one[self.stamp] += len(before)
 
+    def renewed(self, before: int, keys: int) -> None:
+        """So many keys with this stamp have the present one now."""
+        if keys:
+            self.counts_one[before] -= keys
+            self.counts_one[self.stamp] += keys
+
+    def gone(self, before: int, keys: int) -> None:
+        """So many keys with this stamp are."""
+        if keys:
+            self.counts_one[before] -= keys
+
     def forget(self, stamps: NDArray[np.uint8]) -> None:
         """Keys with these stamps are gone."""
         self.counts -= np.bincount(stamps, minlength=STAMPS)

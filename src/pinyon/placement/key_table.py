@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
 
-__all__ = ["CROWDED", "SLOTS", "THERE", "KeyTable", "fingerprint", "fingerprints", "fingerprints_one_by_one"]
+__all__ = [
+    "CROWDED",
+    "SLOTS",
+    "THERE",
+    "Advise",
+    "KeyTable",
+    "Marks",
+    "fingerprint",
+    "fingerprints",
+    "fingerprints_one_by_one",
+]
 
 SLOTS: Final = 8
 """Of a bucket."""
@@ -58,6 +68,8 @@ _LOW_HALF: Final = 0xFFFFFFFF
 _PAIRS, _HALVES = Struct("<QQ"), Struct("<qq")
 _LINE: Final = 64
 
+Advise = Callable[[int, int], None]
+"""Is told of memory before it is used: its address, and how many bytes there are."""
 Slots = NDArray[np.int64]
 """Numbers of slots, (n,)."""
 Prints = NDArray[np.uint64]
@@ -105,12 +117,14 @@ class _Memory:
     """Zeros that arrays change, and that compiled loops read as bytes as fast as C does. As long as nobody touches them
     they cost nothing. Nobody else has these bytes, so nobody expects them to stay as they are."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, advise: Advise | None) -> None:
         self.read = bytes(size + _LINE)
         self._address: int = np.frombuffer(self.read, np.uint8).__array_interface__["data"][0]
         self.start: i64 = -self._address % _LINE
         """Where a line of the processor's cache begins."""
         self._size = size
+        if advise is not None:
+            advise(self._address, size)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -122,15 +136,54 @@ class _Memory:
         return np.asarray(self).view(dtype)
 
 
+class Marks:
+    """Slots of one operation, up to so many, each with a number that goes with it: what is to be written to a table at
+    its end, in one operation on arrays. To write it one by one takes ten times as long. Where a slot is here differs in
+    each process: who chooses keys cannot choose such as are all in one place."""
+
+    def __init__(self, count: i64) -> None:
+        self._secret: i64 = hash("a slot's place") | 1
+        self._shift: i64 = 60
+        size: i64 = 16
+        while size < 2 * count:
+            size *= 2
+            self._shift -= 1
+        self._last = size - 1
+        self._slots = vec[i64]([0] * size)
+        """One more than the slot; 0 is a free place."""
+        self._numbers = vec[i64]([0] * size)
+
+    def add(self, slot: i64, number: i64 = 0) -> bool:
+        """Whether it was not there yet."""
+        at = self._at(slot)
+        if self._slots[at]:
+            return False
+        self._slots[at], self._numbers[at] = slot + 1, number
+        return True
+
+    def of(self, slot: i64) -> i64:
+        """Its number; 0 also if it is not there."""
+        return self._numbers[self._at(slot)]
+
+    def _at(self, slot: i64) -> i64:
+        """Where it is, or would be."""
+        slots, last = self._slots, self._last
+        at = slot * self._secret >> self._shift & last
+        while slots[at] and slots[at] != slot + 1:
+            at = at + 1 & last
+        return at
+
+
 class KeyTable:
     """Fingerprint → number of a holder set, and a stamp. A slot whose fingerprint is 0 is free.
 
     What a slot stands for is not this class's business: who frees slots keeps the books.
     """
 
-    def __init__(self, keys_max: int, push_out: Callable[[list[int]], int]) -> None:
+    def __init__(self, keys_max: int, push_out: Callable[[list[int]], int], advise: Advise | None = None) -> None:
         """``push_out`` frees one of these slots and tells which: a new key has nowhere else to go."""
         self._push_out = push_out
+        self._advise = advise
         self._most = max(BUCKETS_MIN, 1 << (int(keys_max / _GROWN)).bit_length())
         self._reserved = 0
         self.buckets = self._level = BUCKETS_MIN
@@ -202,6 +255,7 @@ class KeyTable:
                 bucket -= level
             slots[each] = SLOTS * bucket
             touched ^= read_i64_le(memory, start + 8 * SLOTS * bucket)
+            touched ^= i64(read_i32_le(sets, sets_start + 4 * SLOTS * bucket))
         for each in range(count):
             signed = prints[each]
             slot = _slot_in(memory, start, slots[each], signed)
@@ -293,9 +347,9 @@ class KeyTable:
         self.stamps_one[slot] = stamp
         self.keys += 1
 
-    def place_in_loop(self, signed: i64) -> i64:
-        """The slot of one that is :data:`THERE` from now on; its set and its stamp are still to be written. Or
-        :data:`CROWDED`: nothing has changed."""
+    def place_in_loop(self, signed: i64, marks: Marks) -> i64:
+        """A free slot for one, which is marked with it: it is to be :meth:`put` there. Or :data:`THERE`: one of those
+        that are marked is the same. Or :data:`CROWDED`: nothing has changed."""
         memory, start = self._print_memory.read, self._print_memory.start
         buckets: i64 = self.buckets
         level: i64 = self._level
@@ -312,23 +366,39 @@ class KeyTable:
             found: i64 = CROWDED
             for each in range(i64(SLOTS)):
                 here = read_i64_le(memory, at + 8 * each)
-                if here == signed:
-                    return THERE
+                if here == 0:
+                    here = marks.of(first + each)
+                    if here == signed:
+                        return THERE
                 if here == 0:
                     if free_here == 0:
                         found = first + each
                     free_here += 1
             if look == 0 or (free < _SPARE and free_here > free):
                 slot, free = found, free_here
+            if free >= _SPARE:  # the same one would be here: there was no less room then
+                break
             bucket = signed >> 32 & mask & _LOW_HALF
         if slot != CROWDED:
-            self._signed_prints[slot] = signed
-            self.keys += 1
+            marks.add(slot, signed)
         return slot
 
-    def set_at(self, slot: i64) -> i64:
-        """As :attr:`set_ids`."""
-        return i64(read_i32_le(self._set_memory.read, self._set_memory.start + 4 * slot))
+    def put(self, slots: Slots, signed: Slots, set_id: int, stamp: int) -> None:
+        """Keys that are not there into different free slots."""
+        self._prints_signed[slots] = signed
+        self.set_ids[slots] = set_id
+        self.stamps[slots] = stamp
+        self.keys += len(slots)
+
+    def touch_stamps(self, slots: vec[i64], count: i64) -> None:
+        """The stamps of the first ``count`` of these (-1: none) are read next: such reads do not wait for one another
+        here, as in :meth:`find_together`."""
+        memory, start = self._stamp_memory.read, self._stamp_memory.start
+        touched: i64 = 0
+        for each in range(count):
+            if slots[each] >= 0:
+                touched ^= i64(memory[start + slots[each]])
+        self._touched = touched
 
     def stamp_at(self, slot: i64) -> i64:
         """As :attr:`stamps`."""
@@ -396,8 +466,9 @@ class KeyTable:
         return bucket if bucket < self.buckets else bucket - self._level
 
     def _reserve(self, buckets: int) -> None:
-        print_memory, set_memory = _Memory(8 * buckets * SLOTS), _Memory(4 * buckets * SLOTS)
-        stamp_memory = _Memory(buckets * SLOTS)
+        print_memory = _Memory(8 * buckets * SLOTS, self._advise)
+        set_memory = _Memory(4 * buckets * SLOTS, self._advise)
+        stamp_memory = _Memory(buckets * SLOTS, self._advise)
         prints = print_memory.array(np.uint64).reshape(buckets, SLOTS)
         set_ids = set_memory.array(np.uint32)
         stamps = stamp_memory.array(np.uint8)
@@ -410,7 +481,7 @@ class KeyTable:
         self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
         # an element of an array costs five times one of these
         self._flat_prints, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data
-        self._signed_prints = self._flat.view(np.int64).data
+        self._prints_signed = self._flat.view(np.int64)
 
     def _split(self, count: int) -> None:
         """Of the next ``count`` buckets, what belongs there moves to as many new ones at the end."""

@@ -69,7 +69,7 @@ class TransferCostModel:
         # of all kinds, in multiples of their priors
         self._all = NonNegativeLeastSquares((1.0, 1.0))
         self._paths: dict[PathKind, NonNegativeLeastSquares] = {}
-        self._known: dict[PathKind, tuple[float, float]] = {}
+        self._known: list[tuple[float, float] | None] = [None] * PATH_KINDS
 
     @property
     def samples(self) -> int:
@@ -77,13 +77,14 @@ class TransferCostModel:
 
     def coefficients(self, kind: PathKind) -> tuple[float, float]:
         """``(start in seconds, seconds per byte)``."""
-        known = self._known.get(kind)
+        known = self._known[kind]
         if known is None:
             path = self._paths.get(kind)
             if path is not None:
                 start, per_byte = path.coefficients
             else:
-                start, per_byte = (k * c for k, c in zip(self._priors[kind], self._all.multiples, strict=True))
+                prior, multiples = self._priors[kind], self._all.multiples
+                start, per_byte = prior[0] * multiples[0], prior[1] * multiples[1]
             known = self._known[kind] = start, per_byte
         return known
 
@@ -106,7 +107,7 @@ class TransferCostModel:
                 self._paths[kind] = path
             path.observe((1.0, size_bytes), seconds)
         self._all.observe((prior[0], prior[1] * size_bytes), seconds)
-        self._known.clear()
+        self._known = [None] * PATH_KINDS
 
     def copy_from(self, other: TransferCostModel) -> None:
         """Start from what another instance's model has learned."""
@@ -116,7 +117,7 @@ class TransferCostModel:
         for kind, path in other._paths.items():
             mine = self._paths[kind] = NonNegativeLeastSquares((1.0, 1.0))
             mine.copy_from(path)
-        self._known.clear()
+        self._known = [None] * PATH_KINDS
 
 
 class SendRate:

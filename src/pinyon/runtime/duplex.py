@@ -85,6 +85,7 @@ class Duplex(Generic[Sent, Received]):
         self._each: Callable[[Take[Any]], Awaitable[None]]
         self._send: Callable[[Sent], Awaitable[None]]
         self._push: Callable[[Sent], bool]
+        self._has_room: Callable[[], bool]
         self.spoke = False
         """The peer has sent a message."""
 
@@ -108,11 +109,12 @@ class Duplex(Generic[Sent, Received]):
         self._read, self._send = carrier.read, carrier.write
         self._each = getattr(carrier, "each", self._each_read)
         self._push = getattr(carrier, "push", _not_at_once)
+        self._has_room = getattr(carrier, "has_room", _never)
 
     def _drop(self) -> None:
         """Nothing goes or comes any more: the carrier need not stay."""
         self._read = self._each = self._send = _over
-        self._push = _not_at_once
+        self._push, self._has_room = _not_at_once, _never
 
     async def _each_read(self, take: Take[Any]) -> None:
         read = self._read
@@ -121,9 +123,22 @@ class Duplex(Generic[Sent, Received]):
             if doing is not None:
                 await doing
 
+    @property
+    def has_room(self) -> bool:
+        """Whether :meth:`push` would send now. Never, where the carrier sends nothing at once."""
+        return not self._writing.locked() and self._has_room()
+
+    def push(self, message: Sent) -> bool:
+        """Send one message now if there is room for it; else nothing happens."""
+        return not self._writing.locked() and self._push(message)
+
+    def say(self, message: Sent) -> Awaitable[None] | None:
+        """As :meth:`write`; what is to be awaited, if anything is."""
+        return None if self.push(message) else self.write(message)
+
     async def write(self, message: Sent) -> None:
         """Send one message beside those of the iterator, from ``take``: what ends the stream cancels it."""
-        if not self._writing.locked() and self._push(message):
+        if self.push(message):
             return
         async with self._writing:
             self._write_began_s = self._loop.time()
@@ -193,7 +208,7 @@ class Duplex(Generic[Sent, Received]):
     async def _write_all(self, messages: AsyncGenerator[Sent, None]) -> None:
         async with aclosing(messages):
             async for message in messages:
-                if self._writing.locked() or not self._push(message):
+                if not self.push(message):
                     await self.write(message)
 
 
@@ -290,6 +305,10 @@ async def _over(*_: object) -> Any:
 
 
 def _not_at_once(_: object) -> bool:
+    return False
+
+
+def _never() -> bool:
     return False
 
 

@@ -19,6 +19,7 @@ from services.conductor.intake import ReportIntake
 from services.conductor.membership import SPARSER_S, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
+from services.conductor.turns import in_turns
 from tests.unit.placement.conftest import LAYOUT, info, make_fleet
 
 Report = conductor_pb2.ReportSessionRequest
@@ -44,7 +45,7 @@ class World:
     async def tell(self, reporter: Reporter, blocks: range) -> conductor_pb2.ReportSessionResponse | None:
         keys = pack_keys(PROMPT[blocks.start : blocks.stop])
         snapshot = conductor_pb2.CacheSnapshot(seq=0, keys=keys, first=True, last=True)
-        return await self.intake.apply(reporter, Report(snapshot=snapshot))
+        return await in_turns(self.intake.apply(reporter, Report(snapshot=snapshot)))
 
     def held(self, reporter: Reporter, every: int) -> int:
         return self.conductor.fleet.index.match(pack_keys(PROMPT), every=every).held_by(reporter.state)
@@ -59,7 +60,7 @@ async def test_who_sends_all_keys_is_indexed_by_the_sample():
     assert index.blocks_of(worker.state) == len(index) == 12
     assert world.held(worker, 4) == 48
     delta = conductor_pb2.CacheDelta(seq=1, stored_keys=pack_keys(PROMPT[50:60]), removed_keys=pack_keys(PROMPT[20:50]))
-    await world.intake.apply(worker, Report(deltas=[delta]))
+    await in_turns(world.intake.apply(worker, Report(deltas=[delta])))
     assert world.held(worker, 4) == 20
     assert index.blocks_of(worker.state) == 5 + 3
     index.check_integrity()
@@ -77,13 +78,13 @@ async def test_a_store_node_is_asked_for_what_the_longest_blocks_need():
     world = World(index_stride_tokens=128)
     store = world.register("s0", Role.STORE)
     assert store.every == 64, "nobody needs more of it"
-    assert await world.intake.apply(store, Report()) is None
+    assert await in_turns(world.intake.apply(store, Report())) is None
     world.register("p0", Role.PREFILL, 16)
-    answer = await world.intake.apply(store, Report())
+    answer = await in_turns(world.intake.apply(store, Report()))
     assert answer is not None
     assert (answer.sample_every, answer.resync, store.every) == (8, False, 8)
     world.register("p1", Role.PREFILL, 8)
-    assert await world.intake.apply(store, Report()) is None, "it is told more than the shorter blocks need"
+    assert await in_turns(world.intake.apply(store, Report())) is None, "it is told more than the shorter blocks need"
     world.register("p2", Role.PREFILL, 64)
     answer = await world.tell(store, range(50))
     assert answer is not None
@@ -109,24 +110,24 @@ async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_wh
     await world.tell(store, range(50))
     assert index.blocks_of(store.state) == 25
     for _ in range(3):  # it restarts: nothing changes
-        await world.intake.apply(dense, Report(leaving=True))
+        await in_turns(world.intake.apply(dense, Report(leaving=True)))
         for _ in range(3):
-            assert await world.intake.apply(store, Report()) is None
+            assert await in_turns(world.intake.apply(store, Report())) is None
             world.now_s += SPARSER_S / 4
         dense = world.register("p1", Role.PREFILL, 64)
-        assert await world.intake.apply(store, Report()) is None
+        assert await in_turns(world.intake.apply(store, Report())) is None
         world.now_s += SPARSER_S
-    await world.intake.apply(dense, Report(leaving=True))
-    assert await world.intake.apply(store, Report()) is None
+    await in_turns(world.intake.apply(dense, Report(leaving=True)))
+    assert await in_turns(world.intake.apply(store, Report())) is None
     world.now_s += SPARSER_S
-    answer = await world.intake.apply(store, Report())
+    answer = await in_turns(world.intake.apply(store, Report()))
     assert answer is not None
     assert (answer.sample_every, answer.resync, store.every) == (8, True, 8)
     assert world.held(store, 8) == 48, "until the snapshot is here, what was told before counts"
     before = conductor_pb2.CacheDelta(
         seq=1, stored_keys=pack_keys(PROMPT[50:60]), removed_keys=pack_keys(PROMPT[40:48])
     )
-    await world.intake.apply(store, Report(deltas=[before]))  # on its way when the answer came
+    await in_turns(world.intake.apply(store, Report(deltas=[before])))  # on its way when the answer came
     assert world.held(store, 8) == 40
     answer = await world.tell(store, range(56))
     assert answer is not None
@@ -143,12 +144,12 @@ async def test_while_no_instance_computes_a_store_node_goes_on_as_before():
     await world.tell(store, range(50))
     await world.tell(store, range(50))
     assert world.held(store, 2) == 50
-    await world.intake.apply(worker, Report(leaving=True))
+    await in_turns(world.intake.apply(worker, Report(leaving=True)))
     for _ in range(3):
-        assert await world.intake.apply(store, Report()) is None
+        assert await in_turns(world.intake.apply(store, Report())) is None
         world.now_s += SPARSER_S
     world.register("p0", Role.PREFILL, 64)
-    assert await world.intake.apply(store, Report()) is None
+    assert await in_turns(world.intake.apply(store, Report())) is None
     assert (store.every, world.held(store, 2)) == (2, 50)
 
 

@@ -20,6 +20,7 @@ from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, R
 from services.conductor.membership import Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
+from services.conductor.turns import in_turns
 from tests.unit.placement.conftest import LAYOUT, info, keys
 
 Report = conductor_pb2.ReportSessionRequest
@@ -48,7 +49,7 @@ class World:
 
     async def turns_during(self, reporter: Reporter, report: Report) -> int:
         """How often others got the loop while a report was taken."""
-        taking = asyncio.ensure_future(self.intake.apply(reporter, report))
+        taking = asyncio.ensure_future(in_turns(self.intake.apply(reporter, report)))
         turns = 0
         while not taking.done():
             await asyncio.sleep(0)
@@ -68,7 +69,7 @@ def snapshot(*numbers: int) -> conductor_pb2.CacheSnapshot:
 
 async def test_large_changes_are_taken_in_turns(world):
     reporter = world.register("p0")
-    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    await in_turns(world.intake.apply(reporter, Report(snapshot=snapshot())))
     count = 5 * STEP_KEYS
     stored = conductor_pb2.CacheDelta(seq=1, stored_keys=keys(*range(count)))
     assert await world.turns_during(reporter, Report(deltas=[stored])) >= 5
@@ -81,16 +82,16 @@ async def test_large_changes_are_taken_in_turns(world):
 
 async def test_a_small_change_takes_one_turn(world):
     reporter = world.register("p0")
-    await world.intake.apply(reporter, Report(snapshot=snapshot(1)))
+    await in_turns(world.intake.apply(reporter, Report(snapshot=snapshot(1))))
     delta = conductor_pb2.CacheDelta(seq=1, stored_keys=keys(2), removed_keys=keys(1))
     assert await world.turns_during(reporter, Report(deltas=[delta])) <= 2
 
 
 async def test_a_session_taken_over_between_the_turns_says_no_more(world):
     reporter = world.register("p0")
-    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    await in_turns(world.intake.apply(reporter, Report(snapshot=snapshot())))
     delta = conductor_pb2.CacheDelta(seq=1, stored_keys=keys(*range(3 * STEP_KEYS)))
-    taking = asyncio.ensure_future(world.intake.apply(reporter, Report(deltas=[delta])))
+    taking = asyncio.ensure_future(in_turns(world.intake.apply(reporter, Report(deltas=[delta]))))
     await asyncio.sleep(0)
     newer = world.register("p0")
     await asyncio.wait({taking})
@@ -102,7 +103,7 @@ async def test_a_session_taken_over_between_the_turns_says_no_more(world):
 async def test_an_instance_with_many_keys_is_forgotten_in_portions(world):
     reporter = world.register("p0")
     count = 5 * COLLECT_SLOTS
-    await world.intake.apply(reporter, Report(snapshot=snapshot(*range(count))))
+    await in_turns(world.intake.apply(reporter, Report(snapshot=snapshot(*range(count)))))
     world.now_s += 4.0
     index = world.conductor.fleet.index
     sweeps, before = 1, len(index)
@@ -120,7 +121,7 @@ async def test_of_many_measurements_the_newest_are_learned(world):
         conductor_pb2.PrefillMeasurement(computed_tokens=100, compute_us=1000 * number, fetched_bytes=1, fetch_us=1)
         for number in range(10 * MEASUREMENTS_MAX)
     ]
-    await world.intake.apply(reporter, Report(prefills=measured))
+    await in_turns(world.intake.apply(reporter, Report(prefills=measured)))
     assert reporter.state.prefill_model.samples == reporter.state.transfer_model.samples == MEASUREMENTS_MAX
     assert reporter.state.prefill_model.predict_s(100, 0) > MEASUREMENTS_MAX * 8e-3
 
@@ -139,7 +140,7 @@ async def test_fetches_are_learned_by_their_sources(world):
         world.plan(reporter, near, 10**8, 40)
         world.plan(reporter, far, 10**8)
         prefills = [conductor_pb2.PrefillMeasurement(fetches=spans + broken, fetched_bytes=5, fetch_us=9)]
-        await world.intake.apply(reporter, Report(prefills=prefills))
+        await in_turns(world.intake.apply(reporter, Report(prefills=prefills)))
     assert fetch_s(reporter.state, [(near, 10**8)]) == pytest.approx(0.01, rel=0.2)
     assert fetch_s(reporter.state, [(far, 10**8)]) == pytest.approx(0.2, rel=0.2)
 
@@ -163,7 +164,7 @@ async def test_a_fetch_that_no_placement_named_teaches_nothing(world, reader, so
     world.now_s += after_s
     fetches = [conductor_pb2.FetchMeasurement(source_id=source_id, fetched_bytes=size_bytes, fetch_us=20_000)] * 2
     report = Report(prefills=[conductor_pb2.PrefillMeasurement(fetches=fetches)])
-    await world.intake.apply(named[reader], report)
+    await in_turns(world.intake.apply(named[reader], report))
     assert named[reader].state.transfer_model.samples == believed, "and one plan is one fetch"
     learned = [each for each in named.values() if each.state.send_rate.per_byte_s]
     assert learned == ([named["s0"]] if believed else [])
@@ -176,14 +177,14 @@ async def test_a_fetch_is_planned_by_its_placement(world):
         for name, role in (("s0", Role.STORE), ("d0", Role.DECODE))
     )
     for _ in range(2):  # of blocks of this length it is asked for more than the first time
-        await world.intake.apply(store, Report(snapshot=snapshot(*range(100))))
+        await in_turns(world.intake.apply(store, Report(snapshot=snapshot(*range(100)))))
     ask = conductor_pb2.ScheduleRequest(request_id="r", model="m", prompt_tokens=1601, block_keys=keys(*range(100)))
     answer = await world.conductor.servicer.Schedule(ask, None)
     (fetch,) = answer.placement.fetches
     size = fetch.block_count * LAYOUT.block_bytes
     told = [conductor_pb2.FetchMeasurement(source_id="s0", fetched_bytes=size, fetch_us=1000)]
     for _ in range(2):
-        await world.intake.apply(reader, Report(prefills=[conductor_pb2.PrefillMeasurement(fetches=told)]))
+        await in_turns(world.intake.apply(reader, Report(prefills=[conductor_pb2.PrefillMeasurement(fetches=told)])))
     assert reader.state.transfer_model.samples == 1
 
 
@@ -192,13 +193,13 @@ async def test_of_a_report_of_many_fetches_the_newest_are_learned(world):
     world.plan(reporter, world.register("s0").state, 100, 1000)
     spans = [conductor_pb2.FetchMeasurement(source_id="s0", fetched_bytes=100, fetch_us=1)] * 1000
     measured = [conductor_pb2.PrefillMeasurement(fetches=spans)] * MEASUREMENTS_MAX
-    await world.intake.apply(reporter, Report(prefills=measured))
+    await in_turns(world.intake.apply(reporter, Report(prefills=measured)))
     assert reporter.state.transfer_model.samples == MEASUREMENTS_MAX
 
 
 async def test_many_parts_that_say_little_are_taken_in_turns(world):
     reporter = world.register("p0")
-    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    await in_turns(world.intake.apply(reporter, Report(snapshot=snapshot())))
     names = [f"r{number}" for number in range(3 * STEP_PARTS)]
     for part in ("begun_prefill", "ended_prefill", "begun_decode", "ended_decode"):
         assert await world.turns_during(reporter, Report(**{f"{part}_request_ids": names})) >= 3
@@ -209,9 +210,9 @@ async def test_many_parts_that_say_little_are_taken_in_turns(world):
 
 async def test_after_a_gap_nothing_more_of_a_report_is_taken(world):
     reporter = world.register("p0")
-    await world.intake.apply(reporter, Report(snapshot=snapshot()))
+    await in_turns(world.intake.apply(reporter, Report(snapshot=snapshot())))
     deltas = [conductor_pb2.CacheDelta(seq=7)] * (9 * STEP_PARTS)
-    taking = asyncio.ensure_future(world.intake.apply(reporter, Report(deltas=deltas)))
+    taking = asyncio.ensure_future(in_turns(world.intake.apply(reporter, Report(deltas=deltas))))
     for _ in range(3):
         await asyncio.sleep(0)
     assert taking.done()
@@ -224,8 +225,10 @@ async def test_a_prompt_that_began_and_ended_since_the_last_report_was_computed(
     state, inflight = reporter.state, world.conductor.fleet.inflight
     for name in ("long", "short"):
         inflight.add(name, PlacementDecision(state, state, 0, (), 0.0, 0.0, 2.0, 0.0, ""), 0, world.now_s)
-    await world.intake.apply(reporter, Report(begun_prefill_request_ids=["long"]))
+    await in_turns(world.intake.apply(reporter, Report(begun_prefill_request_ids=["long"])))
     world.now_s += 0.5
-    await world.intake.apply(reporter, Report(begun_prefill_request_ids=["short"], ended_prefill_request_ids=["short"]))
+    await in_turns(
+        world.intake.apply(reporter, Report(begun_prefill_request_ids=["short"], ended_prefill_request_ids=["short"]))
+    )
     assert state.prefill_ended_s == world.now_s
     assert state.prefill_queue_s(world.now_s) == pytest.approx(1.5)

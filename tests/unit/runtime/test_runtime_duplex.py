@@ -192,6 +192,24 @@ async def test_messages_larger_than_a_window_pass_both_ways() -> None:
     assert [each.updates[0].error.message == text for each in got] == [True] * 3
 
 
+async def test_what_is_said_goes_at_once_where_the_carrier_can() -> None:
+    at_once: list[tuple[bool, bool]] = []
+
+    async def sayer(stream: Accepted[Answer, Ask]) -> None:
+        def take(_: Ask) -> Awaitable[None] | None:
+            had_room, saying = stream.has_room, stream.say(Answer())
+            at_once.append((had_room, saying is None))
+            return saying
+
+        await stream.run(take)
+
+    got: list[Answer] = []
+    async with Server(sayer) as server:
+        assert await ends(dial(server.address).run(got.append, says(1, 2))) is None
+    assert got == [Answer()] * 2
+    assert at_once == [(Ends.accepts == "http2", Ends.accepts == "http2")] * 2
+
+
 async def test_a_message_that_is_too_large_ends_the_stream_and_says_so() -> None:
     async def large() -> AsyncGenerator[Ask, None]:
         yield Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(5 << 20))])

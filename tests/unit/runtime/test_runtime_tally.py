@@ -1,11 +1,11 @@
-"""What :class:`Tally` shows is what prometheus_client's own histogram shows."""
+"""What :class:`Tally` and :class:`Count` show is what prometheus_client's own histograms and counters show."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from pinyon.runtime.tally import Tally
+from pinyon.runtime.tally import Count, Tally
 
 BOUNDS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8, unique=True).map(sorted)
 
@@ -29,3 +29,23 @@ def test_it_shows_what_a_histogram_shows(bounds, values):
 def test_bounds_that_do_not_rise_are_refused(bounds):
     with pytest.raises(ValueError, match="must rise"):
         Tally("seconds", "Some time", buckets=bounds, registry=CollectorRegistry())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["placed", "late", "busy"]), st.integers(0, 5))), st.booleans())
+def test_it_shows_what_a_counter_shows(added, labelled):
+    shown = []
+    for kind in (Counter, Count):
+        registry = CollectorRegistry(auto_describe=True)
+        counter = kind("requests_total", "Some requests", ("outcome",) if labelled else (), registry=registry)
+        for outcome, by in added:
+            if kind is Count:
+                counter.inc(*((outcome,) if labelled else ()), by=by)
+            else:
+                (counter.labels(outcome) if labelled else counter).inc(by)
+        shown.append([line for line in generate_latest(registry).decode().splitlines() if "_created" not in line])
+    assert shown[0] == shown[1]
+
+
+def test_a_count_without_its_labels_is_refused():
+    with pytest.raises(ValueError, match="has the labels"):
+        Count("requests_total", "Some requests", ("outcome",), registry=CollectorRegistry()).inc()

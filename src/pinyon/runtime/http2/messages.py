@@ -99,11 +99,18 @@ class MessageStream:
 
     # -- writing
 
+    def has_room(self) -> bool:
+        """Whether a message could be sent now."""
+        stream = self._stream
+        if stream is None or stream.closed or stream.local_closed:
+            return False
+        return not stream.blocked and not self._protocol.paused
+
     def push(self, message: Any) -> bool:
         """Send it if the peer has room for it now, else do nothing. Raises :class:`ResourceExhausted` for one that is
         too large."""
         stream = self._stream
-        if stream is None or stream.closed or stream.local_closed or stream.blocked or self._protocol.paused:
+        if stream is None or not self.has_room():
             return False
         encoded = self._encode(message)
         if len(encoded) > MESSAGE_BYTES:
