@@ -120,7 +120,7 @@ class LbSettings(JournalSettings):
         ge=1,
         le=256,
         description="load balancers on this host, each a process, that listen at the one --http-listen; --listen and "
-        "--admin-listen are the first of as many ports (docs/configuration.md)",
+        "--admin-listen are the first of as many ports (docs/deploy.md)",
     )
     http_reuse_port: bool = Field(
         False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"

@@ -100,7 +100,8 @@ class Family(Collector):
         while True:
             pause_s = restarts.died(time.monotonic())
             if pause_s is None:
-                raise Unavailable(f"{how}, the {self._quick_deaths_max + 1}th quick death in a row: given up")
+                before = f"{self._quick_deaths_max} start{'' if self._quick_deaths_max == 1 else 's'}"
+                raise Unavailable(f"{how}, as it had soon after {before} before: given up")
             _log.warning("%s: started again in %g s", how, pause_s)
             await asyncio.sleep(pause_s)
             self._restarts += 1
