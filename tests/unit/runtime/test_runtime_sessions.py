@@ -496,7 +496,7 @@ async def test_a_loop_that_is_held_up_loses_nobody_who_is_relayed() -> None:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
         await call.write(Ask())
         await call.read()
-        time.sleep(2.5)  # noqa: ASYNC251  # a ping every 0.5 s, of which none would be answered within its second
+        time.sleep(2.5)  # a ping every 0.5 s, of which none would be answered within its second
         await call.write(Ask())
         assert await call.read() == Answer()
         call.cancel()
