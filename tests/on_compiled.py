@@ -29,7 +29,10 @@ PROPERTY = (
     "http2_connection",
     *("lb", "store_objects", "store_switch"),
 )
-INTEGRATION = ("lb_front_door", "lb_hostile", "lb_http", "lb_upstream_faults", "lb_upstreams")
+INTEGRATION = (
+    *("lb_front_door", "lb_hostile", "lb_http", "lb_life"),
+    *("lb_upstream_faults", "lb_upstream_regions", "lb_upstream_takeover", "lb_upstreams"),
+)
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),
     "tests/unit/store/test_store_traits.py",
