@@ -217,7 +217,7 @@ def test_what_is_no_page_changes_nothing() -> None:
     assert value(merged, "pinyon_lb_requests_total", model="m") == 2
 
 
-def test_what_is_summed_is_there() -> None:
+async def test_what_is_summed_is_there() -> None:
     """Under the names that load balancers give it."""
     names: set[str] = set()
     for settings, make in ((settings_of(*UPSTREAM), build_upstream_lb), (settings_of(), build)):
