@@ -7,7 +7,9 @@ used per request, by the scheduler's accounting; what it makes servers do beside
 counted. Added latency is against such requests sent to the stubs in turn, without a router: their hits are round
 robin's. All take turns within a run.
 
-Then, for ours: memory over many distinct prompts, and 2,000 streams at once.
+Then, for ours: memory over many distinct prompts, and 2,000 streams at once. Where there is a C compiler our load
+balancer runs compiled, as in the container image, with ``--quick`` if ``./dev build`` was run; ``--python`` measures it
+as it stands in the checkout.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from bench.load import HttpClient, cpu_seconds, http_request, run_closed_loop
 from bench.peers import PeerUnavailable
 from bench.report import Aim, Report, number, parser, percentile, progress, summary
 from bench.router_prompts import GROUPS, Prompts
-from bench.router_sides import PEERS, SERVERS, Side, peer_side, pinyon_side, running_stubs
+from bench.router_sides import PEERS, SERVERS, Side, peer_side, pinyon_side, running_stubs, where_compiled
 from bench.router_stub import CHUNK_BYTES, MODEL
 
 SIZES_KB = (8, 32)
@@ -204,11 +206,13 @@ async def streams(side: Side, count: int, seed: int) -> dict[str, Any]:
     }
 
 
-async def run(quick: bool, seed: int, distinct: int) -> Report:
+async def run(quick: bool, seed: int, distinct: int, *, python: bool) -> Report:
+    compiled = where_compiled(python=python, quick=quick)
     report = Report(
         "router",
         {
             "servers": SERVERS, "shared_beginnings": GROUPS, "concurrency": CONCURRENCY, "seed": seed, "quick": quick,
+            "pinyon": compiled.what,
             "peers": {name: requirement for name, (requirement, _) in PEERS.items()},
         },
     )  # fmt: skip
@@ -218,7 +222,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
         contextlib.ExitStack() as stack,
     ):
         direct = Side("direct", stubs[0][0], stubs[0])
-        ours = stack.enter_context(pinyon_side(stubs[1], Path(logs)))
+        ours = stack.enter_context(pinyon_side(stubs[1], Path(logs), compiled.tree))
         sides = [ours]
         for name, own in zip(PEERS, stubs[2:], strict=True):
             try:
@@ -284,8 +288,10 @@ def main() -> None:
     options.add_argument(
         "--distinct", type=number(1000, 100_000_000), default=DISTINCT, help="distinct prompts for memory"
     )
+    options.add_argument("--python", action="store_true", help="the sources as they are, nothing compiled")
     arguments = options.parse_args()
-    asyncio.run(run(arguments.quick, arguments.seed, arguments.distinct)).emit()
+    report = run(arguments.quick, arguments.seed, arguments.distinct, python=arguments.python)
+    asyncio.run(report).emit()
 
 
 if __name__ == "__main__":

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.redis_server import RedisServer
 from services.cluster import START_S
 from services.process import ServiceProcess
+from services.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 
-__all__ = ["Restarts", "Supervised", "Supervisor"]
+__all__ = ["Supervised", "Supervisor"]
 
-FIRST_PAUSE_S = 0.5
-MAX_PAUSE_S = 10.0
-QUICK_S = 30.0
-"""Who dies sooner after its start died quickly."""
-QUICK_DEATHS_MAX = 8
 LOG_TAIL_BYTES = 4096
 SHOWN_CHARS = 200
 
@@ -33,30 +27,6 @@ class Supervised(Protocol):
     redis: RedisServer | None
 
     def restart(self, name: str, wait: bool = True) -> ServiceProcess: ...
-
-
-class Restarts:
-    """When one process is started again. Pure; the times are by the caller's clock, in seconds."""
-
-    def __init__(self, started_s: float) -> None:
-        self._started_s = started_s
-        self._quick = 0
-        self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
-
-    def started(self, now_s: float) -> None:
-        self._started_s = now_s
-
-    def died(self, now_s: float) -> float | None:
-        """The pause before its next start: it doubles with every quick death in a row. None: there were too many."""
-        if now_s - self._started_s < QUICK_S:
-            self._quick += 1
-        else:
-            self._quick = 0
-            self._pauses.succeeded("it")
-        if self._quick > QUICK_DEATHS_MAX:
-            return None
-        self._pauses.failed("it", now_s)
-        return self._pauses.left_s("it", now_s)
 
 
 @dataclass(slots=True)
@@ -111,7 +81,7 @@ class Supervisor:
         elif not service.alive:
             watched.ready_by_s = None
             code = service.process.returncode if service.process is not None else None
-            how = _how(code) + (_last_words(service.log_path) if code and code > 0 else "")
+            how = how_it_ended(code) + (_last_words(service.log_path) if code and code > 0 else "")
             self._plan(service.name, watched, how, _where(service.log_path), now_s)
 
     def _await_ready(self, service: ServiceProcess, watched: _Watched, now_s: float) -> None:
@@ -136,7 +106,7 @@ class Supervisor:
         if watched.given_up or redis.process.poll() is None:
             return
         if watched.due_s is None:
-            self._plan("redis", watched, _how(redis.process.returncode), _where(redis.log_path), now_s)
+            self._plan("redis", watched, how_it_ended(redis.process.returncode), _where(redis.log_path), now_s)
         elif now_s >= watched.due_s:
             watched.due_s = None
             watched.restarts.started(now_s)
@@ -165,15 +135,6 @@ class Supervisor:
 
 def _where(log_path: Path | None) -> str:
     return f"its log: {log_path}"
-
-
-def _how(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def _last_words(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""The tests of pure rooms once more, on the modules that mypyc compiled: ``./dev test --compiled [SUITE] [..]``.
+"""Tests once more on the modules that mypyc compiled, pure rooms' and the load balancer's: ``./dev test --compiled
+[SUITE] [..]``.
 
 ``compiled_tree`` makes the modules where a C compiler is at hand; that all of them are what runs is looked at first.
 """
@@ -15,23 +16,28 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.compiled import compiled
-from tools.compiled_modules import COMPILED, compiled_modules
+from tools.compiled_modules import COMPILED, compiled_modules, compiled_services
 from tools.compiled_tree import Lacking, make_tree
 
 __all__ = ["PURE", "REPLACES_METHODS", "run_on_compiled"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TREES = ROOT / ".cache" / "compiled"
-UNIT = ("batching", "core", "decisions", "eviction", "paging", "placement", "routing", "simulator", "transfer")
+UNIT = ("batching", "core", "decisions", "eviction", "lb", "paging", "placement", "routing", "simulator", "transfer")
 PROPERTY = (
     *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
     "http2_connection",
-    *("lb_queue", "lb_rates", "lb_roster", "store_objects", "store_switch"),
+    *("lb", "store_objects", "store_switch"),
+)
+INTEGRATION = (
+    *("lb_front_door", "lb_hostile", "lb_http", "lb_life"),
+    *("lb_upstream_faults", "lb_upstream_regions", "lb_upstream_takeover", "lb_upstreams"),
 )
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),
     "tests/unit/store/test_store_traits.py",
     *(f"tests/property/test_{room}*.py" for room in PROPERTY),
+    *(f"tests/integration/test_{name}.py" for name in INTEGRATION),
     "tests/simulation",
 )
 """Files and folders, or patterns of them."""
@@ -41,16 +47,18 @@ REPLACES_METHODS = pytest.mark.skipif(compiled(), reason="replaces a method, whi
 
 def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPILED, optimize: str = "2") -> int:
     """Makes the modules, unless they are there, and runs pytest on them; its exit status, or 3 where nothing can be
-    compiled. ``arguments`` are pytest's, tests among them."""
+    compiled. ``arguments`` are pytest's, tests among them. With other ``patterns`` services run as Python."""
     tree = TREES / f"O{optimize}-{len(patterns)}"
+    services = ROOT / "services" if patterns is COMPILED else None
     try:
-        made = make_tree(tree, patterns=patterns, optimize=optimize)
+        made = make_tree(tree, patterns=patterns, services=services, optimize=optimize)
     except Lacking as error:
         print(f"on_compiled: nothing is compiled: {error}", file=sys.stderr)
         return 3
     print(f"on_compiled: {tree} {'made' if made else 'was there'}", file=sys.stderr)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tree), str(ROOT)))}
-    names = [".".join(path.with_suffix("").parts) for path in compiled_modules(tree, patterns)]
+    paths = compiled_modules(tree, patterns) + (compiled_services(tree / "services") if services is not None else [])
+    names = [".".join(path.with_suffix("").parts) for path in paths]
     looked = subprocess.run([sys.executable, "-m", "tests.on_compiled", "--look", *names], env=environment, cwd=ROOT)
     if looked.returncode:
         return looked.returncode

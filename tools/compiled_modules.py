@@ -1,7 +1,8 @@
-"""Which modules mypyc compiles: pure ones that decide often and the way of small transfers, and what stays Python of
-them with the reason.
+"""Which modules mypyc compiles: pure ones that decide often, the way of small transfers and the load balancer's, and
+what stays Python of them with the reason.
 
-Paths are below ``src/pinyon``. A module that is not named here is not compiled, a new one in a room that is named is.
+Paths are below ``src/pinyon``, of services below ``services``. A module that is not named here is not compiled, a new
+one in a room that is named is.
 """
 
 from __future__ import annotations
@@ -45,6 +46,35 @@ LEFT_OUT = {
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
     "eviction/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
 }
+
+SERVICES = (
+    *("lb/http_*.py", "lb/upstreams/*.py"),
+    *(
+        f"lb/{name}.py"
+        for name in (
+            *("admission", "budget", "labels", "line", "metrics", "rate_limits", "room", "seekers", "tallies"),
+            *("time_limit", "timer_wheel"),
+        )
+    ),
+)
+"""Where each request of ``--upstream`` is, and the HTTP edge of all: half of what one costs the load balancer."""
+
+SERVICES_LEFT_OUT = {
+    "*/__init__.py": "a line of text",
+    "*/app.py": "run once",
+    "lb/http_completions.py": "deletes an argument, so that what it holds is not kept",
+    "lb/http_gzip.py": "an asynchronous generator, of which mypyc knows nothing",
+}
+
+
+def compiled_services(services: Path, patterns: Sequence[str] = SERVICES) -> list[Path]:
+    """The files, with the folder ``services``, in order of their names."""
+    names = {path.relative_to(services).as_posix() for pattern in patterns for path in services.glob(pattern)}
+    return [
+        Path(services.name, name)
+        for name in sorted(names)
+        if not any(fnmatch(name, each) for each in SERVICES_LEFT_OUT)
+    ]
 
 
 def compiled_modules(src: Path, patterns: Sequence[str] = COMPILED) -> list[Path]:

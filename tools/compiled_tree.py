@@ -1,10 +1,11 @@
-"""``src/pinyon`` once more, with the modules of ``tools/compiled_modules.py`` as machine code beside their sources.
+"""``src/pinyon`` and ``services`` once more, with the modules of ``tools/compiled_modules.py`` as machine code beside
+their sources.
 
     python -m tools.compiled_tree [--out FOLDER] [--optimize LEVEL] [--jobs N]
 
-Nothing is written into ``src``: a compiled module found there would run in place of an edited one. The tree takes the
-place of ``src`` on the path; whoever runs there and edits ``src`` runs what was. One that is there already and was
-made of the same sources, by the same mypyc, interpreter and options, is taken as it is.
+Nothing is written beside the sources: a compiled module found there would run in place of an edited one. The tree takes
+their place on the path; whoever runs there and edits the sources runs what was. One that is there already and was made
+of the same sources, by the same mypyc, interpreter and options, is taken as it is.
 
 Exit status: 0 made or found, 1 a source that mypyc or the compiler refuses, 3 this machine lacks something (the C
 compiler, Python's headers, mypyc), with the reason on one line.
@@ -26,16 +27,17 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
-from tools.compiled_modules import COMPILED, compiled_modules
+from tools.compiled_modules import COMPILED, compiled_modules, compiled_services
 
 __all__ = ["Lacking", "compiled_files", "is_current", "lacking", "make_tree"]
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.so")
 STAMP = "compiled.stamp"
-GROUP = "pinyon"
-"""mypyc's name for what is compiled together: the code is in one shared library, ``pinyon__mypyc``."""
-MYPY_OPTIONS = ("--strict", "--follow-imports=silent", "--ignore-missing-imports")
+MYPY_OPTIONS = ("--follow-imports=silent", "--ignore-missing-imports")
+STRICT = {"pinyon": ("--strict",), "services": ()}
+"""By group. What services derive from and decorate with is of packages that need not be here: ``./dev check`` has been
+strict about those."""
 CC_OPTIONS = ("-fPIC", "-fwrapv", "-DNDEBUG", "-w", "-fno-semantic-interposition")
 LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
 """Nobody puts other functions in the place of these, so they call each other directly."""
@@ -90,12 +92,16 @@ def compiled_files(tree: Path) -> list[Path]:
 
 
 def is_current(
-    out: Path, *, src: Path = ROOT / "src", patterns: Sequence[str] = COMPILED, optimize: str = OPTIMIZE
+    out: Path,
+    *,
+    src: Path = ROOT / "src",
+    patterns: Sequence[str] = COMPILED,
+    services: Path | None = None,
+    optimize: str = OPTIMIZE,
 ) -> bool:
     """Whether ``out`` is what :func:`make_tree` would make. Raises :class:`Lacking`."""
     stamp = out / STAMP
-    wanted = _stamp(src, compiled_modules(src, patterns), optimize)
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(src, patterns, services, optimize)
 
 
 def make_tree(
@@ -103,26 +109,30 @@ def make_tree(
     *,
     src: Path = ROOT / "src",
     patterns: Sequence[str] = COMPILED,
+    services: Path | None = None,
     optimize: str = OPTIMIZE,
     jobs: int | None = None,
 ) -> bool:
     """Makes ``out`` unless it is there and of these sources; whether it was made.
 
-    ``optimize`` is the compiler's level, 0 to 3; ``jobs`` how many compilers run at a time (default: a processor each).
-    Raises :class:`Lacking`, and ``subprocess.CalledProcessError`` where the compiler fails; ends the process with
-    mypy's messages where mypyc does.
+    ``services`` is the folder of that name, None: the tree has none. ``optimize`` is the compiler's level, 0 to 3;
+    ``jobs`` how many compilers run at a time (default: a processor each). Raises :class:`Lacking`, and
+    ``subprocess.CalledProcessError`` where the compiler fails; ends the process with mypy's messages where mypyc does.
     """
     if reason := lacking():  # the compiler first: who has none is not sent for mypyc before
         raise Lacking(reason)
-    if is_current(out, src=src, patterns=patterns, optimize=optimize):
+    stamp = _stamp(src, patterns, services, optimize)
+    if is_current(out, src=src, patterns=patterns, services=services, optimize=optimize):
         return False
-    modules = compiled_modules(src, patterns)
-    stamp = _stamp(src, modules, optimize)
     scratch = out.with_name(f"{out.name}.{os.getpid()}")
     tree, work = scratch / "tree", scratch / "c"
     try:
         shutil.copytree(src / "pinyon", tree / "pinyon", ignore=LEFT_BEHIND)
-        _compile(tree, work, modules, optimize, jobs or len(os.sched_getaffinity(0)))
+        jobs = jobs or len(os.sched_getaffinity(0))
+        _compile(tree, work / "pinyon", "pinyon", compiled_modules(src, patterns), optimize, jobs)
+        if services is not None:
+            shutil.copytree(services, tree / services.name, ignore=LEFT_BEHIND)
+            _compile(tree, work / "services", "services", compiled_services(services), optimize, jobs)
         (tree / STAMP).write_text(stamp, encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -132,17 +142,21 @@ def make_tree(
     return True
 
 
-def _stamp(src: Path, modules: Sequence[Path], optimize: str) -> str:
+def _stamp(src: Path, patterns: Sequence[str], services: Path | None, optimize: str) -> str:
+    modules = compiled_modules(src, patterns) + (compiled_services(services) if services is not None else [])
     digest = hashlib.sha256(repr(modules).encode())
-    # All of the package, not only what is compiled: the types of the rest decide what code comes out.
-    package = [path for path in (src / "pinyon").rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
-    for path in sorted([*package, *Path(__file__).parent.glob("compiled_*.py")]):
+    # All of the packages, not only what is compiled: the types of the rest decide what code comes out.
+    packages = [src / "pinyon", *([services] if services is not None else [])]
+    files = [path for package in packages for path in package.rglob("*") if path.is_file()]
+    files = [path for path in files if path.parent.name != "__pycache__"]
+    for path in sorted([*files, *Path(__file__).parent.glob("compiled_*.py")]):
         digest.update(f"{path}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return f"{sysconfig.get_config_var('EXT_SUFFIX')} mypyc {mypyc_version()} -O{optimize} {digest.hexdigest()}\n"
 
 
-def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, jobs: int) -> None:
-    """From sources to shared libraries, in place."""
+def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimize: str, jobs: int) -> None:
+    """From sources to shared libraries, in place. ``group`` is mypyc's name for what is compiled together: the code is
+    in one shared library, ``pinyon__mypyc``."""
     cc, include, suffix = compiler(), headers(), sysconfig.get_config_var("EXT_SUFFIX")
     from mypyc.build import mypycify
 
@@ -153,12 +167,18 @@ def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, job
     os.chdir(tree)  # mypy names modules, and tracebacks files, as seen from here
     try:
         extensions = mypycify(
-            [f"--config-file={config}", f"--cache-dir={work / 'mypy'}", *MYPY_OPTIONS, *map(str, modules)],
+            [
+                f"--config-file={config}",
+                f"--cache-dir={work / 'mypy'}",
+                *MYPY_OPTIONS,
+                *STRICT[group],
+                *map(str, modules),
+            ],
             opt_level=optimize,
             debug_level="0",
             # In one file, what is not optimized compiles in two thirds of the time: each file reads all headers.
             multi_file=optimize != "0",
-            group_name=GROUP,
+            group_name=group,
             target_dir=str(work),
         )
     finally:
@@ -191,7 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
     try:
-        made = make_tree(arguments.out.resolve(), optimize=arguments.optimize, jobs=arguments.jobs)
+        made = make_tree(
+            arguments.out.resolve(), services=ROOT / "services", optimize=arguments.optimize, jobs=arguments.jobs
+        )
     except Lacking as error:
         print(f"compiled_tree: nothing is compiled: {error}", file=sys.stderr)
         return 3

@@ -24,7 +24,9 @@ class CompiledWheel(BuildHookInterface[Any]):
         from tools.compiled_tree import compiled_files, make_tree
 
         tree = Path(self.root, "build", "compiled")
-        make_tree(tree)
+        services = Path(self.root, "services")
+        make_tree(tree, services=services if services.is_dir() else None)  # a source distribution has none
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        build_data["force_include"] |= {str(tree / path): str(path) for path in compiled_files(tree)}
+        files = [path for path in compiled_files(tree) if path.parts[0].startswith("pinyon")]
+        build_data["force_include"] |= {str(tree / path): str(path) for path in files}

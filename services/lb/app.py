@@ -55,6 +55,7 @@ from services.lb.line import Line
 from services.lb.metrics import LbMetrics
 from services.lb.models import Models
 from services.lb.off_loop import OffLoop
+from services.lb.processes.shares import check_clients
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
 from services.lb.recorder import Recorder
@@ -177,7 +178,7 @@ def build(
 ) -> Lb:
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     cards = load_cards(settings)
-    keys = load_api_keys(settings.api_keys_file)
+    keys = _load_keys(settings)
     federation = load_federation(settings)
     ways = Ways(cards, federation, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
@@ -256,7 +257,7 @@ def build(
         lambda: readiness.missing(),
         keys,
         metrics,
-        registry,
+        None if settings.http_reuse_port else registry,
         Inflater(off_loop, bodies, settings.body_limit_bytes),
         Cors(settings.cors_origins),
         clock,
@@ -352,14 +353,22 @@ def build(
     )
 
 
+def _load_keys(settings: LbSettings) -> ApiKeys:
+    """Raises :class:`InvalidArgument`."""
+    keys = load_api_keys(settings.api_keys_file)
+    if settings.http_reuse_port:
+        check_clients(keys.clients)
+    return keys
+
+
 async def run(settings: LbSettings, context: ServiceContext) -> None:
     """Serve until told to stop."""
     make = build_upstream_lb if settings.upstream else build
     lb = make(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
     if lb.https is not None:
         context.files.add("HTTPS certificate", lb.https.files, lb.https.renew, lambda _: None)
-    if keys := settings.api_keys_file:
-        context.files.add("API keys file", [Path(keys)], partial(load_api_keys, keys), lb.keys.renew)
+    if settings.api_keys_file:
+        context.files.add("API keys file", [Path(settings.api_keys_file)], partial(_load_keys, settings), lb.keys.renew)
     if (upstream_keys := settings.upstream_api_key_file) and isinstance(lb, UpstreamLb):
         context.files.add(
             "upstream API key file", [Path(upstream_keys)], partial(read_upstream_keys, upstream_keys), lb.use_keys

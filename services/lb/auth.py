@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -63,6 +63,10 @@ class ApiKeys:
     @property
     def required(self) -> bool:
         return self._clients is not None
+
+    @property
+    def clients(self) -> Collection[Client]:
+        return [] if self._clients is None else self._clients.values()
 
     def renew(self, newer: ApiKeys) -> None:
         """From now on the keys of ``newer`` count. Requests that were let in before go on."""

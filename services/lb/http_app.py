@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pinyon import __version__
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, PinyonError, Unavailable
+from pinyon.core.errors import Internal, NotFound, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
 from services.lb.access_log import AccessLog
 from services.lb.auth import ApiKeys
@@ -65,6 +65,7 @@ class HttpApp:
     readiness fails, requests still run.
 
     ``lacks`` says why no request would be served now; empty: one would be. ``missing`` says it of single models.
+    ``registry`` is None where its figures are those of one process of several.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class HttpApp:
         missing: Callable[[], dict[str, str]],
         keys: ApiKeys,
         metrics: DoorMetrics,
-        registry: CollectorRegistry,
+        registry: CollectorRegistry | None,
         inflater: Inflater,
         cors: Cors,
         clock: Clock,
@@ -228,6 +229,8 @@ class HttpApp:
         return b'{"status":"ready"}', JSON
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
+        if self._registry is None:
+            raise NotFound("One of several processes answers here. The metrics of all are at --metrics-listen.")
         started_s = self._clock()
         if started_s >= self._metrics_until_s:
             self._metrics_page = generate_latest(self._registry)

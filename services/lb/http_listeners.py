@@ -22,13 +22,14 @@ class Listeners:
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
 
-    async def open(self, host: str, port: int) -> int:
-        """Listen on all addresses of the host; the port. Raises :class:`OSError`, and then holds nothing."""
+    async def open(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen on all addresses of the host; the port. With ``reuse_port`` other processes may, too. Raises
+        :class:`OSError`, and then holds nothing."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _, _, _, address in dict.fromkeys(found):
-                bound = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+                bound = socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=reuse_port)
                 self.sockets.append(bound)
                 bound.setblocking(False)
         except OSError:

@@ -29,11 +29,15 @@ _log = get_logger("lb.http")
 class HttpServer:
     """``start`` → ``announce`` → ``drain``."""
 
-    def __init__(self, shared: HttpState, listen: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, shared: HttpState, listen: str, tls: ssl.SSLContext | None = None, *, reuse_port: bool = False
+    ) -> None:
+        """With ``reuse_port`` other processes may listen there, too."""
         if tls is not None and shared.proxy_protocol:
             raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
         self._shared = shared
         self._listen = listen
+        self._reuse_port = reuse_port
         self._secure = TlsAcceptor(shared, tls) if tls is not None else None
         self._date: asyncio.TimerHandle | None = None
         self._listeners = Listeners()
@@ -45,7 +49,7 @@ class HttpServer:
         host, port = parse_address(self._listen)
         loop = asyncio.get_running_loop()
         try:
-            bound = await self._listeners.open(host, port)
+            bound = await self._listeners.open(host, port, reuse_port=self._reuse_port)
             for each in self._listeners.sockets if self._secure is None else ():
                 self._servers.append(await loop.create_server(self._connection, sock=each.dup()))
         except OSError as error:

@@ -42,7 +42,8 @@ def make_servers(
         Peers(settings.requests_per_peer),
     )
     https = Https.of(settings, security)
-    http = HttpServer(shared, settings.http_listen, None if https is None else https.context)
+    context = None if https is None else https.context
+    http = HttpServer(shared, settings.http_listen, context, reuse_port=settings.http_reuse_port)
     grpc = GrpcServer(
         settings.listen,
         security.tls,

@@ -115,6 +115,16 @@ class LbSettings(JournalSettings):
 
     conductor: Address = Field("", description="host:port of the conductor")
     http_listen: Address = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
+    processes: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="load balancers on this host, each a process, that listen at the one --http-listen; --listen and "
+        "--admin-listen are the first of as many ports (docs/deploy.md)",
+    )
+    http_reuse_port: bool = Field(
+        False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
+    )
     admin_listen: Address = Field(
         "127.0.0.1:0", description="host:port of the gRPC server for who has a certificate; with TLS only"
     )

@@ -18,7 +18,8 @@ import pytest
 from pinyon.runtime import redis_server
 from services.cluster import ClusterSpec, LocalCluster
 from services.process import ROOT
-from services.supervisor import QUICK_DEATHS_MAX, Supervisor
+from services.restarts import QUICK_DEATHS_MAX
+from services.supervisor import Supervisor
 from tests.cluster.specs import cluster_spec
 from tests.cluster.test_cluster_process_life import children, gone, read_until, suite, wait_gone
 from tests.forks import forked

@@ -28,6 +28,7 @@ from tests.integration.upstream_parts import (
     peer_of,
     running_upstream_regions,
 )
+from tests.on_compiled import REPLACES_METHODS
 
 SECRET = b"a secret of the federation"
 STREAM = json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()
@@ -206,6 +207,7 @@ async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
         await regions.idle()
 
 
+@REPLACES_METHODS
 async def test_a_deadline_crosses_regions(tmp_path):
     async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
@@ -354,6 +356,7 @@ async def test_a_region_that_ends_in_good_order_ends_what_it_has(tmp_path):
 # ---------------------------------------------------------------- never
 
 
+@REPLACES_METHODS
 async def test_nothing_is_forwarded_twice(tmp_path):
     """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
     async with running_upstream_regions(tmp_path, "us", "eu", "ap", linked=False) as regions:

@@ -194,7 +194,7 @@ def build_upstream_lb(
         lambda: readiness.missing(),
         keys,
         metrics,
-        registry,
+        None if settings.http_reuse_port else registry,
         Inflater(off_loop, bodies, settings.body_limit_bytes),
         Cors(settings.cors_origins),
         clock,

@@ -38,7 +38,7 @@ class RegionTargets:
         self._models = models
         self._metrics = metrics
         self._clock = clock
-        self._signed = signed
+        self._signs = signed
         self._listed: dict[str, set[str]] = {}
         """Models that each load balancer serves."""
         self._under_way = UnderWay()
@@ -109,7 +109,7 @@ class RegionTargets:
             target=head.target,
             fields=head.fields,
             body_length=len(body),
-            body_sha256=sha256(body).digest() if self._signed else b"",
+            body_sha256=sha256(body).digest() if self._signs else b"",
             model=head.model,
             timeout_ms=max(1, round((deadline_s - self._clock()) * 1e3)),
         )

@@ -173,13 +173,12 @@ class _Load:
                 self._metrics_due_s = 0.0
                 server.kind = None
             return self._times.load_s
+        if server.kind is None and self._clock() >= self._metrics_due_s:
+            self._metrics_due_s = self._clock() + METRICS_S
+            await self._find_kind()
         if server.kind is None:
-            if self._clock() >= self._metrics_due_s:
-                self._metrics_due_s = self._clock() + METRICS_S
-                await self._find_kind()
-            if server.kind is None:
-                self._fleet.report(server, Report(), self._fleet.marks(server))
-                return self._times.load_s
+            self._fleet.report(server, Report(), self._fleet.marks(server))
+            return self._times.load_s
         began_s = self._clock()
         marks = self._fleet.marks(server)
         try:

@@ -79,7 +79,12 @@ class ServiceContext:
             self.ready_fd = -1
 
 
-async def _run(settings: Settings, service: str, main: Callable[[Settings, ServiceContext], Awaitable[None]]) -> None:
+async def _run(
+    settings: Settings,
+    service: str,
+    main: Callable[[Settings, ServiceContext], Awaitable[None]],
+    make_registry: Callable[[], CollectorRegistry],
+) -> None:
     files = FileWatch()
     if settings.has_tls:  # before they are read, so that no change falls between
         files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
@@ -89,7 +94,7 @@ async def _run(settings: Settings, service: str, main: Callable[[Settings, Servi
     configure_logging(service, instance_id, settings.log_level, settings.log_format)
     for exposed in settings.exposed():
         _log.warning("%s; --allow-insecure was given", exposed)
-    registry = new_registry()
+    registry = make_registry()
     telemetry = Telemetry(service, instance_id, settings.otlp_endpoint)
     if security.tls is not None:
         show_certificate(registry, lambda: security.not_after_s)
@@ -113,8 +118,15 @@ async def _run(settings: Settings, service: str, main: Callable[[Settings, Servi
         _log.info("stopped")
 
 
-def run_service(settings: Settings, main: Callable[[Settings, ServiceContext], Awaitable[None]]) -> None:
-    """Run one service until SIGTERM or SIGINT. A :class:`PinyonError` on the way up ends it with status 1."""
+def run_service(
+    settings: Settings,
+    main: Callable[[Settings, ServiceContext], Awaitable[None]],
+    make_registry: Callable[[], CollectorRegistry] = new_registry,
+) -> None:
+    """Run one service until SIGTERM or SIGINT. A :class:`PinyonError` on the way up ends it with status 1.
+
+    ``make_registry``: what metrics there are to begin with, by default the process's own.
+    """
     faulthandler.enable()
     service = str(settings.model_config.get("title", "pinyon service")).removeprefix("pinyon ")
     parent = os.environ.pop("PINYON_PARENT_PID", "")
@@ -123,7 +135,7 @@ def run_service(settings: Settings, main: Callable[[Settings, ServiceContext], A
     # The engine thread holds the GIL in short Python stretches; the loop must not wait 5 ms for each.
     sys.setswitchinterval(0.001)
     try:
-        uvloop.run(_run(settings, service, main))
+        uvloop.run(_run(settings, service, main, make_registry))
     except PinyonError as error:
         named = f"--{error.field.replace('_', '-')}: " if isinstance(error, InvalidArgument) and error.field else ""
         sys.stderr.write(f"pinyon {service}: {named}{error.message}\n")

@@ -15,7 +15,8 @@ import pytest
 from pinyon.core.errors import InvalidArgument
 from services.cluster import ClusterSpec, lb_ports
 from services.process import ServiceProcess
-from services.supervisor import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts, Supervisor
+from services.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
+from services.supervisor import Supervisor
 
 
 def quick_deaths(restarts: Restarts, now_s: float) -> list[float | None]:

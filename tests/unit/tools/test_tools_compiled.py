@@ -18,7 +18,14 @@ import pytest
 from pinyon import __version__
 from pinyon.core.compiled import compiled, version_line
 from tests.on_compiled import PURE
-from tools.compiled_modules import COMPILED, LEFT_OUT, compiled_modules
+from tools.compiled_modules import (
+    COMPILED,
+    LEFT_OUT,
+    SERVICES,
+    SERVICES_LEFT_OUT,
+    compiled_modules,
+    compiled_services,
+)
 from tools.compiled_tree import Lacking, compiler, is_current, lacking, make_tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,6 +46,9 @@ def test_the_lists_name_what_is_there() -> None:
     package = ROOT / "src" / "pinyon"
     names = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
     assert [each for each in (*COMPILED, *LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
+    names = [path.relative_to(ROOT / "services").as_posix() for path in (ROOT / "services").rglob("*.py")]
+    assert [each for each in (*SERVICES, *SERVICES_LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
+    assert Path("services/lb/upstreams/forwarding.py") in compiled_services(ROOT / "services")
     assert [each for each in (*PURE, *TESTS) if not list(ROOT.glob(each))] == []
     chosen = [path.as_posix() for path in compiled_modules(ROOT / "src")]
     assert "pinyon/placement/scheduler.py" in chosen
@@ -47,7 +57,7 @@ def test_the_lists_name_what_is_there() -> None:
 
 
 def test_nothing_compiled_lies_beside_the_sources() -> None:
-    assert list((ROOT / "src").rglob("*.so")) == []
+    assert [*(ROOT / "src").rglob("*.so"), *(ROOT / "services").rglob("*.so")] == []
 
 
 def test_the_version_says_whether_they_are_compiled() -> None:
@@ -77,16 +87,29 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
         (folder / "__init__.py").write_text("")
     module = src / "pinyon" / "core" / "sum.py"
     module.write_text("def add(left: int, right: int) -> int:\n    return left + right\n")
+    services = tmp_path / "services"
+    (services / "lb" / "upstreams").mkdir(parents=True)
+    for folder in (services, services / "lb", services / "lb" / "upstreams"):
+        (folder / "__init__.py").write_text("")
+    (services / "lb" / "upstreams" / "ask.py").write_text(
+        "from pinyon.core.sum import add\n\n\nasync def ask() -> int:\n    return add(2, 3)\n"
+    )
     assert make_tree(tree, src=src, optimize="0")
+    assert not is_current(tree, src=src, services=services, optimize="0")
+    assert make_tree(tree, src=src, services=services, optimize="0")
     ask = "from pinyon.core import sum as m; print(m.add(2, 3), m.__file__)"
     env = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == f"5 {tree / 'pinyon' / 'core' / 'sum'}{sysconfig.get_config_var('EXT_SUFFIX')}", done
-    assert not make_tree(tree, src=src, optimize="0")
-    assert not is_current(tree, src=src, optimize="1")
+    ask = "import asyncio; from services.lb.upstreams import ask as m; print(asyncio.run(m.ask()), m.__file__)"
+    done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=60)
+    where = tree / "services" / "lb" / "upstreams" / "ask"
+    assert done.stdout.strip() == f"5 {where}{sysconfig.get_config_var('EXT_SUFFIX')}", done
+    assert not make_tree(tree, src=src, services=services, optimize="0")
+    assert not is_current(tree, src=src, services=services, optimize="1")
     module.write_text(module.read_text().replace("+", "-"))
-    assert not is_current(tree, src=src, optimize="0")
-    assert list(src.rglob("*.so")) == []
+    assert not is_current(tree, src=src, services=services, optimize="0")
+    assert [*src.rglob("*.so"), *services.rglob("*.so")] == []
 
 
 @pytest.mark.slow

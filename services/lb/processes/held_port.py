@@ -1,0 +1,49 @@
+"""The address at which all processes listen: held by who started them, who takes no connections."""
+
+from __future__ import annotations
+
+import socket
+
+from pinyon.core.address import parse_address
+from pinyon.core.errors import Unavailable
+
+__all__ = ["HeldPort"]
+
+
+class HeldPort:
+    """One port on all addresses of a host. As long as it is held, only who asks for ``SO_REUSEPORT`` as the same user
+    may listen there. ``close`` at the end."""
+
+    def __init__(self, listen: str) -> None:
+        """Port 0 takes a free one. Raises :class:`Unavailable` if somebody listens there, be it such processes."""
+        host, port = parse_address(listen)
+        self._sockets: list[socket.socket] = []
+        try:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, _, _, _, address in dict.fromkeys(found):
+                self._sockets.append(_held(family, str(address[0]), port))
+                port = self._sockets[0].getsockname()[1]
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"cannot listen on {listen}: {error.strerror or error}") from None
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+
+
+def _held(family: int, host: str, port: int) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        held.bind((host, port))
+        # Only now: bound with it, it would join whoever listens there with it already.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError:
+        held.close()
+        raise
+    return held

@@ -1,0 +1,236 @@
+"""Several load balancers behind one address, as processes: what they serve and count together, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pinyon.core.errors import Unavailable
+from services.lb.processes.child import Child
+from services.lb.processes.parent import Family
+from services.process import ServiceProcess
+from tests.forks import forked
+from tests.integration.lb_harness import WAIT_S, Connection, Front
+from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire
+
+ASK = b'{"model":"%b","prompt":"x","max_tokens":1}' % MODEL.encode()
+
+
+@dataclass
+class Processes(Front):
+    """Their parent, and the server behind them."""
+
+    parent: ServiceProcess
+    server: FakeServer
+
+    @property
+    def http(self) -> str:
+        return self.parent.endpoints["http"]
+
+    @property
+    def pids(self) -> set[int]:
+        return {child.pid for child in psutil.Process(self.parent.pid).children()}
+
+    async def counted(self) -> dict[tuple[str, ...], float]:
+        """By the sample's name and its labels' values."""
+        async with Connection(self.parent.endpoints["metrics"]) as connection:
+            connection.send("GET", "/metrics")
+            page = (await connection.reply()).body.decode()
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+        }
+
+    async def until(self, condition: Callable[[dict[tuple[str, ...], float]], bool]) -> dict[tuple[str, ...], float]:
+        """Of their metrics."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition(counted := await self.counted()):  # noqa: ASYNC110 - processes have no event for us
+                await asyncio.sleep(0.05)
+        return counted
+
+    async def ask(self, count: int) -> None:
+        """So many requests, each on a connection of its own."""
+        for _ in range(count):
+            async with Connection(self.http) as connection:
+                connection.send("POST", "/v1/completions", ASK)
+                assert (await connection.reply()).status == 200
+
+
+def both_serve(counted: dict[tuple[str, ...], float]) -> bool:
+    lives = [value for key, value in counted.items() if key[0] == "pinyon_lb_upstream_live"]
+    return lives == [1.0, 1.0]
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Processes]:
+    server = FakeServer()
+    await server.start()
+    arguments = [
+        "--processes", "2", "--upstream", server.url, "--http-listen", "127.0.0.1:0", "--lame-duck-s", "0",
+        "--instance-id", "lb", "--drain-s", "30",
+    ]  # fmt: skip
+    parent = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log", forked)
+    parent.spawn()
+    try:
+        await asyncio.to_thread(parent.wait_ready, time.monotonic() + WAIT_S)
+        processes = Processes(parent, server)
+        await processes.until(both_serve)
+        yield processes
+    finally:
+        parent.kill()
+        await server.stop()
+
+
+async def test_they_serve_count_and_end_as_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as processes:
+        parent, server, pids = processes.parent, processes.server, processes.pids
+        assert len(pids) == 2
+        assert {"http", "metrics", "grpc", "grpc-1"} <= set(parent.endpoints)
+        answered = ("pinyon_lb_requests_total", "answered", MODEL)
+        await processes.ask(40)
+        counted = await processes.counted()
+        assert counted[answered] == 40 == len(server.asked)
+        assert counted["pinyon_lb_ttft_seconds_count", MODEL] == 40
+        async with Connection(processes.http) as connection:
+            connection.send("GET", "/metrics")
+            refused = await connection.reply()
+        assert refused.status == 404
+        assert "--metrics-listen" in refused.json["error"]["message"]
+
+        victim = next(iter(pids))
+        os.kill(victim, signal.SIGKILL)
+        counted = await processes.until(
+            lambda now: now["pinyon_lb_process_restarts_total",] == 1 and now["pinyon_lb_processes",] == 2
+        )
+        assert counted[answered] == 40  # also of who is no more
+        assert len(processes.pids - pids) == 1
+        assert f"(pid {victim}) was killed by SIGKILL: started again in 0.5 s" in parent.log_path.read_text()
+        await processes.until(both_serve)
+        await processes.ask(20)
+        assert (await processes.counted())[answered] == 60
+
+        go, begun = asyncio.Event(), asyncio.Event()
+
+        async def held(_: Asked, wire: Wire) -> None:
+            await wire.begin()
+            await wire.chunk(b"data: {}\n\n")
+            begun.set()
+            await go.wait()
+            await wire.chunk(DONE)
+            await wire.end()
+
+        server.answer = held
+        pids = processes.pids
+        async with Connection(processes.http) as connection:
+            connection.send("POST", "/v1/completions", ASK[:-1] + b',"stream":true}')
+            await asyncio.wait_for(begun.wait(), WAIT_S)
+            parent.signal(signal.SIGTERM)
+            await _refuses(processes.http)
+            go.set()
+            assert (await connection.reply()).body.endswith(DONE)
+        assert await asyncio.to_thread(parent.wait, WAIT_S)
+        assert parent.process is not None
+        assert parent.process.returncode == 0
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def _refuses(address: str) -> None:
+    """Until nobody listens there."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                async with Connection(address):
+                    await asyncio.sleep(0.02)
+            except ConnectionRefusedError:
+                return
+            except ConnectionResetError:  # it listened, and stopped before it accepted
+                continue
+
+
+async def test_they_end_with_their_parent(tmp_path: Path) -> None:
+    async with running(tmp_path) as processes:
+        running_ = [psutil.Process(pid) for pid in processes.pids]
+        processes.parent.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, running_, WAIT_S)
+        assert alive == []
+
+
+def test_a_taken_port_is_told_before_anything_is_started() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0), reuse_port=True)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "services.lb", "--processes", "2", "--upstream", "http://127.0.0.1:1",
+             "--http-listen", f"127.0.0.1:{port}"],
+            capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"pinyon lb: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+
+
+# ---------------------------------------------------------------- processes that misbehave
+
+SERVES = 'import os, sys; fd = int(sys.argv[-1]); os.write(fd, b\'{"pid": 1, "http": "127.0.0.1:1"}\\n\'); os.close(fd)'
+DEAF = f"import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVES}; threading.Event().wait()"
+
+
+def child(code: str) -> Child:
+    return Child(0, [sys.executable, "-c", code])
+
+
+async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
+    family = Family([child(SERVES + "; sys.exit(3)")], 1.0, quick_deaths_max=1)
+    await family.start()
+    with pytest.raises(
+        Unavailable,
+        match=r"process 0 \(pid \d+\) ended with exit code 3, as it had soon after 1 start before: given up",
+    ):
+        await family.watch(asyncio.Event())
+    await family.close()
+
+
+async def test_one_that_does_not_come_up_ends_all() -> None:
+    family = Family([child(DEAF), child("raise SystemExit(4)")], 0.0)
+    with pytest.raises(Unavailable, match=r"process 0 \(pid \d+\) ended with exit code 4 before it served"):
+        await family.start()
+    await family.close()
+    assert not any(each.alive for each in family.children)
+
+
+async def test_one_that_is_not_ready_in_time_is_killed() -> None:
+    family = Family([child("import threading; threading.Event().wait()")], 0.0, start_s=0.2)
+    with pytest.raises(Unavailable, match=r"not ready within 0\.2 s"):
+        await family.start()
+    assert not family.children[0].alive
+
+
+async def test_one_that_does_not_end_is_killed() -> None:
+    family = Family([child(DEAF)], 0.1)
+    await family.start()
+    await family.close()
+    assert not family.children[0].alive
+
+
+async def test_one_whose_metrics_do_not_come_is_left_out() -> None:
+    """Nobody listens where it says that it shows them."""
+    family = Family([child(DEAF.replace('\\"http\\"', '\\"metrics\\"'))], 0.0)
+    await family.start()
+    try:
+        families = {each.name: each for each in await asyncio.to_thread(lambda: list(family.collect()))}
+    finally:
+        await family.close()
+    assert families["pinyon_lb_processes"].samples[0].value == 1
+    assert set(families) == {"pinyon_lb_processes", "pinyon_lb_process_restarts"}

@@ -1,0 +1,228 @@
+"""What several processes are told, and their metrics as if they were one's."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
+
+from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.runtime.settings import load_settings
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.app import build
+from services.lb.auth import Client
+from services.lb.processes.held_port import HeldPort
+from services.lb.processes.merged import SUMMED, Merged
+from services.lb.processes.shares import DIVIDED, check_clients, check_processes, process_arguments
+from services.lb.settings import LbSettings
+from services.lb.upstreams.app import build_upstream_lb
+
+UPSTREAM = ["--upstream", "http://127.0.0.1:1"]
+
+
+def settings_of(*words: str) -> LbSettings:
+    return load_settings(LbSettings, words, {})
+
+
+def children_of(*words: str) -> list[LbSettings]:
+    """What each process makes of its command line."""
+    settings = settings_of(*words)
+    return [
+        settings_of(*words, *process_arguments(settings, "lb", number, "127.0.0.1:8000"))
+        for number in range(settings.processes)
+    ]
+
+
+@given(count=st.integers(2, 64), limit=st.integers(64, 1 << 16), name=st.sampled_from(DIVIDED))
+def test_all_processes_together_hold_what_one_would(count: int, limit: int, name: str) -> None:
+    settings = LbSettings(upstream=UPSTREAM[1], processes=count, **{name: limit})
+    words = [process_arguments(settings, "lb", number, "127.0.0.1:8000") for number in range(count)]
+    total = sum(int(each[each.index(f"--{name.replace('_', '-')}") + 1]) for each in words)
+    assert limit <= total < limit + count
+
+
+def test_each_process_has_a_name_ports_and_a_journal_of_its_own() -> None:
+    words = ["--processes", "3", "--listen", "127.0.0.1:7000", "--journal", "/j", "--http-listen", "127.0.0.1:0"]
+    children = children_of(*words)
+    assert [child.instance_id for child in children] == ["lb-0", "lb-1", "lb-2"]
+    assert [child.listen for child in children] == [f"127.0.0.1:{port}" for port in (7000, 7001, 7002)]
+    assert [child.journal for child in children] == ["/j.0", "/j.1", "/j.2"]
+    for child in children:
+        assert (child.processes, child.http_listen, child.http_reuse_port) == (1, "127.0.0.1:8000", True)
+        assert (child.metrics_listen, child.admin_listen) == ("127.0.0.1:0", "127.0.0.1:0")
+    assert children_of("--processes", "2", "--listen", "[::1]:7000")[1].listen == "[::1]:7001"
+    assert children_of("--processes", "2", "--metrics-listen", "")[1].metrics_listen == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "certified", "says"),
+    [
+        ([], "lb", "the certificate is that of the load balancer lb"),
+        (["--tenant-rpm", "9"], "", "counted by each process by itself"),
+        (["--tenant-tpm", "9"], "", "counted by each process by itself"),
+        (["--listen", "127.0.0.1:65534"], "", "--listen is the first of 3 ports, and there are none after 65535"),
+        (["--admin-listen", "127.0.0.1:65534"], "", "--admin-listen is the first of 3 ports"),
+        (["--bodies-limit-mib", "16"], "", "leaves each process less than two bodies"),
+    ],
+)
+def test_what_they_cannot_keep_is_refused(words: list[str], certified: str, says: str) -> None:
+    check_processes(settings_of("--processes", "3"), "lb", "")
+    with pytest.raises(InvalidArgument, match=says) as refused:
+        check_processes(settings_of("--processes", "3", *words), "lb", certified)
+    assert refused.value.field == "processes"
+
+
+def test_an_id_needs_room_for_the_number() -> None:
+    check_processes(settings_of("--processes", "10"), "l" * 62, "")
+    with pytest.raises(InvalidArgument, match="64 characters are the most"):
+        check_processes(settings_of("--processes", "11"), "l" * 62, "")
+
+
+def test_keys_with_limits_per_minute_are_refused() -> None:
+    check_clients([Client("a"), Client("b", rpm=0, tpm=0)])
+    for client in (Client("a", rpm=1), Client("a", tpm=1)):
+        with pytest.raises(InvalidArgument, match="API keys file"):
+            check_clients([Client("b"), client])
+
+
+# ---------------------------------------------------------------- the port
+
+
+@pytest.mark.parametrize("reuse_port", [False, True])
+def test_a_port_that_is_taken_is_not_shared(reuse_port: bool) -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0), reuse_port=reuse_port)) as taken,
+        pytest.raises(Unavailable, match=r"cannot listen on 127\.0\.0\.1:.*in use"),
+    ):
+        HeldPort(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
+    with closing(HeldPort("127.0.0.1:0")) as held:
+        port = int(held.address.rpartition(":")[2])
+        with (
+            closing(socket.create_server(("127.0.0.1", port), reuse_port=True)) as one,
+            closing(socket.create_server(("127.0.0.1", port), reuse_port=True)) as other,
+        ):
+            with pytest.raises(Unavailable):
+                HeldPort(held.address)
+            one.setblocking(False)
+            other.setblocking(False)
+            clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(8)]
+            assert sum(_accepted(one)) + sum(_accepted(other)) == len(clients)  # none goes to who holds it
+            for client in clients:
+                client.close()
+
+
+def _accepted(listener: socket.socket) -> list[int]:
+    found = []
+    while True:
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            return found
+        client.close()
+        found.append(1)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+class Process:
+    """What one counts, by the library itself."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("pinyon_lb_requests", "Requests", ("model",), registry=self.registry)
+        self.latency = Histogram("pinyon_lb_e2e_seconds", "Latency", buckets=(0.1, 1.0), registry=self.registry)
+        self.held = Gauge("pinyon_lb_in_flight_requests", "Held", registry=self.registry)
+        self.state = Gauge("pinyon_lb_conductor_connected", "State", registry=self.registry)
+
+    @property
+    def page(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+class _All(Collector):
+    def __init__(self, merged: Merged) -> None:
+        self.collect = merged.families  # type: ignore[method-assign]
+
+
+def value(merged: Merged, name: str, **labels: str) -> float | None:
+    registry = CollectorRegistry()
+    registry.register(_All(merged))
+    assert generate_latest(registry).decode().count(f"# TYPE {name.removesuffix('_total')} ") <= 1
+    return registry.get_sample_value(name, labels)
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(("count", "scrape", "end")), st.integers(1, 5)), max_size=40
+)
+
+
+@given(steps=STEPS)
+def test_counters_are_summed_and_never_fall(steps: list[tuple[int, str, int]]) -> None:
+    """Beside one registry that counts for all: what was seen by a scrape is never lost, what was not may be."""
+    merged, processes = Merged(), [Process() for _ in range(3)]
+    seen = dict.fromkeys(range(3), 0)
+    past = 0
+    for number, what, amount in steps:
+        if what == "count":
+            processes[number].requests.labels("m").inc(amount)
+            for _ in range(amount):
+                processes[number].latency.observe(0.5)
+        elif what == "scrape":
+            for each, process in enumerate(processes):
+                merged.told(each, process.page)
+                seen[each] = int(process.registry.get_sample_value("pinyon_lb_e2e_seconds_count") or 0)
+        else:
+            merged.ended(number)
+            past, seen[number] = past + seen[number], 0
+            processes[number] = Process()
+        total = past + sum(seen.values())
+        assert (value(merged, "pinyon_lb_requests_total", model="m") or 0) == total
+        assert (value(merged, "pinyon_lb_e2e_seconds_count") or 0) == total
+        assert (value(merged, "pinyon_lb_e2e_seconds_bucket", le="1.0") or 0) == total
+        assert (value(merged, "pinyon_lb_e2e_seconds_bucket", le="0.1") or 0) == 0
+
+
+def test_gauges_are_summed_or_told_apart_by_what_they_mean() -> None:
+    merged, processes = Merged(), [Process(), Process()]
+    for number, process in enumerate(processes):
+        process.held.set(3 + number)
+        process.state.set(number)
+        merged.told(number, process.page)
+    assert value(merged, "pinyon_lb_in_flight_requests") == 7
+    assert value(merged, "pinyon_lb_conductor_connected", process="0") == 0
+    assert value(merged, "pinyon_lb_conductor_connected", process="1") == 1
+    merged.silent(0)
+    assert value(merged, "pinyon_lb_in_flight_requests") == 4
+    assert value(merged, "pinyon_lb_conductor_connected", process="0") is None
+    merged.told(0, 'a_info{b="c"} 1.0\n')
+    merged.told(1, 'a_info{b="c"} 1.0\n')
+    assert value(merged, "a_info", b="c") == 1.0
+
+
+def test_what_is_no_page_changes_nothing() -> None:
+    merged, process = Merged(), Process()
+    process.requests.labels("m").inc(2)
+    merged.told(0, process.page)
+    with pytest.raises(ValueError, match="many"):
+        merged.told(0, 'pinyon_lb_requests_total{model="m"} many\n')
+    assert value(merged, "pinyon_lb_requests_total", model="m") == 2
+
+
+async def test_what_is_summed_is_there() -> None:
+    """Under the names that load balancers give it."""
+    names: set[str] = set()
+    for settings, make in ((settings_of(*UPSTREAM), build_upstream_lb), (settings_of(), build)):
+        registry = CollectorRegistry(auto_describe=True)
+        lb = make(settings, "lb", registry, Telemetry("lb", "lb"))
+        names |= {family.name for family in registry.collect() if family.type == "gauge"}
+        lb.off_loop.close()
+    assert {name for name in SUMMED if name.startswith("pinyon_")} <= names
