@@ -1,5 +1,5 @@
-"""The modules that production runs, on a virtual clock without an event loop: four instances, thousands of requests (10,000 in
-long runs).
+"""The modules that production runs, on a virtual clock without an event loop: four instances, thousands of requests
+(10,000 in long runs).
 
 Requests are cancelled in any phase, steps fail, readers forget their leases, instances die and come back under their
 names. Every request ends once, nothing is left anywhere, and one seed gives one history.
