@@ -162,7 +162,8 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
 
     work.mkdir(parents=True)
     config = work / "mypy.ini"  # not the checkout's: that one needs packages of the edges
-    config.write_text("[mypy]\n", encoding="utf-8")
+    # Stubs are followed loudly unless told: the generated ones are not strict.
+    config.write_text("[mypy]\nfollow_imports_for_stubs = True\n", encoding="utf-8")
     before = Path.cwd()
     os.chdir(tree)  # mypy names modules, and tracebacks files, as seen from here
     try:
