@@ -142,7 +142,6 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
 
         def take(message: conductor_pb2.ScheduleSessionRequest) -> Awaitable[None] | None:
             released, requests = message.released_request_ids, message.requests
-            # who would have to wait for room first places nothing that may never be sent
             if not stream.has_room or len(requests) > REQUESTS_PER_TURN or len(released) > RELEASES_PER_TURN:
                 return self._take_in_turns(message, stream)
             for request_id in released:

@@ -110,7 +110,10 @@ class ConductorSession:
             outbox.put(request)
         except (OutboxClosed, ResourceExhausted):
             raise ConductorAway("the conductor does not keep up") from None
-        self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
+        if (before := self._pending.pop(request_id, None)) is not None and not before[0].done():
+            # Other regions choose ids as well; an answer under this one is the later request's.
+            before[0].set_exception(ConductorAway("another request has its id"))
+        waits = self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
         if self._watch is None:
             self._watch = loop.call_later(self._answer_timeout_s, self._look)
         stream, heard = self._stream, self._heard
@@ -121,7 +124,8 @@ class ConductorSession:
                 self.release(request_id)
             raise
         finally:
-            self._pending.pop(request_id, None)
+            if self._pending.get(request_id) is waits:
+                del self._pending[request_id]
         if response is None:
             if heard == self._heard and not stream.ending:
                 _log.info("the conductor at %s is silent", self._address)

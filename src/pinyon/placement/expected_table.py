@@ -40,7 +40,8 @@ class ExpectedInTable(ExpectedBlocks):
         self._touched: i64 = 0
         self._sets = HolderSets()
         self._again: dict[tuple[int, int], int] = {}
-        """Of fingerprints and the rows of instances of which several prompts have them: how many beside the first."""
+        """Of fingerprints, what is kept of them, and the rows of instances of which several prompts have them: how many
+        beside the first. Keys that look alike are one key."""
         self.pairs = 0
 
     def __len__(self) -> int:
@@ -84,7 +85,8 @@ class ExpectedInTable(ExpectedBlocks):
                 sets.keys_one[after] += 1
                 self.pairs += 1
             elif number == alone or sets.masks[number] >> row & 1:
-                self._again[print_, row] = self._again.get((print_, row), 0) + 1
+                alike = print_ & _PRINT, row
+                self._again[alike] = self._again.get(alike, 0) + 1
                 cells[cell] |= _AGAIN
         self._keys += come
         self.pairs += come
@@ -101,9 +103,9 @@ class ExpectedInTable(ExpectedBlocks):
             cell = self._cell(print_)
             number = cells[cell] & _LOW
             if number == 0 or number & _AGAIN:
-                if self._again and (more := self._again.pop((print_, row), 0)):
+                if self._again and (more := self._again.pop((print_ & _PRINT, row), 0)):
                     if more > 1:
-                        self._again[print_, row] = more - 1
+                        self._again[print_ & _PRINT, row] = more - 1
                     continue
                 if number == 0:
                     continue

@@ -140,11 +140,13 @@ class AwaitedTransfers:
             else:
                 timer = loop.call_later(min(deadline, moved_at + stall_s) - now, look)
 
-        descriptor = endpoint.link.stream.sock.fileno()
+        stream = endpoint.link.stream
+        descriptor = stream.sock.fileno()
         timer = loop.call_later(min(deadline - moved_at, stall_s), look)
         loop.add_reader(descriptor, readable)
         try:
             return await ended
         finally:
             loop.remove_reader(descriptor)
+            stream.waits_itself()
             timer.cancel()

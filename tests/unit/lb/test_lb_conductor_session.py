@@ -91,3 +91,23 @@ async def test_one_that_comes_after_it_is_given_back(session):
     stream.say(PLACED)
     await stream.until_sent(3)
     assert stream.sent[-1].released_request_ids == ["r"]
+
+
+async def test_two_requests_of_one_name_both_end(session):
+    """Other regions choose names, too: the later one has the answer, and nobody waits for ever or ends the session."""
+    session, stream = session
+    session._answer_timeout_s = 60.0
+    first, second = (asyncio.ensure_future(session.place(REQUEST)) for _ in range(2))
+    with pytest.raises(ConductorAway):
+        await first
+    stream.say(PLACED)
+    assert (await second).decode_instance_id == "d0"
+    assert session.pending == 0
+    first, second = (asyncio.ensure_future(session.place(REQUEST)) for _ in range(2))
+    await stream.until_sent(3)
+    first.cancel()
+    await asyncio.wait({first})
+    session._disconnected()
+    with pytest.raises(ConductorAway):
+        await second
+    assert not stream.ending

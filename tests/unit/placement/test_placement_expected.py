@@ -17,7 +17,7 @@ from pinyon.placement.holder_sets import HolderSets
 from pinyon.placement.index import COLLECT_SLOTS, BlockIndex
 from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.key_table import fingerprint
+from pinyon.placement.key_table import _ODDER, fingerprint
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
@@ -297,11 +297,35 @@ def test_a_table_knows_what_a_dict_knows(prompts, dice):
     assert not in_table
 
 
+def key_with(print_: int) -> bytes:
+    """One of those whose fingerprint it is."""
+    return struct.pack("<QQ", (print_ ^ print_ >> 32) * pow(_ODDER, -1, 1 << 64) % (1 << 64), 0)
+
+
+def test_keys_that_look_alike_leave_nothing_behind():
+    """Whoever chooses prompts finds two such among millions: they are one key, which several may ask for."""
+    some, other = key_with(7 << 40 | 5), key_with(7 << 40 | 6)
+    assert print_at(some, 0) ^ print_at(other, 0) == 3
+    table, row = ExpectedInTable(), Bit(1)
+    for _ in range(3):
+        table.add(row, some)
+        table.add(row, other)
+        table.remove(row, some)
+        table.add(row, some)
+        assert table.mask_at(other, 0, print_at(other, 0)) == 1
+        table.remove(row, other)
+        assert table.mask_at(some, 0, print_at(some, 0)) == 1
+        table.remove(row, some)
+        assert (len(table), table.pairs, table._again) == (0, 0, {})
+
+
 def test_keys_that_a_client_chose_are_not_in_one_place():
     """Whose fingerprints are alike in their lowest bits: they would all follow one another."""
     prints = [number << 22 | 5 for number in range(1, 2001)]
-    # Each table has a secret of its own, and one in some hundred spreads an even sequence badly.
-    tables = [ExpectedInTable() for _ in range(15)]
+    # Each process has a secret of its own, and one in some hundred spreads an even sequence badly.
+    tables, dice = [ExpectedInTable() for _ in range(15)], Random(3)
+    for table in tables:
+        table._secret = dice.randrange(1 << 63) | 1
     homes = [len({table._home(print_ - (print_ >> 63 << 64)) for print_ in prints}) for table in tables]
     assert median(homes) > 500, "of 1,024"
 

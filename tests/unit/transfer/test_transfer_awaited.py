@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferResult, TransferStatus
+from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from pinyon.transfer.small import SMALL_BYTES
 from tests.tls_files import TestAuthority
@@ -72,6 +74,27 @@ async def under_way(pair: Pair, opcode: Opcode) -> asyncio.Task[list[TransferRes
     await asyncio.sleep(0)
     assert pair.engine.stats().requests_now == 1
     return task
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])
+def test_a_link_that_a_task_has_used_waits_as_before(make_pair, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services run on uvloop, which leaves what it has watched to return at once: a stall, for who waits by calls."""
+    uvloop = pytest.importorskip("uvloop")
+    pair = make_pair(kind)
+    answer, seen = AwaitedTransfers._answer, []
+
+    async def watched(self: AwaitedTransfers, endpoint: Any, deadline: float) -> Any:
+        descriptor = endpoint.link.stream.sock.fileno()
+        seen.append((descriptor, os.get_blocking(descriptor)))
+        return await answer(self, endpoint, deadline)
+
+    monkeypatch.setattr(AwaitedTransfers, "_answer", watched)
+    for opcode in (READ, WRITE):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(pair.engine.transfer_async([pair.request(opcode, 0, 0, 4096)]))[0].ok
+    assert seen
+    assert [(each, os.get_blocking(each)) for each, _ in seen] == seen
+    assert pair.engine.transfer([pair.request(WRITE, 0, 0, SIZE)])[0].ok
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])

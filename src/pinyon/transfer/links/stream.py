@@ -7,6 +7,7 @@ without the GIL; ``socket.settimeout`` would add a poll and a trip through the i
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import time
@@ -174,6 +175,10 @@ class Stream:
     def _set_buffers(self, nbytes: int) -> None:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
+
+    def waits_itself(self) -> None:
+        """After an event loop has watched it: some (uvloop's) leave a socket whose calls do not wait."""
+        os.set_blocking(self._sock.fileno(), True)
 
     def receive_now(self, buffer: memoryview) -> int | None:
         """What is here, as far as it fits, 0 when the peer closed; None: nothing. Does not wait. Raises OSError."""

@@ -114,6 +114,9 @@ class TlsStream(Stream):
     def _set_timeout(self, timeout: float) -> None:
         self._sock.settimeout(timeout)
 
+    def waits_itself(self) -> None:
+        """Its waits are Python's, of a socket whose calls return at once."""
+
     def receive_now(self, buffer: memoryview) -> int | None:
         self._sock.settimeout(0)
         self._armed_s = 0.0
