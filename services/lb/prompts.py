@@ -278,6 +278,8 @@ class Prompts:
                 f"{field}. Shorten the {field}.",
                 field=field,
             )
+        if type(prompt) is not str and rendering.variables is not None:
+            chars += _json_size(rendering.variables)  # its template may write them
         try:
             if inline and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
                 if chars <= self._inline_chars:
@@ -321,3 +323,12 @@ def _size(prompt: PromptInput) -> int:
             total += sum(len(part["text"]) for part in content
                          if type(part) is dict and type(part.get("text")) is str)  # fmt: skip
     return total
+
+
+def _json_size(value: object) -> int:
+    """About how many characters it has as JSON."""
+    if type(value) is str:
+        return len(value)
+    if type(value) is dict:
+        return sum(len(name) + _json_size(item) for name, item in value.items())
+    return sum(map(_json_size, value)) if type(value) is list else 8

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
+from sys import getsizeof
 
 import pytest
 from hypothesis import given, settings
@@ -163,6 +165,70 @@ def test_the_memory_holds_the_latest_and_no_more_than_twice_its_limit(entries: l
         recent = list(latest.items())[-5:]
         assert [memory.get(each) for each, _ in recent] == [value for _, value in recent]
         assert len(memory) * word_tokens.ENTRY_BYTES <= 2 * limit
+
+
+def test_what_is_put_again_takes_no_room_again() -> None:
+    memory = Memory(20 * 250)
+    for name in "abcdefgh":
+        memory.put(name, b"1234")
+    for _ in range(100):
+        memory.put("again", b"1234")
+    assert [memory.get(name) for name in "abcdefgh"] == [b"1234"] * 8
+
+
+@pytest.mark.parametrize("char", ["a", "\u00e9", "\u4f60", "\U0001f642"])
+def test_the_memory_counts_what_texts_take(char: str) -> None:
+    limit = 1 << 20
+    memory = Memory(limit)
+    texts = [f"{number:06}" + char * 2000 for number in range(2000)]
+    for text in texts:
+        memory.put(text, b"1234")
+    kept = [getsizeof(text) for text in texts if text in memory._young or text in memory._old]
+    assert 0.8 * limit < sum(kept) <= 2 * limit
+
+
+def test_what_stands_often_in_a_run_is_cut_once() -> None:
+    tokens = WordTokens(word_tokens._QWEN, {}, lambda text: b"word", lambda text: b"whole")
+    cut: list[str] = []
+    find = tokens._find
+
+    def count(text: str) -> list[str]:
+        cut.append(text)
+        return find(text)  # type: ignore[no-any-return]
+
+    tokens._find = count  # type: ignore[assignment]
+    assert tokens.encode(" ".join(["q"] * 100)) == b"word" * 100
+    assert cut == ["q", " q"]
+
+
+@pytest.mark.parametrize("size", [3, 30, 300, 2000])
+def test_work_is_bounded_however_long_words_are(size: int) -> None:
+    """By the characters that the library is asked for, whether by words, by runs, or both as words were too many."""
+    asked: list[str] = []
+
+    def ask(text: str) -> bytes:
+        asked.append(text)
+        return b"1234"
+
+    tokens = WordTokens(word_tokens._QWEN, {}, ask, ask)
+    letters = "".join(random.Random(size).choices("abcdefghijklmnopqrstuvwxyz", k=64_000))
+    text = " ".join(letters[at : at + size] for at in range(0, len(letters), size))
+    new_chars = 8 * RUN_CHARS
+    with pytest.raises(MuchNew):
+        tokens.encode(text, new_chars)
+    assert sum(map(len, asked)) <= new_chars + 2 * (RUN_CHARS + size + 1), "one run more, both ways"
+
+
+def test_markers_count_and_places_where_they_might_begin() -> None:
+    markers = {f"<S{number}>": b"1234" for number in range(1000)}
+    tokens = WordTokens(word_tokens._QWEN, markers, lambda text: b"word", lambda text: b"whole")
+    page = "<a> b </a>\n" * 300
+    assert tokens.encode(page) == tokens.encode(page, 4096), "which is known"
+    for text, beyond in (("<S" * 20_000, 4096), ("<S7>" * 2000, 4096), ("<S12> known " * 1100, 4096)):
+        tokens.encode(text)
+        with pytest.raises(MuchNew):
+            tokens.encode(text, beyond)
+        assert tokens.encode(text[:120], beyond) == tokens.encode(text[:120])
 
 
 def test_few_words_are_asked_for_one_by_one() -> None:

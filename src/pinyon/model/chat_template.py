@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.model.markers import Markers
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, MuchNew, TokenArray, utf8
 
 __all__ = ["ByteChatTemplate", "ChatTemplate", "JinjaChatTemplate"]
@@ -168,10 +169,11 @@ class JinjaChatTemplate:
         self._tokenizer = tokenizer
         self._tokens = dict(tokens or {})
         self._reads = reads - _RESERVED - environment.globals.keys()
-        # Longest first, so that a marker which begins with another is found whole.
-        self._markers = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        pattern = "|".join(re.escape(marker) for marker in self._markers)
-        self._marker_pattern = re.compile(pattern) if pattern else None
+        special = [marker for marker in tokenizer.special_tokens if marker]
+        self._markers = Markers(special) if special else None
+        self._escaped = (*special, _OPEN)
+        self._escapes = {text: f"{_OPEN}{i}{_CLOSE}" for i, text in enumerate(self._escaped)}
+        self._to_escape = Markers(self._escaped).pattern
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         checked, given = _checked(messages, None), variables or {}
@@ -193,14 +195,21 @@ class JinjaChatTemplate:
         checked, given = _checked(messages, None), variables or {}
         self.check_variables(given)
         self._check_names(checked, given)
-        pattern = self._marker_pattern
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
-        if pattern is None or not _found(pattern, [checked, given]):
+        markers, texts = self._markers, list(_texts([checked, given]))
+        work = 0 if markers is None else markers.work(texts)
+        if new_chars is not None:
+            if work > new_chars:
+                raise MuchNew
+            new_chars -= work
+        if markers is None or not work or not any(map(markers.pattern.search, texts)):
             rendered = self._render(checked, given, **how)
             return self._tokenizer.encode(
                 rendered, add_special_tokens=add_special_tokens, new_chars=new_chars, whose=whose
             )
-        tokens = self._encode_escaped(checked, given, pattern, new_chars, **how)
+        if new_chars is not None and sum(map(len, texts)) > new_chars:
+            raise MuchNew  # to escape them takes as long as to encode them
+        tokens = self._encode_escaped(checked, given, markers.pattern, new_chars, **how)
         before, behind = self._tokenizer.around if add_special_tokens else ((), ())
         return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens
 
@@ -229,13 +238,11 @@ class JinjaChatTemplate:
         **how: bool,
     ) -> TokenArray:
         """Some text holds a marker: escape it, let the template write its own, then encode piece by piece."""
-        escaped = (*self._markers, _OPEN)
-        index = {text: i for i, text in enumerate(escaped)}
-        found = re.compile(f"{pattern.pattern}|{_OPEN}")
+        escaped, escapes, found = self._escaped, self._escapes, self._to_escape
 
         def escape(value: Any) -> Any:
             if isinstance(value, str):
-                return found.sub(lambda m: f"{_OPEN}{index[m[0]]}{_CLOSE}", value)
+                return found.sub(lambda m: escapes[m[0]], value)
             if isinstance(value, Mapping):
                 return {name: escape(item) for name, item in value.items()}
             return [escape(item) for item in value] if isinstance(value, list) else value
@@ -329,12 +336,14 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _found(pattern: re.Pattern[str], value: object) -> bool:
-    """Whether ``pattern`` is in any text of a JSON value; names in objects do not count."""
+def _texts(value: object) -> Iterator[str]:
+    """All texts of a JSON value; names in objects do not count."""
     if isinstance(value, str):
-        return pattern.search(value) is not None
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return any(_found(pattern, item) for item in items)
+        yield value
+    else:
+        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for item in items:
+            yield from _texts(item)
 
 
 def _check_variables(variables: Mapping[str, Any], reads: frozenset[str]) -> None:

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from sys import getsizeof
 from typing import Any
+
+from pinyon.model.markers import MARKER_CHARS, Markers
 
 __all__ = ["Memory", "MuchNew", "WordTokens", "known_words"]
 
@@ -27,15 +30,15 @@ RUN_CHARS_MAX = 4 * RUN_CHARS
 RUNS_BYTES = 6 << 20
 WORDS_BYTES = 6 << 20
 """Of each of two generations: some 29,000 words, and as many of what is between spaces."""
-ENTRY_BYTES = 200
-"""What an entry takes beside its characters and tokens."""
+ENTRY_BYTES = 128
+"""What an entry takes beside its two objects."""
 LEARNED = 16
 """New words of one run, which the library's model takes one by one; with more, the run goes to the library whole,
 which takes less."""
 KNOWN_PART = 8
 """A run of known words takes an eighth of the time that the library takes for it,"""
 WORD_CHARS = 12
-"""and each new word as long as so many characters take the library."""
+"""and each new word as long as so many characters take the library, or as it has."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -99,11 +102,17 @@ class Memory:
         return found
 
     def put(self, text: str, tokens: bytes) -> None:
-        size = (len(text) if text.isascii() else 4 * len(text)) + len(tokens) + ENTRY_BYTES
+        known = self._young.get(text)
+        size = getsizeof(tokens) - getsizeof(known) if known is not None else _size(text, tokens)
         if self._bytes + size > self._limit:
             self._old, self._young, self._bytes = self._young, {}, 0
+            size = _size(text, tokens)
         self._young[text] = tokens
         self._bytes += size
+
+
+def _size(text: str, tokens: bytes) -> int:
+    return getsizeof(text) + getsizeof(tokens) + ENTRY_BYTES
 
 
 class WordTokens:
@@ -123,14 +132,8 @@ class WordTokens:
         for theirs, ours in _IN_ASCII.items():
             pattern = pattern.replace(theirs, ours)
         self._find = re.compile(pattern, re.ASCII).findall
-        self._markers = markers
-        longest_first = "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True))
-        self._cut_markers = re.compile(f"({longest_first})").split
-        by_first: dict[str, list[str]] = {}
-        for marker in markers:
-            by_first.setdefault(marker[0], []).append(marker)
-        self._marks = tuple(_common(group) for group in by_first.values())
-        """One of them is in each text with a marker."""
+        self._added = markers
+        self._markers = Markers(markers) if markers else None
         self._word, self._whole = word, whole
         self._words, self._runs = Memory(words_bytes), Memory(runs_bytes)
         self._spaced = Memory(words_bytes)
@@ -141,13 +144,19 @@ class WordTokens:
         single words, as far as a few microseconds tell them.
 
         Raises :class:`MuchNew` if there are more than ``new_chars`` characters in runs that did not come before, those
-        of words that did counted in part: what was worked on is known from then on."""
-        parts = self._cut_markers(text) if any(mark in text for mark in self._marks) else [text]
+        of words that did, and markers, counted in part: what was worked on is known from then on."""
+        work = self._markers.work((text,)) if self._markers is not None else 0
+        if self._markers is None or not work:
+            parts = [text]
+        else:
+            new_chars = _left(new_chars, work)
+            parts = self._markers.split(text)
+            new_chars = _left(new_chars, MARKER_CHARS * (len(parts) // 2))
         tokens: list[bytes] = []
         owner = f"{len(whose)}:{whose}"
         for number, part in enumerate(parts):
             if number & 1:
-                tokens.append(self._markers[part])
+                tokens.append(self._added[part])
             elif part:
                 new_chars = self._add(tokens, part, new_chars, owner)
         return b"".join(tokens)
@@ -182,43 +191,51 @@ class WordTokens:
     def _by_words(self, run: str) -> tuple[bytes, int]:
         # At these spaces no text may be cut.
         if "  " in run or "\n " in run or "\t " in run or "\r " in run or "\x0b " in run or "\x0c " in run:
-            tokens, new = self._of_words(run, LEARNED)
-            return (self._whole(run), len(run)) if tokens is None else (tokens, _counted(run, new))
+            tokens, _, work = self._of_words(run, LEARNED)
+            return (self._whole(run), len(run) + work) if tokens is None else (tokens, len(run) // KNOWN_PART + work)
         texts = run.split(" ")
         found = self._spaced.get_all(texts)
         found[0] = None if texts[0] else b""  # before it there is no space
-        learned, at = 0, -1
-        for _ in range(found.count(None)):
-            at = found.index(None, at + 1)
-            text = f" {texts[at]}" if at else texts[at]
-            tokens, new = self._of_words(text, LEARNED - learned)
+        learned, total = 0, 0
+        fresh: dict[str, bytes] = {}
+        for at in [at for at, one in enumerate(found) if one is None]:
+            tokens = fresh.get(texts[at]) if at else None
             if tokens is None:
-                return self._whole(run), len(run)
-            if at:
-                self._spaced.put(texts[at], tokens)
+                tokens, new, work = self._of_words(f" {texts[at]}" if at else texts[at], LEARNED - learned)
+                learned, total = learned + new, total + work
+                if tokens is None:
+                    return self._whole(run), len(run) + total
+                if at:
+                    fresh[texts[at]] = tokens
+                    self._spaced.put(texts[at], tokens)
             found[at] = tokens
-            learned += new
-        return b"".join(found), _counted(run, learned)  # type: ignore[arg-type]
+        return b"".join(found), len(run) // KNOWN_PART + total  # type: ignore[arg-type]
 
-    def _of_words(self, text: str, most: int) -> tuple[bytes | None, int]:
-        """And how many of its words were new. None if there are more than ``most``, which are known then."""
+    def _of_words(self, text: str, most: int) -> tuple[bytes | None, int, int]:
+        """How many of its words were new and learned, and how many characters these count for, too. No tokens if more
+        than ``most`` are new."""
         words = self._find(text)
         found = self._words.get_all(words)
         if None not in found:
-            return b"".join(found), 0  # type: ignore[arg-type]
+            return b"".join(found), 0, 0  # type: ignore[arg-type]
         new = list({word: None for word, one in zip(words, found, strict=True) if one is None})
         learned = {word: self._word(word) for word in new[:most]}
         for word, tokens in learned.items():
             self._words.put(word, tokens)
+        work = sum(max(WORD_CHARS, len(word)) for word in learned)
         if len(new) > most:
-            return None, most
-        return b"".join([learned[word] if one is None else one for one, word in zip(found, words, strict=True)]), len(
-            new
-        )
+            return None, most, work
+        all_tokens = [learned[word] if one is None else one for one, word in zip(found, words, strict=True)]
+        return b"".join(all_tokens), len(new), work
 
 
-def _counted(run: str, new_words: int) -> int:
-    return len(run) // KNOWN_PART + WORD_CHARS * new_words
+def _left(new_chars: int | None, work: int) -> int | None:
+    """Before this work is done; raises :class:`MuchNew` if it is more."""
+    if new_chars is None:
+        return None
+    if work > new_chars:
+        raise MuchNew
+    return new_chars - work
 
 
 def known_words(rules: Mapping[str, Any]) -> str:
@@ -267,10 +284,3 @@ def _puts_around(step: Any) -> bool:
     if kind == "Sequence":
         return all(map(_puts_around, step.get("processors", ())))
     return kind in ("ByteLevel", "TemplateProcessing")
-
-
-def _common(texts: Sequence[str]) -> str:
-    """What they all begin with."""
-    first, last = min(texts), max(texts)
-    size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return first[:size]

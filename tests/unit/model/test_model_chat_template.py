@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.card import load_card
 from pinyon.model.chat_template import ByteChatTemplate, JinjaChatTemplate
-from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer
+from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, MuchNew
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 TEXT_GOLDEN = GOLDEN.with_name("golden_text")
@@ -305,3 +305,19 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
     template = JinjaChatTemplate("{{ messages[0].content }}", TOKENIZER)
     with pytest.raises(InvalidArgument, match="cannot be continued"):
         template.encode_chat(conversation(["a", "b"]), continue_final_message=True)
+
+
+def test_a_search_for_markers_in_messages_counts() -> None:
+    card = load_card(str(TEXT_GOLDEN / "qwen2-bytes"))
+    assert isinstance(card.tokenizer, HfTokenizer)
+    assert card.tokenizer.remembers
+    template = JinjaChatTemplate(None, card.tokenizer)
+    messages = conversation(["<|x" * 8000])
+    template.encode_chat(messages)
+    with pytest.raises(MuchNew):
+        template.encode_chat(messages, new_chars=1000)
+    refusing = JinjaChatTemplate("{{ raise_exception('rendered') }}", card.tokenizer)
+    with pytest.raises(MuchNew):  # before anything is escaped and rendered
+        refusing.encode_chat(conversation(["<|end|>" + "x" * 2000]), new_chars=1000)
+    few = conversation(["<|x <|end|> short"])
+    assert template.encode_chat(few, new_chars=1000).tolist() == template.encode_chat(few).tolist()

@@ -1,0 +1,44 @@
+"""What is worked on within the event loop, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pinyon.model.card import load_card
+from pinyon.model.chat_template import JinjaChatTemplate
+from pinyon.model.tokenizer import HfTokenizer
+from services.lb.openai_parse import PLAIN
+from services.lb.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, Prompts
+
+CARD = load_card(str(Path(__file__).parents[2] / "data" / "golden_text" / "qwen2-bytes"))
+
+
+@pytest.mark.parametrize(
+    ("chars", "elsewhere"), [(20, False), (INLINE_CHARS + 4 * NEW_CHARS, True), (THREAD_CHARS, True)]
+)
+async def test_what_a_template_writes_beside_messages_is_part_of_their_size(chars: int, elsewhere: bool) -> None:
+    text = " ".join(f"{chars}{number * 7919:x}" for number in range(chars))[:chars]
+    assert isinstance(CARD.tokenizer, HfTokenizer)
+    template = JinjaChatTemplate("{{ names.one[0] }}{{ messages[0].content }}", CARD.tokenizer)
+    card: Any = SimpleNamespace(
+        tokenizer=CARD.tokenizer, path=None, chat_template=template, config=CARD.config, name="m"
+    )
+    sent: list[str] = []
+
+    async def run(holder: str, work: Any, *args: Any) -> Any:
+        sent.append(holder)
+        return work(*args)
+
+    off_loop: Any = SimpleNamespace(run=run)
+    view: Any = SimpleNamespace(model=lambda _: SimpleNamespace(max_context=1 << 20))
+    chains: Any = None
+    prompts = Prompts(card, view, off_loop, chains, 16, 16)
+    messages = [{"role": "user", "content": "hi"}]
+    rendering = PLAIN._replace(variables={"names": {"one": [text]}})
+    tokens = await prompts.tokenize(messages, "messages", rendering, "a")
+    assert tokens == template.encode_chat(messages, rendering.variables).tobytes()
+    assert sent == (["a"] if elsewhere else [])
