@@ -13,12 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinyon.core.errors import Unavailable
+from services import restarts
 from services.lb.processes.child import Child
 from services.lb.processes.parent import Family
 from services.process import ServiceProcess
@@ -200,6 +202,17 @@ async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
     ):
         await family.watch(asyncio.Event())
     await family.close()
+
+
+async def test_one_that_hangs_when_it_is_started_again_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
+    """However long its starts take: none of them counts as quick by the clock here."""
+    monkeypatch.setattr(restarts, "QUICK_S", 0.0)
+    hangs = "import os, sys, threading; os.path.exists({0!r}) and threading.Event().wait(); open({0!r}, 'x'); "
+    family = Family([child(hangs.format(str(tmp_path / "once")) + SERVES)], 1.0, quick_deaths_max=0)
+    await family.start()
+    family.start_s = 0.2
+    with pytest.raises(Unavailable, match=r"not ready within 0\.2 s, as it had soon after 0 starts before: given up"):
+        await asyncio.wait_for(family.watch(asyncio.Event()), WAIT_S)
 
 
 async def test_one_that_does_not_come_up_ends_all() -> None:

@@ -54,7 +54,8 @@ class Family(Collector):
         within half a minute of its start each, in a row, one more ends all."""
         self.children = children
         self._drain_s = drain_s
-        self._start_s = start_s
+        self.start_s = start_s
+        """For a process to serve, from its start."""
         self._quick_deaths_max = quick_deaths_max
         self._restarts = 0
         self._merged = Merged()
@@ -63,7 +64,7 @@ class Family(Collector):
 
     async def start(self) -> None:
         """Returns when all serve. Raises :class:`Unavailable` if one does not; then some may run, see :meth:`close`."""
-        starting = [asyncio.ensure_future(child.start(self._start_s)) for child in self.children]
+        starting = [asyncio.ensure_future(child.start(self.start_s)) for child in self.children]
         try:
             await asyncio.gather(*starting)
         finally:
@@ -96,9 +97,9 @@ class Family(Collector):
     async def _keep(self, child: Child) -> None:
         """Alive. Raises :class:`Unavailable`."""
         restarts = Restarts(time.monotonic(), self._quick_deaths_max)
-        how = await self._end_of(child)
+        how, served = await self._end_of(child), True
         while True:
-            pause_s = restarts.died(time.monotonic())
+            pause_s = restarts.died(time.monotonic(), served)
             if pause_s is None:
                 before = f"{self._quick_deaths_max} start{'' if self._quick_deaths_max == 1 else 's'}"
                 raise Unavailable(f"{how}, as it had soon after {before} before: given up")
@@ -107,12 +108,12 @@ class Family(Collector):
             self._restarts += 1
             restarts.started(time.monotonic())
             try:
-                await child.start(self._start_s)
+                await child.start(self.start_s)
             except Unavailable as error:
-                how = error.message
+                how, served = error.message, False
                 continue
             _log.info("%s is back", child)
-            how = await self._end_of(child)
+            how, served = await self._end_of(child), True
 
     async def _end_of(self, child: Child) -> str:
         who = str(child)

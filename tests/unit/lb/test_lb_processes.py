@@ -102,6 +102,12 @@ def test_a_port_that_is_taken_is_not_shared(reuse_port: bool) -> None:
         HeldPort(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
+def test_a_port_has_one_holder() -> None:
+    """Also before any process listens there."""
+    with closing(HeldPort("127.0.0.1:0")) as held, pytest.raises(Unavailable, match="in use"):
+        HeldPort(held.address)
+
+
 def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
     with closing(HeldPort("127.0.0.1:0")) as held:
         port = int(held.address.rpartition(":")[2])
