@@ -1,7 +1,8 @@
 """What each of several processes is told: its own addresses and name, and its share of what all together may hold.
 
 No I/O: settings in, command lines out. A limit on what clients can make a host hold stays a limit for all processes
-together (each has a part, rounded up); what is asked of each request stays as it is.
+together (each has a part, rounded up); what is asked of each request stays as it is. What servers have room for each
+process divides by itself: it depends on what they say.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def process_arguments(settings: LbSettings, instance_id: str, number: int, http_
     }
     if settings.journal:
         values["journal"] = f"{settings.journal}.{number}"
+    if settings.upstream:
+        values["upstream_sharers"] = str(settings.processes)
     for name in DIVIDED:
         if name.startswith("upstream_") and not settings.upstream:
             continue  # it is of use with servers only

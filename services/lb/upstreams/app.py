@@ -278,7 +278,10 @@ class _Servers:
             settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s
         )
         key = self._keys.of(str(url))
-        return Server(url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls)
+        return Server(
+            url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls,
+            settings.upstream_sharers,
+        )  # fmt: skip
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:

@@ -55,6 +55,7 @@ def test_each_process_has_a_name_ports_and_a_journal_of_its_own() -> None:
     for child in children:
         assert (child.processes, child.http_listen, child.http_reuse_port) == (1, "127.0.0.1:8000", True)
         assert (child.metrics_listen, child.admin_listen) == ("127.0.0.1:0", "127.0.0.1:0")
+    assert [child.upstream_sharers for child in children_of(*words, *UPSTREAM)] == [3, 3, 3]
     assert children_of("--processes", "2", "--listen", "[::1]:7000")[1].listen == "[::1]:7001"
     assert children_of("--processes", "2", "--metrics-listen", "")[1].metrics_listen == ""
 
