@@ -125,6 +125,9 @@ class LbSettings(JournalSettings):
     http_reuse_port: bool = Field(
         False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
     )
+    heartbeat_fd: int = Field(
+        -1, description="file descriptor to say on twice a second that the event loop runs, as --processes has it"
+    )
     admin_listen: Address = Field(
         "127.0.0.1:0", description="host:port of the gRPC server for who has a certificate; with TLS only"
     )
