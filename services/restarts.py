@@ -28,9 +28,12 @@ class Restarts:
     def started(self, now_s: float) -> None:
         self._started_s = now_s
 
-    def died(self, now_s: float) -> float | None:
-        """The pause before its next start: it doubles with every quick death in a row. None: there were too many."""
-        if now_s - self._started_s < QUICK_S:
+    def died(self, now_s: float, served: bool = True) -> float | None:
+        """The pause before its next start: it doubles with every quick death in a row. None: there were too many.
+
+        Who had not come to serve died quickly, however long that took.
+        """
+        if not served or now_s - self._started_s < QUICK_S:
             self._quick += 1
         else:
             self._quick = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,7 @@ from services.lb.line import Line
 from services.lb.metrics import LbMetrics
 from services.lb.models import Models
 from services.lb.off_loop import OffLoop
+from services.lb.processes.heartbeat import Heartbeat
 from services.lb.processes.shares import check_clients
 from services.lb.prompts import Prompts
 from services.lb.readiness import Readiness
@@ -127,15 +128,17 @@ class Lb:
             await self.close(0)
             raise
 
-    async def close(self, drain_s: float, lame_duck_s: float = 0.0) -> None:
+    async def close(
+        self, drain_s: float, lame_duck_s: float = 0.0, wait: Callable[[float], Awaitable[bool | None]] = asyncio.sleep
+    ) -> None:
         """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
-        and end it; leaves nothing."""
+        and end it; leaves nothing. ``wait`` may end sooner and say that somebody else wants its ports."""
         self.app.draining = True
         self.membership.session.wake()  # somebody else is to serve its instances by the time it is gone
         self.http.announce()
         await self.grpc.begin_drain()
-        if lame_duck_s:
-            await asyncio.sleep(lame_duck_s)
+        wanted = await wait(lame_duck_s)
+        ports = asyncio.ensure_future(self.grpc.drain(drain_s)) if wanted else None
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         # Also when all of the time is used up: what an ended call had not sent yet would be lost.
@@ -143,6 +146,8 @@ class Lb:
         self.recorder.close()
         self.inbound.end()
         await self.grpc.drain(max(tell_s, drain_s - (time.monotonic() - started_s)))
+        if ports is not None:
+            await ports
         await self.membership.close()
         await self.readiness.close()
         await self.regions.close()
@@ -373,9 +378,14 @@ async def run(settings: LbSettings, context: ServiceContext) -> None:
         context.files.add(
             "upstream API key file", [Path(upstream_keys)], partial(read_upstream_keys, upstream_keys), lb.use_keys
         )
-    endpoints = await lb.start()
-    context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
+    heartbeat = Heartbeat(settings.heartbeat_fd)
     try:
-        await context.stopping.wait()
+        endpoints = await lb.start()
+        heartbeat.start()
+        context.ready({name: settings.reachable(address) for name, address in endpoints.items()})
+        try:
+            await context.stopping.wait()
+        finally:
+            await lb.close(settings.drain_s, settings.lame_duck_s, heartbeat.alone)
     finally:
-        await lb.close(settings.drain_s, settings.lame_duck_s)
+        heartbeat.close()

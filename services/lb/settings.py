@@ -125,6 +125,9 @@ class LbSettings(JournalSettings):
     http_reuse_port: bool = Field(
         False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
     )
+    heartbeat_fd: int = Field(
+        -1, description="file descriptor to say on twice a second that the event loop runs, as --processes has it"
+    )
     admin_listen: Address = Field(
         "127.0.0.1:0", description="host:port of the gRPC server for who has a certificate; with TLS only"
     )
@@ -216,6 +219,13 @@ class LbSettings(JournalSettings):
     )
     upstream_capacity: int = Field(
         0, ge=0, le=1 << 20, description="requests in a server's batch; 0: as it says, or else as is learned"
+    )
+    upstream_sharers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="load balancers that put requests on the servers, as --processes has it: each "
+        "takes its part of their room",
     )
     upstream_connections: int = Field(4096, ge=1, le=1 << 16, description="connections to one server at most")
     upstream_connect_s: float = Field(2.0, gt=0, le=60, description="time for a connection to a server to be made")

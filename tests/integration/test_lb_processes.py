@@ -13,13 +13,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
+from services import restarts
 from services.lb.processes.child import Child
+from services.lb.processes.heartbeat import Heartbeat, HeartbeatReceiver
+from services.lb.processes.held_port import HeldPort
 from services.lb.processes.parent import Family
 from services.process import ServiceProcess
 from tests.forks import forked
@@ -76,11 +81,11 @@ def both_serve(counted: dict[tuple[str, ...], float]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Processes]:
+async def running(folder: Path, lame_duck_s: int = 0) -> AsyncIterator[Processes]:
     server = FakeServer()
     await server.start()
     arguments = [
-        "--processes", "2", "--upstream", server.url, "--http-listen", "127.0.0.1:0", "--lame-duck-s", "0",
+        "--processes", "2", "--upstream", server.url, "--http-listen", "127.0.0.1:0", "--lame-duck-s", str(lame_duck_s),
         "--instance-id", "lb", "--drain-s", "30",
     ]  # fmt: skip
     parent = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log", forked)
@@ -111,7 +116,7 @@ async def test_they_serve_count_and_end_as_one(tmp_path: Path) -> None:
         assert refused.status == 404
         assert "--metrics-listen" in refused.json["error"]["message"]
 
-        victim = next(iter(pids))
+        victim, endpoints = next(iter(pids)), dict(parent.endpoints)
         os.kill(victim, signal.SIGKILL)
         counted = await processes.until(
             lambda now: now["pinyon_lb_process_restarts_total",] == 1 and now["pinyon_lb_processes",] == 2
@@ -120,6 +125,8 @@ async def test_they_serve_count_and_end_as_one(tmp_path: Path) -> None:
         assert len(processes.pids - pids) == 1
         assert f"(pid {victim}) was killed by SIGKILL: started again in 0.5 s" in parent.log_path.read_text()
         await processes.until(both_serve)
+        for name in ("grpc", "grpc-1"):  # where they were, is known to others
+            socket.create_connection(parse_address(endpoints[name]), WAIT_S).close()
         await processes.ask(20)
         assert (await processes.counted())[answered] == 60
 
@@ -162,11 +169,34 @@ async def _refuses(address: str) -> None:
 
 
 async def test_they_end_with_their_parent(tmp_path: Path) -> None:
-    async with running(tmp_path) as processes:
+    async with running(tmp_path, lame_duck_s=600) as processes:
         running_ = [psutil.Process(pid) for pid in processes.pids]
         processes.parent.kill()
         _, alive = await asyncio.to_thread(psutil.wait_procs, running_, WAIT_S)
         assert alive == []
+
+
+async def test_the_port_is_free_once_their_parent_is_gone(tmp_path: Path) -> None:
+    """However long they would have gone on, and although a request is under way."""
+    async with running(tmp_path, lame_duck_s=600) as processes:
+        go, begun = asyncio.Event(), asyncio.Event()
+
+        async def held(_: Asked, wire: Wire) -> None:
+            begun.set()
+            await go.wait()
+            await wire.whole(b"{}")
+
+        processes.server.answer = held
+        addresses = [processes.parent.endpoints[name] for name in ("http", "grpc", "grpc-1")]
+        async with Connection(processes.http) as connection:
+            connection.send("POST", "/v1/completions", ASK)
+            await asyncio.wait_for(begun.wait(), WAIT_S)
+            processes.parent.kill()
+            for address in addresses:
+                await _refuses(address)
+            HeldPort(addresses[0]).close()
+            go.set()
+            assert (await connection.reply()).status == 200
 
 
 def test_a_taken_port_is_told_before_anything_is_started() -> None:
@@ -202,6 +232,17 @@ async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
     await family.close()
 
 
+async def test_one_that_hangs_when_it_is_started_again_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
+    """However long its starts take: none of them counts as quick by the clock here."""
+    monkeypatch.setattr(restarts, "QUICK_S", 0.0)
+    hangs = "import os, sys, threading; os.path.exists({0!r}) and threading.Event().wait(); open({0!r}, 'x'); "
+    family = Family([child(hangs.format(str(tmp_path / "once")) + SERVES)], 1.0, quick_deaths_max=0)
+    await family.start()
+    family.start_s = 0.2
+    with pytest.raises(Unavailable, match=r"not ready within 0\.2 s, as it had soon after 0 starts before: given up"):
+        await asyncio.wait_for(family.watch(asyncio.Event()), WAIT_S)
+
+
 async def test_one_that_does_not_come_up_ends_all() -> None:
     family = Family([child(DEAF), child("raise SystemExit(4)")], 0.0)
     with pytest.raises(Unavailable, match=r"process 0 \(pid \d+\) ended with exit code 4 before it served"):
@@ -222,6 +263,76 @@ async def test_one_that_does_not_end_is_killed() -> None:
     await family.start()
     await family.close()
     assert not family.children[0].alive
+
+
+BEATS = (
+    "import os, sys, time; beat = int(sys.argv[-3]); " + SERVES + "\nwhile True: os.write(beat, b'.'); time.sleep(0.01)"
+)
+
+
+async def test_one_that_hangs_is_killed_and_started_again() -> None:
+    family = Family([child(BEATS)], 1.0, ask_s=0.1)
+    await family.start()
+    (hangs,) = family.children
+    stopping = asyncio.Event()
+    watching = asyncio.ensure_future(family.watch(stopping))
+    try:
+        pid = hangs.pid
+        hangs.signal(signal.SIGSTOP)
+        async with asyncio.timeout(WAIT_S):
+            while hangs.answers:  # noqa: ASYNC110 - the kernel has no event for us
+                await asyncio.sleep(0.01)
+            assert processes_of(family) == 0
+            while hangs.pid == pid or not hangs.answers:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert processes_of(family) == 1
+    finally:
+        stopping.set()
+        await watching
+        await family.close()
+
+
+def processes_of(family: Family) -> float:
+    return next(each.samples[0].value for each in family.collect() if each.name == "pinyon_lb_processes")
+
+
+async def test_one_that_hangs_is_not_asked_for_its_metrics() -> None:
+    """Somebody listens where it says that it shows them."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as metrics:
+        says = DEAF.replace("http", "metrics").replace("127.0.0.1:1", f"127.0.0.1:{metrics.getsockname()[1]}")
+        silent = child(says)
+        await silent.start(WAIT_S)
+        try:
+            assert [silent.ask() for _ in range(2)] == [0, 1]
+            with pytest.raises(Unavailable, match="it hangs"):
+                silent.metrics()
+            metrics.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                metrics.accept()
+        finally:
+            silent.kill()
+            await silent.ended()
+
+
+async def test_heartbeats_say_until_nobody_listens() -> None:
+    reader, writer = os.pipe()
+    heartbeat, receiver = Heartbeat(writer), HeartbeatReceiver()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: receiver, os.fdopen(reader, "rb", buffering=0))
+    assert [receiver.ask() for _ in range(3)] == [0, 1, 2]
+    for _ in range(2):
+        heartbeat.look()
+        async with asyncio.timeout(WAIT_S):
+            while receiver.ask():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert not await heartbeat.alone(0)
+    pipe.close()
+    heartbeat.start()
+    assert await heartbeat.alone(WAIT_S)
+    heartbeat.close()
+    nobody = Heartbeat(-1)
+    nobody.start()
+    assert not await nobody.alone(0)
+    nobody.close()
 
 
 async def test_one_whose_metrics_do_not_come_is_left_out() -> None:

@@ -476,7 +476,8 @@ async def test_a_burst_does_not_overshoot_between_two_reports() -> None:
         await bench.idle()
 
 
-async def test_servers_without_metrics_are_counted_by_what_they_have() -> None:
+@pytest.mark.parametrize(("capacity", "sharers"), [(2, 1), (5, 3)])
+async def test_servers_without_metrics_are_counted_by_what_they_have(capacity: int, sharers: int) -> None:
     servers, go = [FakeServer(metrics=False), FakeServer(metrics=False)], asyncio.Event()
 
     async def held(asked: Asked, wire: Wire) -> None:
@@ -485,12 +486,24 @@ async def test_servers_without_metrics_are_counted_by_what_they_have() -> None:
 
     for server in servers:
         server.answer = held
-    async with running_upstreams(*servers, upstream_capacity=2) as bench:
+    async with running_upstreams(*servers, upstream_capacity=capacity, upstream_sharers=sharers) as bench:
         tasks = [asyncio.ensure_future(bench.chat()) for _ in range(6)]
         await spin(lambda: bench.gauge("queue_requests") == 2 and sum(bench.asked) == 4)
         assert bench.asked == [2, 2]
         go.set()
         assert {reply.status for reply in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_what_a_server_has_room_for_is_shared_with_other_load_balancers() -> None:
+    """Of one that says what it runs, for all of them, that is what is free; its batch is as large as it is."""
+    says, silent = FakeServer(), FakeServer(metrics=False)
+    says.running = 6
+    async with running_upstreams(says, silent, upstream_capacity=20, upstream_sharers=4) as bench:
+        known = [bench.lb.fleet.servers[server.url] for server in (says, silent)]
+        await bench.until(lambda: known[0].report.room == 4)
+        assert [server.room_for for server in known] == [20, 5]
+    async with running_upstreams(silent, upstream_sharers=3) as bench:
+        assert bench.lb.fleet.servers[silent.url].room_for == 11  # of the 32 that are assumed
 
 
 async def test_routing_and_pushing_change_while_it_runs() -> None:

@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Final
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
+from services.lb.processes.heartbeat import HeartbeatReceiver
 from services.process import child_environment
 from services.restarts import how_it_ended
 
@@ -25,12 +26,22 @@ ANSWER_S: Final = 2.0
 
 
 class Child:
-    """``start`` → ``ended``; and again. ``command`` is without ``--ready-fd``; what it prints goes where ours does."""
+    """``start`` → ``ended``; and again. What it prints goes where ours does."""
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        again: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: (),
+    ) -> None:
+        """``command`` is without ``--ready-fd`` and ``--heartbeat-fd``; ``again`` makes of the first endpoints what
+        comes after it at later starts."""
         self.number = number
-        self._command = command
+        self._command = list(command)
+        self._again: Callable[[Mapping[str, str]], Sequence[str]] | None = again
         self._process: asyncio.subprocess.Process | None = None
+        self._heartbeat = HeartbeatReceiver()
+        self._heartbeats: asyncio.BaseTransport | None = None
         self.endpoints: dict[str, str] = {}
         """Where it serves; empty while it does not."""
 
@@ -45,45 +56,75 @@ class Child:
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def answers(self) -> bool:
+        """It serves, and was heard of lately."""
+        return bool(self.endpoints) and not self._heartbeat.missed
+
+    def ask(self) -> int:
+        """How often in a row nothing was heard of it between two such calls."""
+        return self._heartbeat.ask()
+
     async def start(self, within_s: float) -> None:
         """Returns when it serves. Raises :class:`Unavailable` if it ends before that, or is not ready in time; then it
         has ended, or been killed."""
         self.endpoints = {}
+        self._deaf()
+        beats, beat = os.pipe()
         reader, writer = os.pipe()
         try:
             # In a session of its own: a terminal's Ctrl-C is for the parent, who passes it on.
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, "--ready-fd", str(writer), stdin=asyncio.subprocess.DEVNULL, pass_fds=(writer,),
+                *self._command, "--heartbeat-fd", str(beat), "--ready-fd", str(writer),
+                stdin=asyncio.subprocess.DEVNULL, pass_fds=(beat, writer),
                 env=child_environment(os.getpid()), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             os.close(reader)
+            os.close(beats)
             raise Unavailable(f"{self} cannot be started: {error}") from None
         except BaseException:
             os.close(reader)
+            os.close(beats)
             raise
         finally:
             os.close(writer)
+            os.close(beat)
         try:
+            await self._listen(beats)
             async with asyncio.timeout(within_s):
                 line = await _line(reader)
                 if not line:
-                    raise Unavailable(f"{self} {how_it_ended(await self._process.wait())} before it served")
+                    raise Unavailable(f"{self} {await self.ended()} before it served")
         except TimeoutError:
             self.kill()
-            await self._process.wait()
+            await self.ended()
             raise Unavailable(f"{self} was not ready within {within_s:g} s") from None
         except asyncio.CancelledError:
             self.signal(signal.SIGTERM)
             raise
         said = json.loads(line)
         self.endpoints = {name: said[name] for name in said if name not in ("service", "instance_id", "pid")}
+        if self._again is not None:
+            self._command += self._again(self.endpoints)
+            self._again = None
+
+    async def _listen(self, beats: int) -> None:
+        self._heartbeat = heartbeat = HeartbeatReceiver()
+        pipe = os.fdopen(beats, "rb", buffering=0)
+        self._heartbeats, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: heartbeat, pipe)
+
+    def _deaf(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.close()
+            self._heartbeats = None
 
     async def ended(self) -> str:
         """How it did, when it has."""
         assert self._process is not None
         code = await self._process.wait()
         self.endpoints = {}
+        self._deaf()
         return how_it_ended(code)
 
     def signal(self, number: int) -> None:
@@ -99,6 +140,8 @@ class Child:
         address = self.endpoints.get("metrics", "")
         if not address:
             raise Unavailable(f"{self} does not serve")
+        if not self.answers:
+            raise Unavailable(f"{self} does not show its metrics: it hangs")
         host, port = parse_address(address)
         connection = HTTPConnection(host, port, timeout=ANSWER_S)
         try:

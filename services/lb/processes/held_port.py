@@ -43,6 +43,8 @@ def _held(family: int, host: str, port: int) -> socket.socket:
         held.bind((host, port))
         # Only now: bound with it, it would join whoever listens there with it already.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # With it, who neither listens would share the port with another who does not: another parent.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         held.close()
         raise

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,7 +23,7 @@ from services.lb.auth import load_api_keys
 from services.lb.processes.child import Child, command_of
 from services.lb.processes.held_port import HeldPort
 from services.lb.processes.merged import Merged
-from services.lb.processes.shares import check_clients, check_processes, process_arguments
+from services.lb.processes.shares import check_clients, check_processes, process_arguments, same_ports
 from services.lb.settings import LbSettings
 from services.restarts import Restarts
 
@@ -34,6 +35,10 @@ FAREWELL_S: Final = 10.0
 KILLED_S: Final = 5.0
 """For the kernel to end who was killed."""
 QUICK_DEATHS_MAX: Final = 4
+ASK_S: Final = 2.0
+"""Between two looks whether a process was heard of: several times as long as it takes from one beat to the next."""
+MISSED_MAX: Final = 5
+"""Who was not heard of at so many in a row hangs."""
 CERTIFICATE: Final = "pinyon_certificate_not_after_seconds"
 """The parent shows its own, which is that of all."""
 
@@ -49,13 +54,17 @@ class Family(Collector):
         drain_s: float,
         start_s: float = START_S,
         quick_deaths_max: int = QUICK_DEATHS_MAX,
+        ask_s: float = ASK_S,
     ) -> None:
-        """``drain_s`` is how long a process may take from SIGTERM to its end. After ``quick_deaths_max`` deaths of one
+        """``drain_s`` is how long a process may take from SIGTERM to its end, ``ask_s`` the time between two looks
+        whether it hangs. After ``quick_deaths_max`` deaths of one
         within half a minute of its start each, in a row, one more ends all."""
         self.children = children
         self._drain_s = drain_s
-        self._start_s = start_s
+        self.start_s = start_s
+        """For a process to serve, from its start."""
         self._quick_deaths_max = quick_deaths_max
+        self._ask_s = ask_s
         self._restarts = 0
         self._merged = Merged()
         self._lock = threading.Lock()
@@ -63,7 +72,7 @@ class Family(Collector):
 
     async def start(self) -> None:
         """Returns when all serve. Raises :class:`Unavailable` if one does not; then some may run, see :meth:`close`."""
-        starting = [asyncio.ensure_future(child.start(self._start_s)) for child in self.children]
+        starting = [asyncio.ensure_future(child.start(self.start_s)) for child in self.children]
         try:
             await asyncio.gather(*starting)
         finally:
@@ -96,9 +105,9 @@ class Family(Collector):
     async def _keep(self, child: Child) -> None:
         """Alive. Raises :class:`Unavailable`."""
         restarts = Restarts(time.monotonic(), self._quick_deaths_max)
-        how = await self._end_of(child)
+        how, served = await self._end_of(child), True
         while True:
-            pause_s = restarts.died(time.monotonic())
+            pause_s = restarts.died(time.monotonic(), served)
             if pause_s is None:
                 before = f"{self._quick_deaths_max} start{'' if self._quick_deaths_max == 1 else 's'}"
                 raise Unavailable(f"{how}, as it had soon after {before} before: given up")
@@ -107,18 +116,32 @@ class Family(Collector):
             self._restarts += 1
             restarts.started(time.monotonic())
             try:
-                await child.start(self._start_s)
+                await child.start(self.start_s)
             except Unavailable as error:
-                how = error.message
+                how, served = error.message, False
                 continue
             _log.info("%s is back", child)
-            how = await self._end_of(child)
+            how, served = await self._end_of(child), True
 
     async def _end_of(self, child: Child) -> str:
         who = str(child)
-        how = await child.ended()
+        asking = asyncio.ensure_future(self._kill_if_it_hangs(child))
+        try:
+            how = await child.ended()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         await asyncio.to_thread(self._forget, child)
         return f"{who} {how}"
+
+    async def _kill_if_it_hangs(self, child: Child) -> None:
+        """It keeps its part of the connections, and answers none."""
+        missed = 0
+        while missed < MISSED_MAX:
+            await asyncio.sleep(self._ask_s)
+            missed = child.ask()
+        _log.error("%s hangs: not heard of for %g s, killed", child, MISSED_MAX * self._ask_s)
+        child.kill()
 
     def _forget(self, child: Child) -> None:
         with self._lock:
@@ -152,13 +175,13 @@ class Family(Collector):
             self._ask()
             families = [each for each in self._merged.families() if each.name != CERTIFICATE]
         alive = GaugeMetricFamily("pinyon_lb_processes", "Processes that serve")
-        alive.add_metric([], sum([bool(child.endpoints) for child in self.children]))
+        alive.add_metric([], sum([child.answers for child in self.children]))
         restarts = CounterMetricFamily("pinyon_lb_process_restarts", "Starts of processes in place of those that ended")
         restarts.add_metric([], self._restarts)
         return iter([alive, restarts, *families])
 
     def _ask(self) -> None:
-        """All at once: one that hangs costs its own time only."""
+        """All at once, but those that hang."""
         with ThreadPoolExecutor(len(self.children)) as pool:
             asked = [(child, pool.submit(child.metrics)) for child in self.children]
         for child, page in asked:
@@ -182,6 +205,7 @@ async def run_processes(settings: LbSettings, context: ServiceContext, arguments
                 Child(
                     number,
                     command_of([*arguments, *process_arguments(settings, context.instance_id, number, held.address)]),
+                    partial(same_ports, settings),
                 )
                 for number in range(settings.processes)
             ],

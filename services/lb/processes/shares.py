@@ -1,12 +1,13 @@
 """What each of several processes is told: its own addresses and name, and its share of what all together may hold.
 
 No I/O: settings in, command lines out. A limit on what clients can make a host hold stays a limit for all processes
-together (each has a part, rounded up); what is asked of each request stays as it is.
+together (each has a part, rounded up); what is asked of each request stays as it is. What servers have room for each
+process divides by itself: it depends on what they say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pinyon.core.address import parse_address
@@ -14,7 +15,7 @@ from pinyon.core.errors import InvalidArgument
 from services.lb.auth import Client
 from services.lb.settings import LbSettings
 
-__all__ = ["DIVIDED", "check_clients", "check_processes", "process_arguments", "process_id"]
+__all__ = ["DIVIDED", "check_clients", "check_processes", "process_arguments", "process_id", "same_ports"]
 
 DIVIDED: Final = (
     "in_flight_limit", "queue_limit", "connections_limit", "connections_per_peer", "requests_per_peer",
@@ -74,11 +75,24 @@ def process_arguments(settings: LbSettings, instance_id: str, number: int, http_
     }
     if settings.journal:
         values["journal"] = f"{settings.journal}.{number}"
+    if settings.upstream:
+        values["upstream_sharers"] = str(settings.processes)
     for name in DIVIDED:
         if name.startswith("upstream_") and not settings.upstream:
             continue  # it is of use with servers only
         values[name] = str(_share(getattr(settings, name), settings.processes))
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def same_ports(settings: LbSettings, endpoints: Mapping[str, str]) -> list[str]:
+    """What comes after that when the process is started again: where it served is known to others."""
+    words = []
+    for name, option, listen in (
+        ("grpc", "--listen", settings.listen), ("admin", "--admin-listen", settings.admin_listen),
+    ):  # fmt: skip
+        if listen and name in endpoints:
+            words += [option, _at(parse_address(listen)[0], parse_address(endpoints[name])[1])]
+    return words
 
 
 def _share(limit: int, count: int) -> int:
@@ -90,7 +104,11 @@ def _next(address: str, number: int) -> str:
     if not address:
         return ""
     host, port = parse_address(address)
-    return f"[{host}]:{port and port + number}" if ":" in host else f"{host}:{port and port + number}"
+    return _at(host, port and port + number)
+
+
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _bad(message: str) -> InvalidArgument:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -108,18 +108,22 @@ class UpstreamLb:
             await self.close(0)
             raise
 
-    async def close(self, drain_s: float, lame_duck_s: float = 0.0) -> None:
+    async def close(
+        self, drain_s: float, lame_duck_s: float = 0.0, wait: Callable[[float], Awaitable[bool | None]] = asyncio.sleep
+    ) -> None:
         """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
-        and end it; leaves nothing."""
+        and end it; leaves nothing. ``wait`` may end sooner and say that somebody else wants its ports."""
         self.app.draining = True
         self.http.announce()
         await self.grpc.begin_drain()
-        if lame_duck_s:
-            await asyncio.sleep(lame_duck_s)
+        wanted = await wait(lame_duck_s)
+        ports = asyncio.ensure_future(self.grpc.drain(drain_s)) if wanted else None
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         self.inbound.end()
         await self.grpc.drain(max(0.0, drain_s - (time.monotonic() - started_s)) if self.inbound.requests else 0)
+        if ports is not None:
+            await ports
         await self.membership.close()
         await self.regions.close()
         await self.readiness.close()
@@ -278,7 +282,10 @@ class _Servers:
             settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s
         )
         key = self._keys.of(str(url))
-        return Server(url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls)
+        return Server(
+            url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls,
+            settings.upstream_sharers,
+        )  # fmt: skip
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from pinyon.routing.learned_capacity import LearnedCapacity
+from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
 from pinyon.routing.server_load import ServerKind
 from pinyon.routing.target import Report
 from services.lb.upstreams.answer import Sourced
@@ -25,8 +25,8 @@ class Server:
     """Changed by the :class:`services.lb.upstreams.fleet.Fleet` and who watches servers for it."""
 
     __slots__ = ("_fixed", "_prefix", "capacity", "gone", "healthy", "kind", "lacks", "learned", "models", "name",
-                 "outstanding", "pool", "probes", "removed", "report", "rests_until_s", "told_capacity",
-                 "url")  # fmt: skip
+                 "outstanding", "pool", "probes", "removed", "report", "rests_until_s", "sharers",
+                 "told_capacity", "url")  # fmt: skip
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class Server:
         capacity: int,
         key: str = "",
         tls: ssl.SSLContext | None = None,
+        sharers: int = 1,
     ) -> None:
-        """``capacity`` in requests; 0: it is not set. ``key`` is for its Authorization field."""
+        """``capacity`` in requests; 0: it is not set. ``key`` is for its Authorization field. So many load balancers
+        on this host send to it, this one among them."""
         self.url = url
         self.name = str(url)
         self.pool = Pool(url, limits, connections, tls)
@@ -45,7 +47,8 @@ class Server:
         self.capacity = capacity
         self.told_capacity = 0
         """What it said of itself."""
-        self.learned = LearnedCapacity()
+        self.sharers = sharers
+        self.learned = LearnedCapacity(self.share_of(CAPACITY_GUESS))
         self.kind: ServerKind | None = None
         """By its metrics; None: it shows none that are understood."""
         self.models: dict[str, Mapping[str, Any]] = {}
@@ -73,9 +76,15 @@ class Server:
 
     @property
     def room_for(self) -> int:
-        """Requests its batch holds, as it was set, said or, of who says nothing of its load, learned; 0: unknown."""
-        known = self.capacity or self.told_capacity
-        return known if known or self.kind is not None else self.learned.value
+        """Requests its batch holds, as it was set or said; 0: unknown. Of who says nothing of its load, and so of what
+        others send: our share of what was set, or what is learned."""
+        if self.kind is not None:
+            return self.capacity or self.told_capacity
+        return self.share_of(self.capacity or self.told_capacity) or self.learned.value
+
+    def share_of(self, requests: int) -> int:
+        """Rounded up."""
+        return -(-requests // self.sharers)
 
     def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Sourced]:
         """See :meth:`services.lb.upstreams.pool.Pool.send`."""

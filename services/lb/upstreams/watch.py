@@ -193,7 +193,7 @@ class _Load:
             self._misses = 0
         if load is not None:
             if capacity := server.room_for:
-                load = Report(load.pending, load.running, max(0, capacity - load.running))
+                load = Report(load.pending, load.running, server.share_of(max(0, capacity - load.running)))
             self._fleet.report(server, load, marks)
         return max(self._times.load_s, min(REST * took_s, FRESH_S - 2 * took_s))
 

@@ -55,6 +55,7 @@ def test_each_process_has_a_name_ports_and_a_journal_of_its_own() -> None:
     for child in children:
         assert (child.processes, child.http_listen, child.http_reuse_port) == (1, "127.0.0.1:8000", True)
         assert (child.metrics_listen, child.admin_listen) == ("127.0.0.1:0", "127.0.0.1:0")
+    assert [child.upstream_sharers for child in children_of(*words, *UPSTREAM)] == [3, 3, 3]
     assert children_of("--processes", "2", "--listen", "[::1]:7000")[1].listen == "[::1]:7001"
     assert children_of("--processes", "2", "--metrics-listen", "")[1].metrics_listen == ""
 
@@ -100,6 +101,12 @@ def test_a_port_that_is_taken_is_not_shared(reuse_port: bool) -> None:
         pytest.raises(Unavailable, match=r"cannot listen on 127\.0\.0\.1:.*in use"),
     ):
         HeldPort(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_a_port_has_one_holder() -> None:
+    """Also before any process listens there."""
+    with closing(HeldPort("127.0.0.1:0")) as held, pytest.raises(Unavailable, match="in use"):
+        HeldPort(held.address)
 
 
 def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
