@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 
 import grpc
@@ -42,6 +42,9 @@ PATIENCE_S = 0.5
 GROWTH_MAX = usually(107, long=110) / 100
 """Up to 4 % are seen when nothing is kept. Of the size of what is allowed: 6 KiB kept for each message that a process
 gets, a fifth of all, or 2 KiB for each HTTP request that has a handler."""
+
+LOOKS = 3
+"""At most, at who has grown."""
 
 STATUS_LOST = "Internal error from Core"
 """What grpc's client puts in the place of the status when it still writes as the call ends."""
@@ -176,12 +179,18 @@ class Siege:
         await self._clients.exact()
         await wait_idle(self._cluster)
 
-    async def has_harmed_nobody(self) -> None:
+    async def has_harmed_nobody(self, more: Callable[[], Awaitable[None]]) -> None:
+        """``more`` sends some more. An allocator may hold what nobody does, until it is asked again; a leak stays."""
         cluster, before = self._cluster, self._before
-        await self._serves()
-        after = self._memory()
-        print("\n".join(f"{name}: {before[name]} -> {after[name]} KiB" for name in sorted(before)))
-        grown = {name for name in before if after[name] > GROWTH_MAX * before[name]}
+        grown = set(before)
+        for _ in range(LOOKS):
+            await self._serves()
+            after = self._memory()
+            print("\n".join(f"{name}: {before[name]} -> {after[name]} KiB" for name in sorted(before)))
+            grown &= {name for name in before if after[name] > GROWTH_MAX * before[name]}
+            if not grown:
+                break
+            await more()
         assert not grown, f"grown: {grown}"
         logs = {name: service.log_path.read_text(errors="replace") for name, service in cluster.services.items()}
         defects = {name for name, text in logs.items() if "Traceback" in text or "uncaught" in text}
@@ -217,7 +226,7 @@ async def test_hostile_messages(besieged: LocalCluster, clients: Clients) -> Non
         for line in sorted(attacker.codes):
             print(f"{attacker.codes[line]:6} {line}")
         assert not attacker.wrong, "\n".join(attacker.wrong)
-        await siege.has_harmed_nobody()
+        await siege.has_harmed_nobody(lambda: attacker.send(MESSAGES // 8))
     finally:
         for each in channels.values():
             await each.close()
@@ -304,4 +313,4 @@ async def test_hostile_http(besieged: LocalCluster, clients: Clients) -> None:
     assert attacker.statuses[400] > REQUESTS // 10
     assert attacker.statuses[200] > REQUESTS // 10
     assert attacker.statuses[408] > 0
-    await siege.has_harmed_nobody()
+    await siege.has_harmed_nobody(lambda: attacker.send(REQUESTS // 8))
