@@ -79,13 +79,11 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(beat, writer),
                 env=child_environment(os.getpid()), start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
+        except BaseException as error:
             os.close(reader)
             os.close(beats)
-            raise Unavailable(f"{self} cannot be started: {error}") from None
-        except BaseException:
-            os.close(reader)
-            os.close(beats)
+            if isinstance(error, OSError):
+                raise Unavailable(f"{self} cannot be started: {error}") from None
             raise
         finally:
             os.close(writer)
