@@ -21,6 +21,7 @@ COMPILED = (
     "decisions/*.py",
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     *(f"messages/{name}.py" for name in ("checks", "explanation", "instance", "placement", "request_class")),
+    *(f"model/{name}.py" for name in ("markers", "word_table", "word_tokens")),
     "store/objects.py",
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("batch", "slicing", "small", "spans", "stats", "submissions")),

@@ -32,8 +32,12 @@ WORDS = [
     *MARKERS, "<|", "<|en", "|>", "</", "\u2581",
 ]  # fmt: skip
 ASCII = st.text(st.characters(max_codepoint=127), max_size=60)
+SPACED = st.text("aB1 \n\r\t\x0b/.'", max_size=60)
+"""Where a text may be cut is decided by these."""
 TEXT = st.lists(
-    st.one_of(st.sampled_from(WORDS), st.sampled_from(WORDS).map(lambda word: f" {word} "), ASCII, st.text(max_size=8)),
+    st.one_of(
+        st.sampled_from(WORDS), st.sampled_from(WORDS).map(lambda word: f" {word} "), ASCII, SPACED, st.text(max_size=8)
+    ),
     max_size=40,
 ).map("".join)
 

@@ -1,14 +1,13 @@
-"""Tokens of texts that byte-level BPE cuts into words first: by a memory of words, of what is between two spaces, and
-of runs of that.
+"""Tokens of texts that byte-level BPE cuts into words first: by a memory of words, of the pieces that a text has
+between spaces and line ends, and of runs of these.
 
 The library spends four fifths of its time on cutting and on looking up words that it has seen a thousand times. Here a
-run of some 500 characters that came before (a system prompt, an earlier turn) costs one lookup, and so does what is
-between two spaces; the rest is cut into words, and only new ones go to the library's model. The tokens are those of
-the library, because
+run of some 500 characters that came before (a system prompt, an earlier turn) costs one lookup, and so does a piece;
+the rest is cut into words, and only new ones go to the library's model. The tokens are those of the library, because
 
 - a word's tokens depend on the word alone (:func:`known_words` names the tokenizers of which that is true);
 - no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter, so a text
-  can be cut there, and each part on its own;
+  can be cut there, and each part on its own (:mod:`pinyon.model.word_table` says where else);
 - their regular expressions are written once more for ASCII, where the classes of both libraries agree, and whatever
   is not ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut.
 """
@@ -20,7 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from sys import getsizeof
 from typing import Any
 
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
 from pinyon.model.markers import MARKER_CHARS, Markers
+from pinyon.model.word_table import PIECE_BYTES, WordTable
 
 __all__ = ["Memory", "MuchNew", "WordTokens", "known_words"]
 
@@ -29,14 +32,16 @@ RUN_CHARS_MAX = 4 * RUN_CHARS
 """A longer one, which has no place to cut it, is not kept."""
 RUNS_BYTES = 6 << 20
 WORDS_BYTES = 6 << 20
-"""Of each of two generations: some 29,000 words, and as many of what is between spaces."""
+"""Of each of two generations: some 29,000 words and long pieces."""
 ENTRY_BYTES = 128
 """What an entry takes beside its two objects."""
 LEARNED = 16
 """New words of one run, which the library's model takes one by one; with more, the run goes to the library whole,
 which takes less."""
 KNOWN_PART = 8
-"""A run of known words takes an eighth of the time that the library takes for it,"""
+"""A run of known pieces takes less than an eighth of the time that the library takes for it,"""
+PIECE_CHARS = 4
+"""any other piece of known words as long as so many characters take the library,"""
 WORD_CHARS = 12
 """and each new word as long as so many characters take the library, or as it has."""
 
@@ -64,8 +69,6 @@ _IN_ASCII = {
     r"\p{L}": "[A-Za-z]",
     r"\p{N}": "[0-9]",
 }
-
-_CUT = re.compile(r"[A-Za-z](?=[ \n])")
 
 
 class MuchNew(Exception):
@@ -97,7 +100,7 @@ class Memory:
 
     def get_all(self, texts: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = list(map(self._young.get, texts))
-        if None in found:
+        if not all(found):  # a tenth of what it takes to look for None
             found = [self.get(text) if one is None else one for one, text in zip(found, texts, strict=True)]
         return found
 
@@ -136,8 +139,7 @@ class WordTokens:
         self._markers = Markers(markers) if markers else None
         self._word, self._whole = word, whole
         self._words, self._runs = Memory(words_bytes), Memory(runs_bytes)
-        self._spaced = Memory(words_bytes)
-        """By what is behind a space, up to the next one."""
+        self._table = WordTable(line_ends=r"\s*[\r\n]+" in pattern)
 
     def encode(self, text: str, new_chars: int | None = None, whose: str = "") -> bytes:
         """Runs are remembered for ``whose`` they are: nobody can find out by timing what others have asked, but for
@@ -165,8 +167,7 @@ class WordTokens:
         """The tokens of a text without markers; what is left of ``new_chars``."""
         start, size = 0, len(text)
         while start < size:
-            cut = _CUT.search(text, start + RUN_CHARS) if size - start > RUN_CHARS else None
-            end = size if cut is None else cut.end()
+            end = _cut(text, start + RUN_CHARS, size)
             run = text if end - start == size else text[start:end]
             name = owner + run
             found = self._runs.get(name)
@@ -189,34 +190,32 @@ class WordTokens:
         return found
 
     def _by_words(self, run: str) -> tuple[bytes, int]:
-        # At these spaces no text may be cut.
-        if "  " in run or "\n " in run or "\t " in run or "\r " in run or "\x0b " in run or "\x0c " in run:
-            tokens, _, work = self._of_words(run, LEARNED)
-            return (self._whole(run), len(run) + work) if tokens is None else (tokens, len(run) // KNOWN_PART + work)
-        texts = run.split(" ")
-        found = self._spaced.get_all(texts)
-        found[0] = None if texts[0] else b""  # before it there is no space
-        learned, total = 0, 0
-        fresh: dict[str, bytes] = {}
-        for at in [at for at, one in enumerate(found) if one is None]:
-            tokens = fresh.get(texts[at]) if at else None
+        text, out = run.encode("ascii"), BytesWriter()
+        size: i64 = len(text)
+        learned, work = 0, len(run) // KNOWN_PART
+        at, end = self._table.scan(text, 0, out)
+        while at < size:
+            piece = run[at:end]
+            tokens = self._words.get(piece)
             if tokens is None:
-                tokens, new, work = self._of_words(f" {texts[at]}" if at else texts[at], LEARNED - learned)
-                learned, total = learned + new, total + work
+                tokens, new, more = self._of_words(piece, LEARNED - learned)
+                learned, work = learned + new, work + more + PIECE_CHARS
                 if tokens is None:
-                    return self._whole(run), len(run) + total
-                if at:
-                    fresh[texts[at]] = tokens
-                    self._spaced.put(texts[at], tokens)
-            found[at] = tokens
-        return b"".join(found), len(run) // KNOWN_PART + total  # type: ignore[arg-type]
+                    return self._whole(run), len(run) + work
+                if not self._table.put(text[at:end], tokens):
+                    self._words.put(piece, tokens)
+            elif end - at <= PIECE_BYTES:
+                self._table.put(text[at:end], tokens)
+            out.write(tokens)
+            at, end = self._table.scan(text, end, out)
+        return out.getvalue(), work
 
     def _of_words(self, text: str, most: int) -> tuple[bytes | None, int, int]:
         """How many of its words were new and learned, and how many characters these count for, too. No tokens if more
         than ``most`` are new."""
         words = self._find(text)
         found = self._words.get_all(words)
-        if None not in found:
+        if all(found):
             return b"".join(found), 0, 0  # type: ignore[arg-type]
         new = list({word: None for word, one in zip(words, found, strict=True) if one is None})
         learned = {word: self._word(word) for word in new[:most]}
@@ -227,6 +226,18 @@ class WordTokens:
             return None, most, work
         all_tokens = [learned[word] if one is None else one for one, word in zip(found, words, strict=True)]
         return b"".join(all_tokens), len(new), work
+
+
+def _cut(text: str, at: i64, size: i64) -> i64:
+    """The first place behind ``at`` that is between a letter and a space or a line's end, else ``size``."""
+    before: i64 = 0
+    while at < size:
+        char: i64 = ord(text[at])
+        if (char == 32 or char == 10) and (65 <= before <= 90 or 97 <= before <= 122):
+            return at
+        before = char
+        at += 1
+    return size
 
 
 def _left(new_chars: int | None, work: int) -> int | None:

@@ -1,0 +1,182 @@
+"""Tokens of short pieces of texts in ASCII, cut and looked up in one pass over the text.
+
+What is looked up in a dictionary costs an object for the piece, and one line of the processor's cache each for the
+dictionary's index, its entry, the key and the value. Here a piece and its tokens are four numbers side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import BytesWriter, read_i32_le, write_i32_le
+from librt.threading import Lock
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+__all__ = ["PIECE_BYTES", "TOKENS", "WordTable"]
+
+PIECE_BYTES: Final = 17
+TOKENS: Final = 6
+"""Of one piece at most,"""
+ID_END: Final = (1 << 21) - 1
+"""with smaller ids."""
+SETS: Final = 1 << 14
+WAYS: Final = 4
+"""Of so many pieces each, in any order: where more belong, one of them is forgotten. 65,536 take 2 MiB."""
+
+_NUMBERS: Final = 4
+"""Of an entry: its first characters, the others with how many there are, three tokens, and three more."""
+_SET: Final = _NUMBERS * WAYS
+_LOW: Final = 9
+"""Characters in the first number, 7 bits each."""
+_LENGTH: Final = 56
+_ODD: Final = 0x9E3779B97F4A7C1
+_ODDER: Final = 0xC2B2AE3D27D4EB5
+_TOGETHER: Final = 3
+_ID_BITS: Final = 21
+"""Of an id and one: no token is 0."""
+
+
+class WordTable:
+    """``line_ends``: a line's end belongs to the word before it or is one with the whitespace before it, and nothing
+    behind it is part of that word; else only one that stands by itself is known to end a word.
+
+    It forgets by itself. Threads may share it.
+    """
+
+    def __init__(self, *, line_ends: bool, sets: int = SETS) -> None:
+        """``sets``: a power of two."""
+        self._line_ends = line_ends
+        self._sets: i64 = sets
+        self._table = vec[i64]([0] * (sets * _SET))
+        self._turn: i64 = 0
+        self._lock = Lock()
+
+    def scan(self, text: bytes, at: i64, out: BytesWriter) -> tuple[i64, i64]:
+        """Adds tokens of ``text`` from ``at`` on, where a piece begins, up to the first piece that is not known: where
+        that begins and ends, or twice the end of the text."""
+        size: i64 = len(text)
+        table = self._table
+        self._lock.acquire()
+        try:
+            while at < size:
+                end, low, high = self._piece(text, at, size)
+                if end - at > PIECE_BYTES:
+                    return at, end
+                place = self._place(low, high)
+                last = place + _SET
+                while place < last and not (table[place] == low and table[place + 1] == high):
+                    place += _NUMBERS
+                if place == last:
+                    return at, end
+                _write(out, table[place + 2])
+                _write(out, table[place + 3])
+                at = end
+            return size, size
+        finally:
+            self._lock.release()
+
+    def put(self, piece: bytes, tokens_le32: bytes) -> bool:
+        """``piece``: one that :meth:`scan` has named. Whether it is known from now on: it is short, and so are its
+        tokens."""
+        size: i64 = len(piece)
+        count: i64 = len(tokens_le32) // 4
+        if size > PIECE_BYTES or not 0 < count <= TOKENS:
+            return False
+        one: i64 = 0
+        other: i64 = 0
+        at: i64 = 0
+        while at < count:
+            token = i64(read_i32_le(tokens_le32, 4 * at))
+            if not 0 <= token < ID_END:
+                return False
+            if at < _TOGETHER:
+                one |= token + 1 << _ID_BITS * at
+            else:
+                other |= token + 1 << _ID_BITS * (at - _TOGETHER)
+            at += 1
+        low: i64 = 0
+        high: i64 = 0
+        at = 0
+        while at < size:
+            if at < _LOW:
+                low = low << 7 | piece[at]
+            else:
+                high = high << 7 | piece[at]
+            at += 1
+        high |= size << _LENGTH
+        table = self._table
+        start = self._place(low, high)
+        self._lock.acquire()
+        place = start
+        while place < start + _SET and table[place + 1] and not (table[place] == low and table[place + 1] == high):
+            place += _NUMBERS
+        if place == start + _SET:
+            self._turn = (self._turn + 1) % WAYS
+            place = start + self._turn * _NUMBERS
+        table[place] = low
+        table[place + 1] = high
+        table[place + 2] = one
+        table[place + 3] = other
+        self._lock.release()
+        return True
+
+    def _place(self, low: i64, high: i64) -> i64:
+        return ((low * _ODD + high * _ODDER) >> 28 & (self._sets - 1)) * _SET
+
+    def _piece(self, text: bytes, at: i64, size: i64) -> tuple[i64, i64, i64]:
+        """Where the piece ends that begins at ``at``, and its two numbers if it is not too long.
+
+        A text may be cut before a space that is the last whitespace before something else, and behind a line's end
+        unless what is behind it could go on with that (``/`` does in one tokenizer)."""
+        low: i64 = text[at]
+        high: i64 = 0
+        before: i64 = low
+        end = at + 1
+        while end < size:
+            byte: i64 = text[end]
+            if byte == 32:
+                if end + 1 < size:
+                    following: i64 = text[end + 1]
+                    if following > 32 or not _is_space(following):
+                        break
+                    if (before == 10 or before == 13) and self._line_ends and _is_indent(text, end, size):
+                        break
+            elif (before == 10 or before == 13) and self._may_follow(text, at, end, size):
+                break
+            if end - at < _LOW:
+                low = low << 7 | byte
+            elif end - at < PIECE_BYTES:
+                high = high << 7 | byte
+            before = byte
+            end += 1
+        return end, low, high | end - at << _LENGTH
+
+    def _may_follow(self, text: bytes, at: i64, end: i64, size: i64) -> bool:
+        """The line's end before ``end`` is the end of a word, too."""
+        byte: i64 = text[end]
+        if byte == 9:
+            return self._line_ends and _is_indent(text, end, size)
+        if byte <= 32 or byte == 47:
+            return False
+        return self._line_ends or end - at < 2 or not _is_space(text[end - 2])
+
+
+def _write(out: BytesWriter, together: i64) -> None:
+    while together:
+        write_i32_le(out, i32((together & ID_END) - 1))
+        together >>= _ID_BITS
+
+
+def _is_space(byte: i64) -> bool:
+    return byte == 32 or 9 <= byte <= 13
+
+
+def _is_indent(text: bytes, at: i64, size: i64) -> bool:
+    """There are spaces and tabs only, up to what is no whitespace."""
+    while at < size:
+        byte: i64 = text[at]
+        if byte != 32 and byte != 9:
+            return not _is_space(byte)
+        at += 1
+    return False
