@@ -1,9 +1,10 @@
-"""``python -m bench [NAME] [--quick]``: run one benchmark or all. All write ``bench/results/*.json`` and a table."""
+"""``python -m bench [NAME] [--quick] [--python]``: run one benchmark or all. All write ``bench/results/*.json`` and a
+table. They run compiled, as the container image does, where there is a C compiler; ``--python``: as the sources are.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,10 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.compiled import environment
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 LIMIT_S = 1800
-NOT_BENCHMARKS = {"report", "load", "peers", "pictures"}
+PYTHON = "--python"
+NOT_BENCHMARKS = {"compiled", "load", "peers", "pictures", "report"}
 """Neither is a name with an underscore: the part of a benchmark in a file of its own."""
 
 
@@ -23,18 +27,14 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS and "_" not in path.stem)
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE.parent)))}
-
-
-def run(name: str, arguments: list[str]) -> tuple[int, str]:
+def run(name: str, arguments: list[str], variables: dict[str, str]) -> tuple[int, str]:
     """Exit status and the last line of stdout; everything else goes through to the terminal."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"bench.{name}", *arguments],
         cwd=HERE.parent,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=variables,
     )
     assert process.stdout is not None
     last, interrupted = "", False
@@ -62,15 +62,18 @@ def main(argv: list[str]) -> int:
         return 2
     if {"-h", "--help"} & set(argv):
         if name is None:
-            print(f"./dev bench [NAME] [--quick]: {', '.join(names())}. NAME --help has the options of one.")
+            print(f"./dev bench [NAME] [--quick] [--python]: {', '.join(names())}.")
+            print("Compiled, as the image is, unless --python. NAME --help has the options of one.")
             return 0
-        return subprocess.call([sys.executable, "-m", f"bench.{name}", "--help"], cwd=HERE.parent, env=environment())
+        command = [sys.executable, "-m", f"bench.{name}", "--help"]
+        return subprocess.call(command, cwd=HERE.parent, env=environment(python=True))
+    variables = environment(python=PYTHON in argv)
     table = Table(title="Aims", title_justify="left")
     for column in ("benchmark", "aim", "target", "measured", "met"):
         table.add_column(column)
     status = 0
     for each in [name] if name else names():
-        code, last = run(each, [word for word in argv if word != name])
+        code, last = run(each, [word for word in argv if word not in (name, PYTHON)], variables)
         try:
             result = json.loads(last)
         except ValueError:

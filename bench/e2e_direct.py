@@ -12,7 +12,7 @@ from bench.load import Sample
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError
-from pinyon.runtime.channel import OpenChannel
+from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.duplex import Dialed
 from pinyon.runtime.outbox import Outbox
 from services.lb.worker_session import METHOD, WRITE_S
@@ -30,7 +30,7 @@ class DirectClient:
     """To the worker at ``address``. Keys come with the prompt, so that the worker does no more for it than for a load
     balancer."""
 
-    def __init__(self, address: str, connect: OpenChannel) -> None:
+    def __init__(self, address: str, connect: OpenSession) -> None:
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
         self._waiting: dict[int, tuple[asyncio.Future[None], list[float]]] = {}
         self._ids = itertools.count(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 
 from bench.e2e_cluster import BLOCK_TOKENS, card_of
+from bench.e2e_model import new_words
 from bench.router_prompts import GROUPS, Prompts
 from pinyon.core.block_keys import namespace
 from services.cluster import LocalCluster
@@ -16,15 +18,19 @@ __all__ = ["tokens_and_keys"]
 
 
 def tokens_and_keys(cluster: LocalCluster, prompts: Prompts, count: int) -> dict[str, float]:
-    """Of ``count`` new prompts, once beginnings are known: medians of microseconds of CPU per request, and how many
-    tokens they have."""
+    """Of ``count`` new prompts, once beginnings and common words are known: medians of microseconds of CPU per request,
+    and how many tokens they have. ``tokens_of_new_words``: the other half of each is of words that never came."""
     card, chains = card_of(cluster), KeyChains()
     start = namespace(card.fingerprint, card.config.kv_layout(BLOCK_TOKENS).layout_id, "", cluster.access.secret)
     for _ in range(2 * GROUPS):
         chains.packed(start, tokenize(card, prompts.text()[1]), BLOCK_TOKENS)
-    tokens_ns, keys_ns, sizes = [], [], []
-    for _ in range(count):
+    tokens_ns, new_ns, keys_ns, sizes = [], [], [], []
+    for number in range(count):
         text = prompts.text()[1]
+        other = text[: len(text) // 2] + new_words(random.Random(f"{number} {text[-64:]}"), len(text) // 2)
+        began_ns = time.thread_time_ns()
+        tokenize(card, other)
+        new_ns.append(time.thread_time_ns() - began_ns)
         began_ns = time.thread_time_ns()
         tokens = tokenize(card, text)
         between_ns = time.thread_time_ns()
@@ -34,6 +40,7 @@ def tokens_and_keys(cluster: LocalCluster, prompts: Prompts, count: int) -> dict
         sizes.append(len(tokens) // 4)
     return {
         "tokens_us_per_request": round(statistics.median(tokens_ns) / 1e3, 1),
+        "tokens_of_new_words_us_per_request": round(statistics.median(new_ns) / 1e3, 1),
         "keys_us_per_request": round(statistics.median(keys_ns) / 1e3, 1),
         "prompt_tokens": round(statistics.fmean(sizes)),
     }

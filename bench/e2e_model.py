@@ -1,5 +1,6 @@
 """A model with a Hugging Face BPE tokenizer for ``bench/e2e.py``, and texts that read like any: both of this
-repository's own documents, so that nothing is downloaded.
+repository's own documents, so that nothing is downloaded. Of what makes a text differ from all others, names, numbers
+and what somebody mistyped, every 20th word is new.
 
 The vocabulary has some 10,000 tokens of 3.6 characters; large ones have 4 to 4.5. There are no weights: an engine that
 computes nothing needs none.
@@ -11,12 +12,13 @@ import json
 import random
 from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pinyon.model.builtin import builtin_config
 
-__all__ = ["make_model", "words"]
+__all__ = ["make_model", "new_words", "words"]
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 VOCABULARY = 16384
@@ -27,6 +29,8 @@ PIECES = (
 )
 """How Llama 3 and Qwen split a text before merging."""
 END = "<|end|>"
+NEW_EVERY = 20
+"""Words: one of so many never came before, and whoever remembers words does not know it."""
 
 
 @cache
@@ -40,10 +44,22 @@ def _words() -> list[str]:
 
 
 def words(random_: random.Random, size: int) -> str:
-    """``size`` bytes of words as often as the documents have them, in an order of their own."""
+    """``size`` bytes of words as often as the documents have them, in an order of their own, and new ones."""
+    return _text(random_, size, NEW_EVERY)
+
+
+def new_words(random_: random.Random, size: int) -> str:
+    """The same of new words alone: the dearest text there is for who remembers words."""
+    return _text(random_, size, 1)
+
+
+def _text(random_: random.Random, size: int, new_every: int) -> str:
     known, text = _words(), ""
     while len(text) < size:
-        text += " ".join(random_.choices(known, k=size // 5 + 1)) + "\n"
+        some = random_.choices(known, k=size // 5 + 1)
+        for at in range(0, len(some), new_every):
+            some[at] = "".join(random_.choices(ascii_lowercase, k=random_.randint(4, 10)))
+        text += " ".join(some) + "\n"
     return text[:size]
 
 

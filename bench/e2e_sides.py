@@ -89,8 +89,7 @@ class DirectTaker:
         self._start = namespace(self._card.fingerprint, layout_id, "", access.secret)
         self._chains = KeyChains()
         self._clients = [
-            DirectClient(service.endpoints["grpc"], lambda _, service=service: access.aio_channel(service, role=LB))  # type: ignore[misc]
-            for service in cluster.of_kind("mixed")
+            DirectClient(service.endpoints["grpc"], access.session(service, LB)) for service in cluster.of_kind("mixed")
         ]
 
     def prepare(self, count: int) -> list[tuple[int, Work]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -54,7 +55,7 @@ class Report:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "machine": platform.machine(),
-            "compiled": compiled(),
+            "compiled": {"pinyon": compiled(), "services": _services_compiled()},
         }
         aims = []
         for aim in self.aims:
@@ -72,6 +73,11 @@ class Report:
         }
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
+
+
+def _services_compiled() -> bool:
+    found = importlib.util.find_spec("services.lb.http_connection")
+    return found is not None and not str(found.origin).endswith(".py")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -13,16 +13,12 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.peers import peer_python
-from bench.report import progress
-from services.process import INTERPRETER, Interpreter, ServiceProcess
-from tools.compiled_tree import Lacking, is_current, make_tree
+from services.process import ServiceProcess
 
-__all__ = ["CAPACITY", "PEERS", "Compiled", "Side", "peer_side", "pinyon_side", "running_stubs", "where_compiled"]
-
-ROOT = Path(__file__).resolve().parent.parent
+__all__ = ["CAPACITY", "PEERS", "Side", "peer_side", "pinyon_side", "running_stubs"]
 
 SERVERS = 4
 CAPACITY = 1024
@@ -93,40 +89,13 @@ def running_stubs(sides: int) -> Iterator[list[list[str]]]:
         process.wait()
 
 
-class Compiled(NamedTuple):
-    """Where our load balancer is run from (None: as the bench is), and what it is: compiled, or Python and why."""
-
-    tree: Path | None
-    what: str
-
-
-def where_compiled(*, python: bool, quick: bool) -> Compiled:
-    """``build/compiled``, as of ``./dev build``: made if it is not there, which takes minutes, unless it is to be
-    ``quick``."""
-    if python:
-        return Compiled(None, "Python, as was asked for")
-    tree, services = ROOT / "build" / "compiled", ROOT / "services"
-    try:
-        if quick and not is_current(tree, services=services):
-            return Compiled(None, "Python: build/compiled is not of these sources (./dev build)")
-        if make_tree(tree, services=services):
-            progress(f"compiled into {tree}")
-    except Lacking as error:
-        return Compiled(None, f"Python: {error}")
-    return Compiled(tree, "compiled")
-
-
 @contextlib.contextmanager
-def pinyon_side(stubs: Sequence[str], folder: Path, tree: Path | None = None) -> Iterator[Side]:
-    """``tree``: with the modules that are in there."""
-    # Safe: else the working folder, a checkout, would come before it.
-    inside = ("env", "PYTHONSAFEPATH=1", f"PYTHONPATH={tree}") if tree is not None else ()
-    launch = Interpreter(inside) if inside else INTERPRETER
+def pinyon_side(stubs: Sequence[str], folder: Path) -> Iterator[Side]:
     arguments = [
         "--upstream", ",".join(f"http://{stub}" for stub in stubs), "--upstream-capacity", str(CAPACITY),
         "--http-listen", "127.0.0.1:0", "--log-level", "warning", "--drain-s", "0", "--lame-duck-s", "0",
     ]  # fmt: skip
-    process = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log", launch)
+    process = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log")
     process.spawn()
     try:
         process.wait_ready(time.monotonic() + START_S)

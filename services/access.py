@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, PLAIN_CHANNELS, Channels, OpenSession, tls_options
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
 from services.process import ServiceProcess
@@ -64,6 +64,16 @@ class Access:
             return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(address, credentials, options=self._named(service))
 
+    def session(self, service: ServiceProcess, role: str) -> OpenSession:
+        """How the first instance of a role that has a certificate opens its sessions with that service."""
+        channels = PLAIN_CHANNELS
+        if self.root is not None:
+            from pinyon.runtime.tls import Tls  # with TLS only: it brings cryptography
+
+            folder = self._first(role)
+            channels = Channels(Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt"))
+        return channels.sessions_to(self._name(service))
+
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
         """To a load balancer; the caller closes it."""
         address = service.endpoints["http"]
@@ -80,7 +90,14 @@ class Access:
             return None
         from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
 
-        return client_credentials(next(path for path in sorted((self.root / role).iterdir()) if path.is_dir()))
+        return client_credentials(self._first(role))
+
+    def _first(self, role: str) -> Path:
+        assert self.root is not None
+        return next(path for path in sorted((self.root / role).iterdir()) if path.is_dir())
+
+    def _name(self, service: ServiceProcess) -> str:
+        return peer_name(role_of(service.name), self._prefix + service.name)
 
     def _named(self, service: ServiceProcess) -> tuple[tuple[str, str | int], ...]:
-        return tls_options(peer_name(role_of(service.name), self._prefix + service.name), PATIENT_CHANNEL_OPTIONS)
+        return tls_options(self._name(service), PATIENT_CHANNEL_OPTIONS)

@@ -14,7 +14,7 @@ from pinyon.federation.position import Position
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, is_loopback, service_config
+from pinyon.runtime.settings import Address, WritableFd, is_loopback, service_config
 from services.lb.http_cors import Cors
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import TrustedProxies
@@ -125,7 +125,7 @@ class LbSettings(JournalSettings):
     http_reuse_port: bool = Field(
         False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
     )
-    heartbeat_fd: int = Field(
+    heartbeat_fd: WritableFd = Field(
         -1, description="file descriptor to say on twice a second that the event loop runs, as --processes has it"
     )
     admin_listen: Address = Field(

@@ -10,6 +10,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import (
+    ConnectionTerminated,
     DataReceived,
     RequestReceived,
     ResponseReceived,
@@ -480,3 +481,59 @@ def test_a_compressed_message_and_one_that_is_too_large_are_refused_by_name():
         server.connection.receive(client.opening + bytes(wire.waiting) + frame(0, 0, stream.stream_id, data))
         (kept,) = server.kept
         assert [each.status for each in kept.errors] == [status]
+
+
+def test_a_farewell_says_what_was_done_and_why():
+    """By RFC 9113, 6.8, streams above its number may be tried again elsewhere; h2 reads the same out of it."""
+    back, there = Wire(Random(0)), Wire(Random(0))
+    server, client = Ours(back, 1 << 20), Connection(there.write)
+    done, late = Kept(), Kept()
+    done.stream = client.open(HEAD, done)
+    server.connection.receive(client.opening + bytes(there.waiting))
+    late.stream = client.open(HEAD, late)
+    with pytest.raises(ConnectionFailed) as failed:
+        server.connection.receive(frame(5, 4, 1, b"push"))
+    server.connection.leave(failed.value.code, failed.value.reason)
+
+    peer = H2Connection(H2Configuration(client_side=True))
+    peer.initiate_connection()
+    (said,) = [each for each in peer.receive_data(bytes(back.waiting)) if isinstance(each, ConnectionTerminated)]
+    assert (said.last_stream_id, said.error_code, said.additional_data) == (1, Code.PROTOCOL_ERROR, b"push is off")
+
+    client.receive(bytes(back.waiting))
+    assert not done.errors
+    assert [(each.status, each.reason) for each in late.errors] == [
+        ("UNAVAILABLE", "the peer is leaving (PROTOCOL_ERROR: push is off)")
+    ]
+    client.lost("the connection broke")
+    assert "push is off" in done.errors[0].reason
+
+
+@pytest.mark.parametrize("words", [b"\x1b[2J", b"\xff\xfe", b"x" * 60_000])
+def test_a_farewell_is_bounded_and_printable(words: bytes):
+    client, late = Connection(lambda _: None), Kept()
+    client.receive(settings_frame({}))
+    late.stream = client.open(HEAD, late)
+    client.receive(frame(7, 0, 0, bytes(7) + b"\x0b" + words))
+    assert late.errors[0].reason.isprintable()
+    assert "ENHANCE_YOUR_CALM" in late.errors[0].reason
+    assert len(late.errors[0].reason) < 300
+
+
+@pytest.mark.parametrize("stream_id", [0, 1])
+def test_a_window_update_of_nothing_is_an_error_of_the_protocol(stream_id: int):
+    """RFC 9113, 6.9: of the stream, or of the connection."""
+    back = Wire(Random(0))
+    server, there = Ours(back, 1 << 20), Wire(Random(0))
+    client = Connection(there.write)
+    client.open(HEAD, Kept())
+    server.connection.receive(client.opening + bytes(there.waiting))
+    back.waiting.clear()
+    update = frame(8, 0, stream_id, bytes(4))
+    if stream_id:
+        server.connection.receive(update)
+        assert back.waiting.endswith(frame(3, 0, 1, Code.PROTOCOL_ERROR.to_bytes(4, "big")))
+    else:
+        with pytest.raises(ConnectionFailed) as failed:
+            server.connection.receive(update)
+        assert failed.value.code is Code.PROTOCOL_ERROR

@@ -7,6 +7,7 @@ environment; the command line wins.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,15 @@ from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.channel import SESSION_TRANSPORT
 
-__all__ = ["Address", "ServiceSettings", "is_loopback", "load_settings", "plain_redis", "service_config"]
+__all__ = [
+    "Address",
+    "ServiceSettings",
+    "WritableFd",
+    "is_loopback",
+    "load_settings",
+    "plain_redis",
+    "service_config",
+]
 
 Settings = TypeVar("Settings", bound="ServiceSettings")
 
@@ -46,6 +55,21 @@ def _checked(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_checked)]
 """A settings field that is ``host:port``, or empty."""
+
+
+def _writable(fd: int) -> int:
+    if fd >= 0:
+        try:
+            mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        except (OSError, OverflowError):
+            raise ValueError(f"{fd} is no open file descriptor: whoever starts this process hands it over") from None
+        if mode == os.O_RDONLY:
+            raise ValueError(f"file descriptor {fd} is open for reading only")
+    return fd
+
+
+WritableFd = Annotated[int, AfterValidator(_writable)]
+"""A settings field that is an inherited file descriptor to write to; negative: none."""
 
 
 def is_loopback(host: str) -> bool:
@@ -76,7 +100,7 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field(
         "", description="OTLP/gRPC endpoint for traces (http://host:4317); empty turns tracing off"
     )
-    ready_fd: int = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
+    ready_fd: WritableFd = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
     session_transport: Literal["http2", "grpcio"] = Field(
         SESSION_TRANSPORT,  # type: ignore[arg-type]  # one of them
         description="what carries the long streams between services: gRPC within the event loop, or grpcio, which "

@@ -30,6 +30,7 @@ from pinyon.runtime.http2.hello import ALPN, Speaker, who_speaks, who_speaks_tls
 from pinyon.runtime.http2.protocol import DEAD_TICKS, EXCUSED, Http2Protocol
 from pinyon.runtime.http2.wire import PREFACE, frame, settings
 from pinyon.runtime.identity import caller, peer_name
+from pinyon.runtime.tls import server_context
 from services.worker.callers import WORKER_CALLERS
 from tests.tls_files import TestAuthority
 
@@ -239,6 +240,10 @@ async def test_a_call_ends_by_its_deadline() -> None:
         ([(b":method", b"GET")], b"405"),
         ([(b":method", b"POST"), (b"content-type", b"text/html")], b"415"),
         ([*request_head("/x", "x", "http"), (b"grpc-timeout", b"soon")], b"400"),
+        ([*request_head("/x", "x", "http"), (b"connection", b"close")], b"400"),
+        ([*request_head("/x", "x", "http"), (b"X-Name", b"x")], b"400"),
+        ([*request_head("/x", "x", "http"), (b":path", b"/y")], b"400"),
+        ([(b":method", b"POST"), (b"te", b"gzip"), (b"content-type", b"application/grpc")], b"400"),
     ],
 )
 async def test_what_is_no_call_is_told_in_http_s_words(head: Any, status: bytes) -> None:
@@ -304,6 +309,45 @@ async def test_who_does_not_say_who_it_is_is_closed_in_time(monkeypatch: pytest.
                 assert await read_all(reader) == b""
         assert running.front.connections == 0
         assert not running.front._waiting
+
+
+async def test_saying_who_one_is_and_the_handshake_have_one_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 0.5)
+    given: list[float] = []
+    serve = Front._serve
+
+    async def watched(front: Front, client: socket.socket, protocol: Any, left_s: float) -> None:
+        given.append(left_s)
+        await serve(front, client, protocol, left_s)
+
+    monkeypatch.setattr(Front, "_serve", watched)
+    async with (
+        Running(TestAuthority(tmp_path).tls("worker", "decode-1")) as running,
+        connected(running.address) as (reader, writer),
+    ):
+        hello = _client_hello([ALPN])
+        writer.write(hello[:7])
+        await until(lambda: bool(running.front._waiting))
+        waits = next(iter(running.front._waiting.values()))
+        await until(lambda: waits.when() - asyncio.get_running_loop().time() < 0.4)
+        writer.write(hello[7:])
+        await reader.read()
+        assert 0 < given[0] < 0.4
+
+
+async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> None:
+    authority = TestAuthority(tmp_path)
+    server_tls = authority.tls("worker", "decode-1")
+    context = server_context(server_tls.certificate, server_tls.key)  # it knows HTTP/1.1 alone
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        channels = Channels(authority.tls("lb", "lb-7"))
+        dialed = Dialed(address, METHOD, WAIT_S, channels.sessions_to(peer_name("worker", "decode-1")))
+        with pytest.raises(Unavailable):
+            await once(dialed)
 
 
 async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:

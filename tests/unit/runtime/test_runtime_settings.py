@@ -1,5 +1,6 @@
 """Settings: command line over environment, unknown keys refused, addresses checked."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_the_command_line_wins_over_the_environment():
         (["--pool-mib", "many"], {}, "--pool-mib"),
         (["--listen", "nowhere"], {}, "host:port"),
         (["--log-level", "loud"], {}, "--log-level"),
+        (["--ready-fd", "70000"], {}, "--ready-fd"),
+        (["--ready-fd", str(1 << 40)], {}, "no open file descriptor"),
     ],
 )
 def test_bad_input_ends_with_status_2_and_names_the_key(argv, environment, word, capsys):
@@ -48,6 +51,18 @@ def test_bad_input_ends_with_status_2_and_names_the_key(argv, environment, word,
         load_settings(Example, argv, environment)
     assert stopped.value.code == 2
     assert word in capsys.readouterr().err
+
+
+def test_a_descriptor_to_write_to_is_open_for_writing(capsys):
+    reader, writer = os.pipe()
+    try:
+        assert load_settings(Example, ["--ready-fd", str(writer)], {}).ready_fd == writer
+        with pytest.raises(SystemExit):
+            load_settings(Example, ["--ready-fd", str(reader)], {})
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert "for reading only" in capsys.readouterr().err
 
 
 def test_settings_are_frozen():

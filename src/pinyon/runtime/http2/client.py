@@ -84,9 +84,11 @@ class Http2Call(MessageStream):
         try:
             async with asyncio.timeout(CONNECT_S):
                 host, port = parse_address(address)
-                await self._loop.create_connection(
+                transport, _ = await self._loop.create_connection(
                     lambda: self._protocol, host, port, ssl=tls, server_hostname=name if tls is not None else None
                 )
+                if tls is not None and not transport.get_extra_info("ssl_object").selected_alpn_protocol():
+                    raise Unavailable(f"{address} speaks TLS, and not HTTP/2 over it")
                 await self._settings.wait()
             self._stream = self._protocol.connection.open(self._head, self)
         except TimeoutError:

@@ -68,6 +68,8 @@ HEADER_BLOCK_BYTES: Final = 16 << 10
 HEADER_TABLE_BYTES: Final = 4096
 LIFETIME_STREAMS: Final = 10_000
 """Of one connection: then its client is told to open another one."""
+FAREWELL_CHARS: Final = 200
+"""Of a peer's reason to leave."""
 IDLE_FRAMES: Final = 4000
 """Frames that carry nothing for anybody, between two that do or two ticks; more of them are an attack."""
 
@@ -95,6 +97,8 @@ class Connection(Link):
         self.peer_streams_max = MAX_WINDOW
         self.leaving = False
         """No more streams are opened here: either side has said so."""
+        self.farewell = ""
+        """Why the peer leaves, in its words."""
         self.pings_answered = 0
         """Of ours, by the peer."""
         self._peer_window = DEFAULT_WINDOW
@@ -163,10 +167,10 @@ class Connection(Link):
         """Some tenths of a second have passed."""
         self._idle = 0
 
-    def leave(self) -> None:
-        """Take no more streams; those that are open go on."""
+    def leave(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
+        """Take no more streams; those that are open go on, or, with another ``code``, end with the connection."""
         self.leaving = True
-        self.write(goaway(self._last_id if self._server else 0, Code.NO_ERROR))
+        self.write(goaway(self._last_id if self._server else 0, code, reason))
 
     def forget(self, stream: Ended) -> None:
         self._streams.pop(stream.stream_id, None)
@@ -174,13 +178,15 @@ class Connection(Link):
     def lost(self, reason: str) -> None:
         """There is no connection any more: all streams have failed."""
         self.leaving = True
+        if self.farewell:
+            reason = f"{reason}; the peer's last word was {self.farewell}"
         for stream in self.streams:
             stream.fail(StreamFailed(Code.CONNECT_ERROR, reason, "UNAVAILABLE"))
 
     # -- what comes
 
     def receive(self, data: bytes) -> None:
-        """Raises :class:`ConnectionFailed`: write :func:`goaway` with its code, and close."""
+        """Raises :class:`ConnectionFailed`: :meth:`leave` with its code, and close."""
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)
@@ -373,8 +379,10 @@ class Connection(Link):
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
         self._nothing()
         if not stream_id:
+            if not increment:
+                raise ConnectionFailed(Code.PROTOCOL_ERROR, "a window update of nothing")
             self.send_window += increment
-            if not increment or self.send_window > MAX_WINDOW:
+            if self.send_window > MAX_WINDOW:
                 raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be")
             for stream in self.streams:
                 if stream.blocked:
@@ -385,7 +393,9 @@ class Connection(Link):
             self._closed(stream_id, "a window update")
             return
         stream_.send_window += increment
-        if not increment or stream_.send_window > MAX_WINDOW:
+        if not increment:
+            self._fail(stream_, StreamFailed(Code.PROTOCOL_ERROR, "a window update of nothing"))
+        elif stream_.send_window > MAX_WINDOW:
             self._fail(stream_, StreamFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be"))
         elif stream_.blocked:
             stream_.pump()
@@ -455,11 +465,16 @@ class Connection(Link):
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a farewell that cannot be")
         self._nothing()
         self.leaving = True
-        last = int.from_bytes(payload[:4], "big") & MAX_WINDOW
+        last, code = int.from_bytes(payload[:4], "big") & MAX_WINDOW, int.from_bytes(payload[4:8], "big")
+        if code != Code.NO_ERROR or len(payload) > 8:
+            name = Code(code).name if code in Code._value2member_map_ else str(code)
+            said = payload[8 : 8 + FAREWELL_CHARS].decode("ascii", "replace")
+            self.farewell = f"{name}: {said}" if said.isprintable() and said else name
         if not self._server:
+            reason = f"the peer is leaving ({self.farewell})" if self.farewell else "the peer is leaving"
             for stream in self.streams:
-                if stream.stream_id > last:
-                    stream.fail(StreamFailed(Code.REFUSED_STREAM, "the peer is leaving", "UNAVAILABLE"))
+                if stream.stream_id > last:  # it has done nothing for it, whatever the reason
+                    stream.fail(StreamFailed(Code.REFUSED_STREAM, reason, "UNAVAILABLE"))
 
 
 _STATUS: Final[dict[Code, str]] = {

@@ -25,6 +25,8 @@ __all__ = ["Front"]
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 64
 """Then others have their turn."""
+LEAST_S = 0.01
+"""asyncio takes no less for a handshake."""
 PAUSE_S = 0.5
 """After a failure to accept, such as for want of descriptors: what is there would fail again."""
 
@@ -46,7 +48,7 @@ class Front:
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """``behind`` is where grpcio listens; ``tls`` gives the context for a connection that is made now. A client
-        that has not said within ``hello_s`` who it is is closed."""
+        that has not said within ``hello_s`` who it is, with TLS all of its handshake, is closed."""
         self._server = server
         self._behind = parse_address(behind)
         self._connections_max = connections_max
@@ -172,11 +174,13 @@ class Front:
             self._loop.add_reader(client, self._look, client)
             return
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        self._waiting.pop(client).cancel()
+        timer = self._waiting.pop(client)
+        left_s = max(LEAST_S, timer.when() - self._loop.time())
+        timer.cancel()
         # What gives the place back is told of the task's end: one that is cancelled before its first step runs nothing.
         if speaker is Speaker.OURS:
             protocol = self._server.protocol(self._over)
-            task = self._loop.create_task(self._serve(client, protocol))
+            task = self._loop.create_task(self._serve(client, protocol, left_s))
             self._handshakes.add(task)
             task.add_done_callback(lambda task: self._served(task, client, protocol))
         else:
@@ -184,15 +188,15 @@ class Front:
             self._relays.add(task)
             task.add_done_callback(lambda task: self._relayed(task, client))
 
-    async def _serve(self, client: socket.socket, protocol: ServerProtocol) -> None:
-        """Until it is the protocol's."""
+    async def _serve(self, client: socket.socket, protocol: ServerProtocol, left_s: float) -> None:
+        """Until it is the protocol's; a handshake has ``left_s``."""
         with suppress(OSError):  # no TLS that fits, none in time, or the client left
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
                 await self._loop.connect_accepted_socket(lambda: protocol, client)
             else:
                 await self._loop.connect_accepted_socket(
-                    lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._hello_s
+                    lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=left_s
                 )
 
     def _served(self, task: asyncio.Task[None], client: socket.socket, protocol: ServerProtocol) -> None:

@@ -43,6 +43,9 @@ ANSWER: tuple[Field, ...] = ((b":status", b"200"), (b"content-type", b"applicati
 _UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _PRINTABLE = bytes(each for each in range(0x20, 0x7F) if each != ord("%"))
+_OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+"""No request has these in HTTP/2, nor capitals in a name, nor what begins with a colon behind the rest (RFC 9113, 8.2
+and 8.3)."""
 _NAME = re.compile(r"[0-9a-z_.-]+")
 MESSAGE_BYTES = 2048
 """Of an error's message on the wire; the rest of a longer one is cut: peers take 8 KiB of headers."""
@@ -83,7 +86,15 @@ def parse_request(fields: Iterable[Field]) -> RequestHead | int:
     method = b""
     timeout_s: float | None = None
     metadata: list[tuple[str, str | bytes]] = []
+    regular = False
     for name, value in fields:
+        if name.startswith(b":"):
+            if regular:
+                return 400
+        else:
+            regular = True
+            if name in _OF_CONNECTIONS or name != name.lower() or (name == b"te" and value != b"trailers"):
+                return 400
         if name == b":path":
             path = value
         elif name == b":method":

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import cast
 
 from pinyon.runtime.http2.connection import Connection
-from pinyon.runtime.http2.wire import ConnectionFailed, goaway
+from pinyon.runtime.http2.wire import ConnectionFailed
+from pinyon.runtime.logging import get_logger
 
 __all__ = ["TICK_S", "Http2Protocol"]
 
@@ -20,6 +21,8 @@ EXCUSED = 2
 """Times in a row that it may have been us who were away: what the peer said meanwhile is about to be read."""
 UNREAD_BYTES = 8 << 20
 """A peer that lets so much lie is gone, too: it takes messages of 4 MiB, and all but one wait for their turn."""
+
+_log = get_logger("http2")
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -70,7 +73,8 @@ class Http2Protocol(asyncio.Protocol):
         try:
             self.connection.receive(data)
         except ConnectionFailed as error:
-            self.transport.write(goaway(0, error.code, error.reason))
+            self.connection.leave(error.code, error.reason)
+            _log.info("a connection ends: %s", error.reason, extra={"peer": self.transport.get_extra_info("peername")})
             self.close(error.reason)
         self._changed()
 

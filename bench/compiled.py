@@ -1,0 +1,33 @@
+"""The tree that ``./dev bench`` runs from: ``build/compiled``, as the container image and ``./dev build`` have it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bench.report import progress
+from tools.compiled_tree import Lacking, is_current, make_tree
+
+__all__ = ["environment"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TREE = ROOT / "build" / "compiled"
+
+
+def environment(*, python: bool) -> dict[str, str]:
+    """Of a benchmark and of every service that it starts: they import ``pinyon`` and ``services`` from one tree.
+
+    It is made first where it is not there or not of these sources, which takes minutes; where it cannot be, and with
+    ``python``, the sources are run as they are, and stderr says so.
+    """
+    inherited = dict(os.environ)
+    if not python:
+        try:
+            if not is_current(TREE, services=ROOT / "services"):
+                progress(f"compiling into {TREE}, as the image is: some minutes, once (--python: not) ...")
+                make_tree(TREE, services=ROOT / "services")
+            # Safe: else the working folder, a checkout, would come before the tree.
+            return {**inherited, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join((str(TREE), str(ROOT)))}
+        except Lacking as error:
+            progress(f"not compiled, so slower than the image is: {error}")
+    return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
