@@ -22,7 +22,9 @@ ID_END: Final = (1 << 21) - 1
 """with smaller ids."""
 SETS: Final = 1 << 14
 WAYS: Final = 4
-"""Of so many pieces each, in any order: where more belong, one of them is forgotten. 65,536 take 2 MiB."""
+"""Of so many pieces each: where more belong, the last one is forgotten, and with each use a piece changes places with
+the one before it (transposition, Rivest 1976), so what comes once takes no place from what comes often. 65,536 take
+2 MiB."""
 
 _NUMBERS: Final = 4
 """Of an entry: its first characters, the others with how many there are, three tokens, and three more."""
@@ -49,7 +51,6 @@ class WordTable:
         self._line_ends = line_ends
         self._sets: i64 = sets
         self._table = vec[i64]([0] * (sets * _SET))
-        self._turn: i64 = 0
         self._lock = Lock()
 
     def scan(self, text: bytes, at: i64, out: BytesWriter) -> tuple[i64, i64]:
@@ -69,8 +70,15 @@ class WordTable:
                     place += _NUMBERS
                 if place == last:
                     return at, end
-                _write(out, table[place + 2])
-                _write(out, table[place + 3])
+                one, other = table[place + 2], table[place + 3]
+                _write(out, one)
+                _write(out, other)
+                if place > last - _SET:  # one nearer to the front, from where nobody is forgotten
+                    number: i64 = 0
+                    while number < _NUMBERS:
+                        table[place + number] = table[place + number - _NUMBERS]
+                        number += 1
+                    table[place - 4], table[place - 3], table[place - 2], table[place - 1] = low, high, one, other
                 at = end
             return size, size
         finally:
@@ -112,8 +120,7 @@ class WordTable:
         while place < start + _SET and table[place + 1] and not (table[place] == low and table[place + 1] == high):
             place += _NUMBERS
         if place == start + _SET:
-            self._turn = (self._turn + 1) % WAYS
-            place = start + self._turn * _NUMBERS
+            place -= _NUMBERS
         table[place] = low
         table[place + 1] = high
         table[place + 2] = one

@@ -15,7 +15,7 @@ the rest is cut into words, and only new ones go to the library's model. The tok
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from sys import getsizeof
 from typing import Any
 
@@ -96,12 +96,6 @@ class Memory:
         found = self._young.get(text)
         if found is None and (found := self._old.get(text)) is not None:
             self.put(text, found)
-        return found
-
-    def get_all(self, texts: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = list(map(self._young.get, texts))
-        if not all(found):  # a tenth of what it takes to look for None
-            found = [self.get(text) if one is None else one for one, text in zip(found, texts, strict=True)]
         return found
 
     def put(self, text: str, tokens: bytes) -> None:
@@ -214,18 +208,22 @@ class WordTokens:
         """How many of its words were new and learned, and how many characters these count for, too. No tokens if more
         than ``most`` are new."""
         words = self._find(text)
-        found = self._words.get_all(words)
-        if all(found):
-            return b"".join(found), 0, 0  # type: ignore[arg-type]
-        new = list({word: None for word, one in zip(words, found, strict=True) if one is None})
-        learned = {word: self._word(word) for word in new[:most]}
-        for word, tokens in learned.items():
-            self._words.put(word, tokens)
-        work = sum(max(WORD_CHARS, len(word)) for word in learned)
-        if len(new) > most:
-            return None, most, work
-        all_tokens = [learned[word] if one is None else one for one, word in zip(found, words, strict=True)]
-        return b"".join(all_tokens), len(new), work
+        if len(words) == 1:  # whoever asks for it remembers it
+            if not most:
+                return None, 0, 0
+            return self._word(text), 1, max(WORD_CHARS, len(text))
+        memory, tokens = self._words, list[bytes]()
+        new, work = 0, 0
+        for word in words:
+            known = memory.get(word)
+            if known is None:
+                if new == most:
+                    return None, new, work
+                new, work = new + 1, work + max(WORD_CHARS, len(word))
+                known = self._word(word)
+                memory.put(word, known)
+            tokens.append(known)
+        return b"".join(tokens), new, work
 
 
 def _cut(text: str, at: i64, size: i64) -> i64:
