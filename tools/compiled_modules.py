@@ -23,6 +23,7 @@ COMPILED = (
     *(f"messages/{name}.py" for name in ("checks", "explanation", "instance", "placement", "request_class")),
     *(f"model/{name}.py" for name in ("markers", "word_table", "word_tokens")),
     "store/objects.py",
+    "runtime/tally.py",
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("batch", "slicing", "small", "spans", "stats", "submissions")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
@@ -53,12 +54,14 @@ SERVICES = (
     *(
         f"lb/{name}.py"
         for name in (
-            *("admission", "budget", "labels", "line", "metrics", "rate_limits", "room", "seekers", "tallies"),
+            *("admission", "budget", "labels", "line", "metrics", "rate_limits", "room", "seekers"),
             *("time_limit", "timer_wheel"),
         )
     ),
+    *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions", "turns")),
 )
-"""Where each request of ``--upstream`` is, and the HTTP edge of all: half of what one costs the load balancer."""
+"""Where each request of ``--upstream`` is, and the HTTP edge of all: half of what one costs the load balancer. And what
+messages to the conductor do."""
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",

@@ -100,13 +100,14 @@ class ReportIntake:
         if message.HasField("snapshot"):
             changed = True
             resync = (yield from self._apply_snapshot(reporter, message.snapshot)) is Intake.GAP
-        for number, delta in enumerate(message.deltas):
+        # A copy of what repeats is a list; the field itself says by an error that it has come to its end.
+        for number, delta in enumerate(message.deltas[:]):
             if number and number % STEP_PARTS == 0:
                 yield from self._others_turn(reporter)
             changed = True
             taken = yield from self._apply_delta(reporter, delta)
             if taken is Intake.APPLIED:
-                self._metrics.deltas.inc()
+                self._metrics.deltas.add()
             elif taken is Intake.GAP:  # what follows it is told anew
                 resync = True
                 break
@@ -126,7 +127,7 @@ class ReportIntake:
         if over := message.ended_decode_request_ids:
             yield from self._in_turns(reporter, over, partial(inflight.end_decodes, state))
         if resync:
-            self._metrics.gaps.inc()
+            self._metrics.gaps.add()
         if message.leaving:
             self._membership.leave(reporter)
             return None
@@ -178,7 +179,7 @@ class ReportIntake:
     def _first_tokens(self, state: InstanceState, told: Sequence[conductor_pb2.FirstTokenMeasurement]) -> None:
         if self._log is None:
             return
-        for each in told:
+        for each in told[:]:
             ttft_us = each.ttft_us
             if ttft_us > MEASURED_US_MAX:
                 continue
@@ -202,7 +203,7 @@ class ReportIntake:
             if taken is not Intake.APPLIED:
                 return taken
         if snapshot.last:
-            self._metrics.snapshots.inc()
+            self._metrics.snapshots.add()
         return taken
 
     def _apply_delta(self, reporter: Reporter, delta: conductor_pb2.CacheDelta) -> Steps[Intake]:
@@ -225,9 +226,6 @@ class ReportIntake:
         self, reporter: Reporter, parts: Sequence[Part], take: Callable[[Sequence[Part]], object]
     ) -> Steps[None]:
         """Of a report that has many, others get the loop in between."""
-        if len(parts) <= STEP_PARTS:
-            take(parts)
-            return
         take(parts[:STEP_PARTS])
         for at in range(STEP_PARTS, len(parts), STEP_PARTS):
             yield from self._others_turn(reporter)

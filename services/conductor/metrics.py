@@ -29,7 +29,7 @@ class ConductorMetrics:
         self.placements = Count(
             "pinyon_conductor_placements_total", "Requests by outcome", ("outcome",), registry=registry
         )
-        self.placements.inc("placed", by=0)
+        self.placements.add(("placed",), 0)
         self.schedule_latency = Tally(
             "pinyon_conductor_schedule_seconds",
             "Time to decide one placement",

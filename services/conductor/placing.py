@@ -74,7 +74,7 @@ class Placer:
             except PinyonError as error:
                 if self._log is not None:
                     self._log.refused(request or _unread(request_id, message), error, now_s)
-                self._metrics.placements.inc(error.grpc_code.lower())
+                self._metrics.placements.add((error.grpc_code.lower(),))
                 # who names a time between tokens may ask for what no number of instances gives
                 if self._sizing is not None and error.retry_after_s and not message.tbt_slo_ms:
                     self._sizing.refused(message.model)
@@ -96,9 +96,9 @@ class Placer:
         if self._sizing is not None:
             self._sizing.placed(request, decision)
         if decision.shared_blocks and (layout := decision.decode.info.layout) is not None:
-            self._metrics.shared_placements.inc()
-            self._metrics.shared_tokens.inc(by=decision.shared_blocks * layout.block_tokens)
-        self._metrics.placements.inc("placed")
+            self._metrics.shared_placements.add()
+            self._metrics.shared_tokens.add((), decision.shared_blocks * layout.block_tokens)
+        self._metrics.placements.add(("placed",))
         self._metrics.predicted_ttft.observe(decision.ttft_s)
         self._metrics.schedule_latency.observe(time.perf_counter() - started)
 
@@ -112,7 +112,7 @@ class Placer:
             moves = []
         self._moves_at_s = now_s + (MOVES_EVERY_S if moves else MOVES_NONE_S)
         for move in moves:
-            self._metrics.moves_wanted.inc()
+            self._metrics.moves_wanted.add()
             if _log.isEnabledFor(DEBUG):
                 where = move.source.info.instance_id, move.target.info.instance_id
                 _log.debug("should wait at %s no more but at %s", *where, extra={"request_id": move.request.request_id})
@@ -126,7 +126,7 @@ class Placer:
             failure = error
         except Exception:
             _log.exception("a request could not be placed", extra={"request_id": message.request_id})
-            self._metrics.placements.inc("internal")
+            self._metrics.placements.add(("internal",))
             failure = Internal("internal error")
         response.Clear()
         response.request_id = message.request_id

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from pinyon.runtime.tally import Count, Tally
 from services.lb.conductor_session import ConductorSession
 from services.lb.instances import InstanceView
 from services.lb.line import Line
 from services.lb.request import Request
-from services.lb.tallies import Tally, TallyByValue
 from services.lb.worker_sessions import WorkerSessions
 
 __all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics", "LbMetrics"]
@@ -26,12 +26,15 @@ class DoorMetrics:
     """Of the door and the line behind it, wherever requests go then. ``answered`` counts HTTP answers."""
 
     def __init__(self, registry: CollectorRegistry, line: Line) -> None:
-        self._http = Tally(registry, "pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"))
-        self._refused = Tally(
-            registry, "pinyon_lb_refused", "Requests refused with 429 by the load balancer itself", ("reason",)
+        self._http = Count("pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"), registry=registry)
+        self._refused = Count(
+            "pinyon_lb_refused", "Requests refused with 429 by the load balancer itself", ("reason",), registry=registry
         )
-        self._broken = Tally(
-            registry, "pinyon_lb_http_broken_streams", "Streams that began with 200 and ended with an error", ("error",)
+        self._broken = Count(
+            "pinyon_lb_http_broken_streams",
+            "Streams that began with 200 and ended with an error",
+            ("error",),
+            registry=registry,
         )
         self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
         for name, text, value in (
@@ -39,8 +42,12 @@ class DoorMetrics:
             ("in_flight", "Requests being placed or running", lambda: line.in_flight),
         ):
             Gauge(f"pinyon_lb_{name}_requests", text, registry=registry).set_function(value)
-        self._forwarded = Tally(registry, "pinyon_lb_forwarded", "Attempts forwarded to other regions", ("region",))
-        self._accepted = Tally(registry, "pinyon_lb_accepted", "Requests taken from other regions", ("region",))
+        self._forwarded = Count(
+            "pinyon_lb_forwarded", "Attempts forwarded to other regions", ("region",), registry=registry
+        )
+        self._accepted = Count(
+            "pinyon_lb_accepted", "Requests taken from other regions", ("region",), registry=registry
+        )
         self.forwarded_by_region: dict[str, int] = {}
         self.accepted_by_region: dict[str, int] = {}
 
@@ -80,32 +87,45 @@ class LbMetrics(DoorMetrics):
         view: InstanceView,
     ) -> None:
         super().__init__(registry, line)
-        self._finished = Tally(registry, "pinyon_lb_requests", "Generations by how they ended", ("finish", "model"))
-        self._no_token = Tally(
-            registry,
+        self._finished = Count(
+            "pinyon_lb_requests", "Generations by how they ended", ("finish", "model"), registry=registry
+        )
+        self._no_token = Count(
             "pinyon_lb_no_token",
             "Generations that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
             ("finish", "model"),
+            registry=registry,
         )
-        self._first = TallyByValue(
-            registry, "pinyon_lb_ttft_seconds", "Arrival to first token, of requests that got one", "model",
-            TTFT_BUCKETS_S,
-        )  # fmt: skip
-        self._whole = TallyByValue(
-            registry, "pinyon_lb_e2e_seconds", "Arrival to last token, of finished requests", "model", E2E_BUCKETS_S
+        self._first = Tally(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to first token, of requests that got one",
+            "model",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._whole = Tally(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to last token, of finished requests",
+            "model",
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
         )
         of_model = ("model",)
-        self._prompt = Tally(registry, "pinyon_lb_prompt_tokens", "Prompt tokens of finished requests", of_model)
-        self._generated = Tally(registry, "pinyon_lb_generated_tokens", "Tokens generated", of_model)
-        self._cached = Tally(registry, "pinyon_lb_cached_tokens", "Prompt tokens reused", of_model)
+        self._prompt = Count(
+            "pinyon_lb_prompt_tokens", "Prompt tokens of finished requests", of_model, registry=registry
+        )
+        self._generated = Count("pinyon_lb_generated_tokens", "Tokens generated", of_model, registry=registry)
+        self._cached = Count("pinyon_lb_cached_tokens", "Prompt tokens reused", of_model, registry=registry)
         for model in models:
             self._first.show(model)
             self._whole.show(model)
             for tokens in (self._prompt, self._generated, self._cached):
                 tokens.add((model,), 0)
-        self.retries = Tally(registry, "pinyon_lb_retries", "Attempts after an instance failed")
-        self.resumes = Tally(registry, "pinyon_lb_resumes", "Retries of requests that had tokens")
-        self.fallbacks = Tally(registry, "pinyon_lb_fallback_placements", "Placements made without the conductor")
+        self.retries = Count("pinyon_lb_retries", "Attempts after an instance failed", registry=registry)
+        self.resumes = Count("pinyon_lb_resumes", "Retries of requests that had tokens", registry=registry)
+        self.fallbacks = Count(
+            "pinyon_lb_fallback_placements", "Placements made without the conductor", registry=registry
+        )
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, registry=registry).set_function(value)
@@ -124,13 +144,13 @@ class LbMetrics(DoorMetrics):
         model = request.ask.model
         self._finished.add((outcome, model))
         if request.first_token_s:
-            self._first.add(model, request.first_token_s - request.arrived_s)
+            self._first.observe(request.first_token_s - request.arrived_s, model)
         else:
             self._no_token.add((outcome, model))
         if request.tokens:
             self._generated.add((model,), len(request.tokens))
         if request.finish_reason is not None:
-            self._whole.add(model, now_s - request.arrived_s)
+            self._whole.observe(now_s - request.arrived_s, model)
             usage = request.usage()
             self._prompt.add((model,), usage.prompt_tokens)
             self._cached.add((model,), usage.cached_tokens)

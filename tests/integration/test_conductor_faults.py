@@ -7,7 +7,7 @@ import pytest
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from pinyon.placement.pinyon import Pinyon
-from services.conductor import servicer
+from services.conductor import servicer, sessions
 from tests.integration.conductor_parts import (
     PREFILL,
     WAIT_S,
@@ -104,7 +104,7 @@ async def test_a_message_of_many_requests_is_answered_in_turns(world):
     await world.cluster()
     lb = LoadBalancer(world.stub)
     await lb.open()
-    requests = [ask(f"r{number}", blocks=1) for number in range(5 * servicer.REQUESTS_PER_TURN)]
+    requests = [ask(f"r{number}", blocks=1) for number in range(5 * sessions.REQUESTS_PER_TURN)]
     await lb.place(*requests, released=[f"unknown{number}" for number in range(10_000)])
     assert world.metric("inflight_placements") == len(requests)
 

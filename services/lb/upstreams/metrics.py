@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pinyon.runtime.tally import Count, Tally
 from services.lb.line import Line
 from services.lb.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
-from services.lb.tallies import Tally, TallyByValue
 from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.server import Server
 from services.lb.upstreams.usage import Used
@@ -27,28 +27,38 @@ class UpstreamMetrics(DoorMetrics):
 
     def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:
         super().__init__(registry, line)
-        self._finished = Tally(registry, "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"))
-        self._answers = Tally(
-            registry,
+        self._finished = Count(
+            "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"), registry=registry
+        )
+        self._answers = Count(
             "pinyon_lb_upstream_answers",
             "Answers of servers by the first digit of their status; 0: none came",
             ("upstream", "status"),
+            registry=registry,
         )
-        self._first = TallyByValue(
-            registry, "pinyon_lb_ttft_seconds", "Arrival to an answer's first bytes", "model", TTFT_BUCKETS_S
+        self._first = Tally(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to an answer's first bytes",
+            "model",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
         )
-        self._whole = TallyByValue(
-            registry, "pinyon_lb_e2e_seconds", "Arrival to an answer's last bytes", "model", E2E_BUCKETS_S
+        self._whole = Tally(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to an answer's last bytes",
+            "model",
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
         )
         self._prompt, self._generated, self._cached = [
-            Tally(registry, f"pinyon_lb_{name}_tokens", text, ("model",))
+            Count(f"pinyon_lb_{name}_tokens", text, ("model",), registry=registry)
             for name, text in (
                 ("prompt", "Prompt tokens, as servers say"),
                 ("generated", "Tokens generated, as servers say"),
                 ("cached", "Prompt tokens reused, as servers say"),
             )
         ]
-        self.retries = Tally(registry, "pinyon_lb_retries", "Requests sent again, to another server")
+        self.retries = Count("pinyon_lb_retries", "Requests sent again, to another server", registry=registry)
         registry.register(_Servers(servers))
 
     def got_answer(self, upstream: str, status: int) -> None:
@@ -59,9 +69,9 @@ class UpstreamMetrics(DoorMetrics):
         """A request ended; ``first_s``: after its arrival, 0: without an answer. ``finish`` is one of a few words."""
         self._finished.add((finish, model))
         if first_s:
-            self._first.add(model, first_s)
+            self._first.observe(first_s, model)
         if finish == "answered":
-            self._whole.add(model, whole_s)
+            self._whole.observe(whole_s, model)
         if used is not None:
             labels = (model,)
             self._prompt.add(labels, used.prompt)
