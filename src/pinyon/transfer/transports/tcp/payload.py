@@ -50,13 +50,16 @@ def send_payload(stream: Stream, head: bytes, buffers: Sequence[memoryview], see
         stream.send([head, *buffers, pack_trailer(checksum(buffers, seed))], deadline)
         return
     digest = Digest(seed=seed)
-    before: list[bytes | memoryview] = [head]
-    for piece in _pieces(buffers):
-        stream.send([*before, *piece], deadline)
-        before = []
+    rest: list[bytes | memoryview] = [head]
+    *pieces, last = _pieces(buffers)
+    for piece in pieces:
+        stream.send([*rest, *piece], deadline)
+        rest = []
         for buffer in piece:  # while the receiver takes them in
             digest.update(buffer)
-    stream.send([pack_trailer(digest.intdigest())], deadline)
+    for buffer in last:
+        digest.update(buffer)
+    stream.send([*rest, *last, pack_trailer(digest.intdigest())], deadline)
 
 
 def receive_payload(
@@ -89,12 +92,15 @@ def receive_payload(
         return intact
     trailer = memoryview(bytearray(TRAILER_BYTES))
     digest = Digest(seed=seed)
-    for piece in _pieces(buffers, 1 if singly else _MAX_BUFFERS):
+    *pieces, last = list(_pieces(buffers, 1 if singly else _MAX_BUFFERS)) or [[]]
+    for piece in pieces:
         early = _fill(stream, piece, early, deadline)
         for buffer in piece:
             digest.update(buffer)
-    if _fill(stream, [trailer], early, deadline):
+    if _fill(stream, [*last, trailer], early, deadline):  # one wait and one call for the end of the payload
         raise WireError("bytes after the payload")
+    for buffer in last:
+        digest.update(buffer)
     return digest.intdigest() == parse_trailer(trailer)
 
 
