@@ -23,7 +23,7 @@ COMPILED = (
     *(f"messages/{name}.py" for name in ("checks", "explanation", "instance", "placement", "request_class")),
     "store/objects.py",
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
-    *(f"transfer/{name}.py" for name in ("batch", "slicing", "small", "spans", "stats", "submissions")),
+    *(f"transfer/{name}.py" for name in ("batch", "request", "slicing", "small", "spans", "stats", "submissions")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
     "transfer/paths/short_way.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
@@ -15,10 +17,10 @@ from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES
 
 __all__ = ["Connection"]
 
-SMALL_BYTES = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
+SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 """A payload that is taken in together with its header, on both sides."""
-_BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
-_FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
+_BAD_CHECKSUM: Final = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
+_FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
