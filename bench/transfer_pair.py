@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -139,13 +140,20 @@ class Pair:
         for side in self._sides.values():
             side.stop()
 
-    def measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Its processes run."""
         for side in self._sides.values():
             side.go_on()
         try:
-            return self._measure(plan, seed, verify)
+            yield
         finally:
             self._stop()
+
+    def measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
+        """Move what the plan says, once; ``seed`` is of the bytes. Raises :class:`SystemFailed`."""
+        with self.awake():
+            return self._measure(plan, seed, verify)
 
     def _measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
         source, destination = (INITIATOR, TARGET) if plan.opcode == WRITE else (TARGET, INITIATOR)

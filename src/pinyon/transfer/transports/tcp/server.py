@@ -56,12 +56,13 @@ class TcpService:
             if not got:
                 window = inbox
                 continue
-            window = inbox[:HEAD_START_BYTES]
             if got < wire.FIRST_BYTES:
                 stream.receive([inbox[got : wire.FIRST_BYTES]], deadline)
                 got = wire.FIRST_BYTES
             if self._serve_large(inbound, inbox, got, deadline):
+                window = inbox[: wire.FIRST_BYTES]  # of another such frame nothing that goes straight into place
                 continue
+            window = inbox[:HEAD_START_BYTES]
             frame = wire.parse_frame(inbox)
             deadline += frame.payload / limits.min_rate_bytes_s
             end = wire.FRAME_HEADER_BYTES + frame.requests * wire.DESCRIPTOR_BYTES
