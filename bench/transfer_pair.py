@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -80,7 +82,15 @@ class Side:
             stream.write(json.dumps(command).encode() + b"\n")
         return self.answer()
 
+    def stop(self) -> None:
+        """All its threads, until ``go_on``: some systems poll while they are idle."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
+        self.go_on()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -102,7 +112,7 @@ class Sample:
 
 
 class Pair:
-    """A system's processes."""
+    """A system's processes. They are stopped but while they are measured, so that none takes another's cores."""
 
     def __init__(self, system: System, python: Path, nbytes: int, logs: Path, src: Path = ROOT / "src") -> None:
         """``src``: where pinyon is, in Python or compiled."""
@@ -117,6 +127,7 @@ class Pair:
             log = logs / f"{system.name}-initiator.log"
             self._sides[INITIATOR] = Side(python, system, INITIATOR, nbytes, address, log, src)
             self._sides[INITIATOR].answer()
+            self._stop()
         except BaseException:
             self.close()
             raise
@@ -125,7 +136,26 @@ class Pair:
         side = self._sides.get(memory) or self._sides[INITIATOR]
         return side.ask(memory=memory, **command)
 
+    def _stop(self) -> None:
+        for side in self._sides.values():
+            side.stop()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Its processes run."""
+        for side in self._sides.values():
+            side.go_on()
+        try:
+            yield
+        finally:
+            self._stop()
+
     def measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
+        """Move what the plan says, once; ``seed`` is of the bytes. Raises :class:`SystemFailed`."""
+        with self.awake():
+            return self._measure(plan, seed, verify)
+
+    def _measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
         source, destination = (INITIATOR, TARGET) if plan.opcode == WRITE else (TARGET, INITIATOR)
         self._ask(source, do="fill", seed=seed, nbytes=min(plan.nbytes, self._nbytes))
         target = self._sides.get(TARGET)

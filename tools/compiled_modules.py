@@ -25,7 +25,7 @@ COMPILED = (
     "store/objects.py",
     "runtime/tally.py",
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
-    *(f"transfer/{name}.py" for name in ("batch", "slicing", "small", "spans", "stats", "submissions")),
+    *(f"transfer/{name}.py" for name in ("batch", "request", "slicing", "small", "spans", "stats", "submissions")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
     "transfer/paths/short_way.py",

@@ -14,7 +14,7 @@ from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.request import Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.small import SMALL_BYTES, Trip
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.submissions import Submissions
 
@@ -34,6 +34,22 @@ class AwaitedTransfers:
         self._limits = limits
         self._meter = meter
         self._clock = clock
+        self._loops: dict[Trip, asyncio.AbstractEventLoop] = {}
+        """Under way, with whose they are. Whoever takes one out, which is atomic, ends it."""
+
+    def end_orphans(self) -> None:
+        """End what was under way on a loop that has been closed meanwhile: nobody goes on with it. From any thread."""
+        for trip, loop in list(self._loops.items()):
+            if loop.is_closed():
+                self._give_up(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+
+    def _give_up(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
+        if self._loops.pop(trip, None) is None:  # somebody has
+            return
+        self._small.lost(trip)
+        self._peers.moving.pop(trip.endpoint, None)
+        with self._meter.lock:
+            self._meter.finished(status, reason, 1, self._clock() - trip.started)
 
     async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Move and wait; a task that is cancelled ends the transfer first.
@@ -56,6 +72,7 @@ class AwaitedTransfers:
         if trip is None:
             return None
         endpoint = trip.endpoint
+        self._loops[trip] = asyncio.get_running_loop()
         outcome: Outcome | None = None
         again = False
         try:
@@ -74,14 +91,13 @@ class AwaitedTransfers:
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
         except BaseException as error:  # the task is cancelled, or a defect
-            small.lost(trip)
-            cancelled = isinstance(error, asyncio.CancelledError)
-            reason = Reason.CANCELLED if cancelled else Reason.INTERNAL
-            status = TransferStatus.CANCELLED if cancelled else TransferStatus.FAILED
-            with self._meter.lock:
-                self._meter.finished(status, reason, 1, self._clock() - trip.started)
+            if isinstance(error, asyncio.CancelledError | GeneratorExit):  # the latter: its task is thrown away
+                self._give_up(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+            else:
+                self._give_up(trip, TransferStatus.FAILED, Reason.INTERNAL)
             raise
         finally:
+            self._loops.pop(trip, None)
             self._peers.moving.pop(endpoint, None)
         if outcome is DONE:
             return small.arrived(trip)
@@ -147,6 +163,7 @@ class AwaitedTransfers:
         try:
             return await ended
         finally:
-            loop.remove_reader(descriptor)
-            stream.waits_itself()
             timer.cancel()
+            if not loop.is_closed():  # else the task is only being thrown away
+                loop.remove_reader(descriptor)
+                stream.waits_itself()

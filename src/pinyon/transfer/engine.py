@@ -121,7 +121,7 @@ class TransferEngine:
             self._memory.staging.outbound,
             random.Random(),
             clock,
-            self._memory.expire,
+            self._tend,
         )
         self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
         self._awaited = AwaitedTransfers(self._submissions, self._peers, self.limits, self._meter, clock)
@@ -153,6 +153,11 @@ class TransferEngine:
                 raise
             self._state = "running"
             self._submissions.open()
+
+    def _tend(self, now: float) -> None:
+        """About once a second, in the thread that looks after the peers."""
+        self._memory.expire(now)
+        self._awaited.end_orphans()
 
     def _listen(self) -> None:
         self._port = self._acceptor.listen(self._host, self._port)

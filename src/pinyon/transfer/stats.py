@@ -6,13 +6,14 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from pinyon.transfer.path import Path
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 
 __all__ = ["LATENCY_BUCKETS_S", "Meter", "PathStats", "StatsRecorder", "TransferStats"]
 
-LATENCY_BUCKETS_S = (
+LATENCY_BUCKETS_S: Final = (
     0.0001,
     0.00025,
     0.0005,

@@ -1,6 +1,7 @@
 """The transfer benchmark: what it moves, that it notices bytes that did not arrive, and what it makes of figures."""
 
 import itertools
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -123,10 +124,22 @@ def test_a_pair_that_does_not_move_the_bytes_is_found_out(tmp_path):
     try:
         plan = Plan(WRITE, 4096, 1, 5)
         pair.measure(plan, 1, verify=True)
-        pair._ask("target", do="fill", seed=2, nbytes=NBYTES)
-        assert pair._ask("target", do="verify", plan=vars(plan), seed=1)["wrong"] == 5
+        with pair.awake():
+            pair._ask("target", do="fill", seed=2, nbytes=NBYTES)
+            assert pair._ask("target", do="verify", plan=vars(plan), seed=1)["wrong"] == 5
     finally:
         pair.close()
+
+
+def test_a_pair_that_is_not_measured_takes_nobodys_cores(tmp_path):
+    pair = Pair(SOCKETS[0], Path(sys.executable), NBYTES, tmp_path)
+    try:
+        pair.measure(Plan(READ, 4096, 1, 5), 1, verify=False)
+        for side in pair._sides.values():
+            os.waitid(os.P_PID, side._process.pid, os.WSTOPPED | os.WNOWAIT)  # returns once it has stopped
+    finally:
+        pair.close()
+    assert [side._process.returncode for side in pair._sides.values()] == [0, 0]
 
 
 def test_a_side_that_ends_says_why(tmp_path):

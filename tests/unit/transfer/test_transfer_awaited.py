@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -225,3 +226,29 @@ async def test_close_and_unregister_end_it(make_pair) -> None:
         task = await under_way(pair, WRITE)
         await asyncio.to_thread(pair.engine.close)
         assert await asyncio.wait_for(task, GENEROUS_S) == cancelled
+
+
+def test_what_a_closed_loop_leaves_behind_ends(make_pair) -> None:
+    pair = make_pair("tcp")
+    loop = asyncio.new_event_loop()
+    with held(pair.server):
+        task = loop.run_until_complete(under_way(pair, WRITE))
+        loop.close()
+        pair.engine._awaited.end_orphans()
+        stats = pair.engine.stats()
+        assert stats.requests_now == 0
+        assert stats.failures == {"cancelled": 1}
+    task._log_destroy_pending = False  # the interpreter would say so, rightly
+    del task
+    gc.collect()
+    assert pair.engine.stats().failures == {"cancelled": 1}
+    assert pair.engine.transfer([pair.request(WRITE, 0, 0, 4096)])[0].ok
+
+
+async def test_a_loop_that_lives_keeps_what_is_under_way(make_pair) -> None:
+    pair = make_pair("tcp")
+    with held(pair.server):
+        task = await under_way(pair, READ)
+        pair.engine._awaited.end_orphans()
+        assert pair.engine.stats().requests_now == 1
+    assert (await task)[0].ok

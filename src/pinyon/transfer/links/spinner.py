@@ -13,27 +13,29 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.host.cores import available_cores
 
 __all__ = ["Spinner"]
 
-_BETTER = 0.8
+_BETTER: Final = 0.8
 """Polling has to be quicker than sleeping by this factor, since it burns a core."""
-_WEIGHT = 0.25
+_WEIGHT: Final = 0.25
 """Of the newest wait in the running means."""
-_LONG_S = 2e-3
+_LONG_S: Final = 2e-3
 """Who waited longer than this waited for nothing in particular: it says nothing about sleeping, and against polling."""
-_GUESS_S = 100e-6
+_GUESS_S: Final = 100e-6
 """What a wait takes asleep, until it is known."""
-_SLEEP_EVERY = 128
+_SLEEP_EVERY: Final = 128
 """While polling pays: so often it sleeps all the same, to compare."""
-_POLL_EVERY = (16, 256)
+_POLL_EVERY: Final = (16, 256)
 """While it does not: so often it polls all the same, less and less often."""
-_MEASURED = 4
+_MEASURED: Final = 4
 """While it does not: so many waits before the next poll are timed, the others cost nothing."""
-_FOREVER = 1 << 62
+_FOREVER: Final = 1 << 62
+_DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
 _seats: deque[None] = deque([None] * (available_cores() // 2))
@@ -42,7 +44,7 @@ _seats: deque[None] = deque([None] * (available_cores() // 2))
 # Not os.sched_yield, which keeps the GIL. The yield matters: a peer that waits for this very core gets it at once, and
 # while it runs the kernel moves one of the two to an idle core.
 _libc = ctypes.CDLL(None)
-_yield: Callable[[], int] = _libc.sched_yield if hasattr(_libc, "sched_yield") else lambda: 0
+_yield: Final[Callable[[], int]] = _libc.sched_yield if hasattr(_libc, "sched_yield") else lambda: 0
 
 
 class Spinner:
@@ -121,7 +123,7 @@ class Spinner:
             while True:
                 _yield()
                 try:
-                    moved = receive(buffer, 0, socket.MSG_DONTWAIT)
+                    moved = receive(buffer, 0, _DONT_WAIT)
                 except BlockingIOError:
                     if clock() >= end:
                         return None

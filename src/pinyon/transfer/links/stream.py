@@ -12,19 +12,21 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.links.spinner import Spinner
 
 __all__ = ["DeadlineReached", "Stalled", "Stream"]
 
-_TICKS_PER_STALL = 4
+_TICKS_PER_STALL: Final = 4
 """The kernel's timeout is this fraction of the stall limit: a stall is found between 1 and 1.25 limits after the last
 byte, because the call during which the peer froze returns first with what it had moved."""
-_IOV_MAX = 1024
-_LITTLE_BYTES = 256 << 10
-_MIN_TIMEOUT_S = 0.001
+_IOV_MAX: Final = 1024
+_LITTLE_BYTES: Final = 256 << 10
+_MIN_TIMEOUT_S: Final = 0.001
+_WAIT_ALL: Final = int(socket.MSG_WAITALL)
+_DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
 _Buffer = TypeVar("_Buffer", bytes | memoryview, memoryview)
@@ -156,9 +158,9 @@ class Stream:
 
     def _receive_some(self, rest: Sequence[memoryview]) -> int:
         if len(rest) == 1:
-            return self._sock.recv_into(rest[0], 0, socket.MSG_WAITALL)
+            return self._sock.recv_into(rest[0], 0, _WAIT_ALL)
         window = rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX]
-        return self._sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
+        return self._sock.recvmsg_into(window, 0, _WAIT_ALL)[0]
 
     def keep_little(self) -> None:
         """If both ends are on this host, have small buffers from now on: nothing is on its way for long there, and what
@@ -183,7 +185,7 @@ class Stream:
     def receive_now(self, buffer: memoryview) -> int | None:
         """What is here, as far as it fits, 0 when the peer closed; None: nothing. Does not wait. Raises OSError."""
         try:
-            return self._sock.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            return self._sock.recv_into(buffer, 0, _DONT_WAIT)
         except BlockingIOError:
             return None
 

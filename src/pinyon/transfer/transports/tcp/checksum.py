@@ -8,6 +8,7 @@ descriptors, so bytes of another range do not pass either.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -32,9 +33,9 @@ def is_on(mode: str) -> bool:
     return mode == "on"
 
 
-seed_of: Callable[[bytes | bytearray | memoryview], int] = xxh3_64_intdigest
+seed_of: Final[Callable[[bytes | bytearray | memoryview], int]] = xxh3_64_intdigest
 """The seed that ties a payload to its request: of header and descriptors as sent."""
-checksum_of: Callable[[bytes | memoryview, int], int] = xxh3_64_intdigest
+checksum_of: Final[Callable[[bytes | memoryview, int], int]] = xxh3_64_intdigest
 """Of one buffer, with a seed: 64 bits."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.dialer import Link
@@ -15,10 +17,10 @@ from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES
 
 __all__ = ["Connection"]
 
-SMALL_BYTES = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
+SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 """A payload that is taken in together with its header, on both sides."""
-_BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
-_FAULT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
+_BAD_CHECKSUM: Final = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
+_FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
@@ -177,21 +179,31 @@ class Connection(Endpoint):
     ) -> Outcome:
         """The same for a slice that goes straight between the link and its region, which the caller has pinned."""
         stream, inbox, checked = self._stream, self._inbox, self._checked
-        frame = wire.Frame(opcode, 1, self._next_frame_id(), nbytes, checked)
-        head = wire.pack_frame(frame, [(key, remote_offset, nbytes)])
+        reading = opcode is Opcode.READ
+        frame_id = self._next_frame_id()
+        head = wire.pack_frame_of_one(
+            wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
+        )
+        # All that can be made ready before the payload moves is: that pushes this code and its data out of the core's
+        # cache, and what comes after it is in everybody's way.
+        done, payload = (wire.READ_DONE, nbytes) if reading else (wire.WRITE_DONE, 0)
+        good = wire.pack_header(wire.FRAME_MAGIC, done, wire.ALL_OK, 1, frame_id, payload)
         seed = seed_of(head) if checked else None
-        data = region.view[offset : offset + nbytes]
-        if opcode is Opcode.READ:
+        data = (region.view[offset : offset + nbytes],)
+        at = wire.FRAME_HEADER_BYTES
+        reply = inbox[:at]
+        window = reply if reading else inbox  # of a READ no more than that: the payload goes straight into place
+        if reading:
             stream.send_one(head, deadline)
         else:
-            send_payload(stream, head, (data,), seed, deadline)
-        got = stream.receive_some(inbox[:HEAD_START_BYTES], wire.FRAME_HEADER_BYTES, deadline)
+            send_payload(stream, head, data, seed, deadline)
+        got = stream.receive_some(window, at, deadline)
         self.answered = True
-        at = wire.FRAME_HEADER_BYTES
-        if inbox[:at] != wire.pack_reply(frame, None, nbytes if opcode is Opcode.READ else 0):
+        if reply != good:
+            frame = wire.Frame(opcode, 1, frame_id, nbytes, checked)
             return self._answer_of_one(frame, seed, got, deadline)
-        if opcode is Opcode.READ:
-            if not receive_payload(stream, (data,), seed, deadline, inbox[at:got]):
+        if reading:
+            if not receive_payload(stream, data, seed, deadline, inbox[:0]):
                 return _BAD_CHECKSUM
         elif got > at:
             raise WireError("bytes after the reply")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.stream import Stream
@@ -11,15 +12,15 @@ from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, pack_trailer, par
 
 __all__ = ["HEAD_START_BYTES", "INBOX_BYTES", "receive_payload", "send_payload"]
 
-INBOX_BYTES = 72 << 10
+INBOX_BYTES: Final = 72 << 10
 """What is taken from a link at once when a header is expected: small frames come whole and are copied into place, which
 costs less than one more system call and what goes with it."""
-HEAD_START_BYTES = 16 << 10
+HEAD_START_BYTES: Final = 16 << 10
 """The same where large frames are expected, whose payload goes straight into place: so little of it that the copy does
 not show."""
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES: Final = 256 << 10
 """What is hashed at a time: still in the core's cache after the kernel has copied it."""
-_MAX_BUFFERS = 1000
+_MAX_BUFFERS: Final = 1000
 """Of one system call (the kernel takes 1024), with room for a header and a checksum."""
 
 
@@ -50,13 +51,16 @@ def send_payload(stream: Stream, head: bytes, buffers: Sequence[memoryview], see
         stream.send([head, *buffers, pack_trailer(checksum(buffers, seed))], deadline)
         return
     digest = Digest(seed=seed)
-    before: list[bytes | memoryview] = [head]
-    for piece in _pieces(buffers):
-        stream.send([*before, *piece], deadline)
-        before = []
+    rest: list[bytes | memoryview] = [head]
+    *pieces, last = _pieces(buffers)
+    for piece in pieces:
+        stream.send([*rest, *piece], deadline)
+        rest = []
         for buffer in piece:  # while the receiver takes them in
             digest.update(buffer)
-    stream.send([pack_trailer(digest.intdigest())], deadline)
+    for buffer in last:
+        digest.update(buffer)
+    stream.send([*rest, *last, pack_trailer(digest.intdigest())], deadline)
 
 
 def receive_payload(
@@ -89,12 +93,15 @@ def receive_payload(
         return intact
     trailer = memoryview(bytearray(TRAILER_BYTES))
     digest = Digest(seed=seed)
-    for piece in _pieces(buffers, 1 if singly else _MAX_BUFFERS):
+    *pieces, last = list(_pieces(buffers, 1 if singly else _MAX_BUFFERS)) or [[]]
+    for piece in pieces:
         early = _fill(stream, piece, early, deadline)
         for buffer in piece:
             digest.update(buffer)
-    if _fill(stream, [trailer], early, deadline):
+    if _fill(stream, [*last, trailer], early, deadline):  # one wait and one call for the end of the payload
         raise WireError("bytes after the payload")
+    for buffer in last:
+        digest.update(buffer)
     return digest.intdigest() == parse_trailer(trailer)
 
 

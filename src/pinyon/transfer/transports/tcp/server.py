@@ -56,12 +56,13 @@ class TcpService:
             if not got:
                 window = inbox
                 continue
-            window = inbox[:HEAD_START_BYTES]
             if got < wire.FIRST_BYTES:
                 stream.receive([inbox[got : wire.FIRST_BYTES]], deadline)
                 got = wire.FIRST_BYTES
             if self._serve_large(inbound, inbox, got, deadline):
+                window = inbox[: wire.FIRST_BYTES]  # of another such frame nothing that goes straight into place
                 continue
+            window = inbox[:HEAD_START_BYTES]
             frame = wire.parse_frame(inbox)
             deadline += frame.payload / limits.min_rate_bytes_s
             end = wire.FRAME_HEADER_BYTES + frame.requests * wire.DESCRIPTOR_BYTES
@@ -137,23 +138,25 @@ class TcpService:
         stream = inbound.stream
         deadline += nbytes / self._limits.min_rate_bytes_s
         seed = seed_of(inbox[: wire.FIRST_BYTES]) if checked else None
-        code = wire.ALL_OK
+        done, payload = (wire.READ_DONE, nbytes) if reading else (wire.WRITE_DONE, 0)
+        reply = wire.pack_header(magic, done, wire.ALL_OK, 1, frame_id, payload)
+        intact = True
         try:
             data = (grant.region.view[offset : offset + nbytes],)
             if reading:
                 if not checked:
                     stream.keep_little()
-                reply = wire.pack_header(magic, wire.READ_DONE, code, 1, frame_id, nbytes)
                 send_payload(stream, reply, data, seed, deadline)
-            elif not receive_payload(stream, data, seed, deadline, inbox[wire.FIRST_BYTES : got]):
-                code = wire.BAD_CHECKSUM
+            else:
+                intact = receive_payload(stream, data, seed, deadline, inbox[wire.FIRST_BYTES : got])
+                if not intact:
+                    reply = wire.pack_header(magic, done, wire.BAD_CHECKSUM, 1, frame_id, 0)
+                if not checked:
+                    stream.keep_little()
+                stream.send_one(reply, deadline)  # the peer waits for this, and for nothing of what follows
         finally:
             self._memory.unpin((grant,), inbound)
-        if not reading:
-            if not checked:
-                stream.keep_little()
-            stream.send_one(wire.pack_header(magic, wire.WRITE_DONE, code, 1, frame_id, 0), deadline)
-        if code != wire.ALL_OK:
+        if not intact:
             _log.warning("a transfer frame arrived with a wrong checksum")
             return True
         with self._meter.lock:

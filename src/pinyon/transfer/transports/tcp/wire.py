@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain as chained
 from struct import Struct
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from pinyon.transfer.errors import WireError
 from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
@@ -29,44 +29,46 @@ __all__ = [
     "Reply",
 ]
 
-FRAME_MAGIC = 0x504B
-FLAG_CHECKSUM = 1
-REPLY_BIT = 0x80
-OPCODES = (1, 2)
-READ, WRITE = OPCODES
-READ_DONE, WRITE_DONE = READ | REPLY_BIT, WRITE | REPLY_BIT
-ALL_OK = 0
-SOME_REFUSED = 1
-BAD_CHECKSUM = 2
+FRAME_MAGIC: Final = 0x504B
+FLAG_CHECKSUM: Final = 1
+REPLY_BIT: Final = 0x80
+READ: Final = 1
+WRITE: Final = 2
+OPCODES: Final = (READ, WRITE)
+READ_DONE: Final = READ | REPLY_BIT
+WRITE_DONE: Final = WRITE | REPLY_BIT
+ALL_OK: Final = 0
+SOME_REFUSED: Final = 1
+BAD_CHECKSUM: Final = 2
 """What arrived of a WRITE is not what was sent."""
-FAULT = 3
+FAULT: Final = 3
 """The server could not read or write the memory (a device failed); of a WRITE any part may have been done."""
-MAX_REFUSAL = 4
+MAX_REFUSAL: Final = 4
 """Largest per-request refusal code a peer may answer (``Reason`` 1 to 4)."""
 
-_FRAME = Struct("!HBBIQQ")
-_DESCRIPTOR = Struct("!16sQQ")
-_FRAME_OF_ONE = Struct("!HBBIQQ16sQQ")
-_TRAILER = Struct("!Q")
+_FRAME: Final = Struct("!HBBIQQ")
+_DESCRIPTOR: Final = Struct("!16sQQ")
+_FRAME_OF_ONE: Final = Struct("!HBBIQQ16sQQ")
+_TRAILER: Final = Struct("!Q")
 
-FRAME_HEADER_BYTES = _FRAME.size
-CODE_AT = 3
+FRAME_HEADER_BYTES: Final = _FRAME.size
+CODE_AT: Final = 3
 """Where a reply's code lies in its header."""
-DESCRIPTOR_BYTES = _DESCRIPTOR.size
-TRAILER_BYTES = _TRAILER.size
-FIRST_BYTES = FRAME_HEADER_BYTES + DESCRIPTOR_BYTES
+DESCRIPTOR_BYTES: Final = _DESCRIPTOR.size
+TRAILER_BYTES: Final = _TRAILER.size
+FIRST_BYTES: Final = FRAME_HEADER_BYTES + DESCRIPTOR_BYTES
 """Every frame has at least one descriptor."""
 
-pack_trailer = _TRAILER.pack
+pack_trailer: Final = _TRAILER.pack
 """A payload's checksum as bytes."""
-pack_trailer_into = _TRAILER.pack_into
-pack_header = _FRAME.pack
+pack_trailer_into: Final = _TRAILER.pack_into
+pack_header: Final = _FRAME.pack
 """``(magic, opcode, flags or code, count, frame id, payload)``"""
-pack_header_into = _FRAME.pack_into
-pack_frame_of_one = _FRAME_OF_ONE.pack
+pack_header_into: Final = _FRAME.pack_into
+pack_frame_of_one: Final = _FRAME_OF_ONE.pack
 """A header and its only descriptor: ``(*header, key, offset, length)``"""
-pack_frame_of_one_into = _FRAME_OF_ONE.pack_into
-unpack_frame_of_one = _FRAME_OF_ONE.unpack_from
+pack_frame_of_one_into: Final = _FRAME_OF_ONE.pack_into
+unpack_frame_of_one: Final = _FRAME_OF_ONE.unpack_from
 
 
 class Frame(NamedTuple):
