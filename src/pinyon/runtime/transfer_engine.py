@@ -47,7 +47,7 @@ class TransferSettings(ServiceSettings):
     )
     transfer_nixl_without_authentication: bool = Field(
         False,
-        description="with TLS or a cluster secret, use NIXL too, whose connections know neither: who reaches them reads",
+        description="with TLS or a cluster secret, use NIXL too, whose connections know neither: see docs/security.md",
     )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
 

@@ -8,7 +8,8 @@ __all__ = ["Path", "Tiers"]
 
 
 class Path(NamedTuple):
-    """One way for bytes between two hosts. NIC names are empty for ``local``, ``shm`` and ``nixl``, and where no NIC is known."""
+    """One way for bytes between two hosts. NIC names are empty for ``local``, ``shm`` and ``nixl``, and where no NIC is
+    known."""
 
     transport: str
     """``"local"``, ``"shm"``, ``"nixl"``, ``"rdma"`` or ``"tcp"``."""

@@ -253,7 +253,7 @@ class NixlEndpoint(Endpoint):
         request = self._agent.prepare(here, [(address, nbytes) for _, address, nbytes, _, _ in pieces], self._peer)
         self._complete(request, deadline, len(pieces))
         self._agent.release(request)
-        if not all([self._intact(key, deadline) for key in {piece[0] for piece in pieces}]):
+        if not all(self._intact(key, deadline) for key in {piece[0] for piece in pieces}):
             return False
         start = 0
         for _, _, nbytes, region, offset in pieces:

@@ -3,7 +3,8 @@
 The initiator reads, one-sided, into a buffer of its own, looks at the seal of what it was told, and copies the bytes to
 their place. It never WRITEs: NIXL can neither take a key back at once nor end what another process writes, and without
 both the bytes of a WRITE that was given up could land in memory that serves something else by then. So another
-transport is needed beside it, which takes the WRITEs and the READs that are not better off here (:mod:`pinyon.transfer.paths.roads`).
+transport is needed beside it, which takes the WRITEs and the READs that are not better off here
+(:mod:`pinyon.transfer.paths.roads`).
 """
 
 from __future__ import annotations
