@@ -162,7 +162,7 @@ def test_an_idle_process_does_not_spin(engine: TransferEngine, start_peer: Calla
 def test_metadata_that_is_cut_or_none_is_refused_by_nixl_itself() -> None:
     """The rest of what a peer may say is NIXL's to check, and it does not check all (docs/transfer.md)."""
     name = "ab" * 16
-    agent, other = NixlAgent("cd" * 16), NixlAgent(name)
+    agent, other, third = NixlAgent("cd" * 16), NixlAgent(name), NixlAgent("12" * 16)
     try:
         buffer = other.new_buffer(4096)
         whole = other.metadata(buffer.registered, connection=True)
@@ -174,9 +174,9 @@ def test_metadata_that_is_cut_or_none_is_refused_by_nixl_itself() -> None:
         ):
             with pytest.raises(NixlError):
                 agent.meet(name, broken)
-        agent.meet(name, whole)
-        with pytest.raises(NixlError):
-            agent.meet("ef" * 16, whole)
+        with pytest.raises(NixlError, match="another's"):
+            third.meet("ef" * 16, whole)
+        third.meet(name, whole)
     finally:
-        agent.close()
-        other.close()
+        for each in (agent, other, third):
+            each.close()

@@ -106,8 +106,8 @@ class TransferEngine:
             raise InvalidTransfer(f"nixl is {', '.join(MODES)}; not {nixl!r}", field="nixl")
         if nixl != "off" and (secret or tls) and not nixl_without_authentication:
             raise InvalidTransfer(
-                "NIXL has connections of its own, which know neither TLS nor the cluster secret: whoever reaches them may "
-                "read this process's memory; --transfer-nixl-without-authentication says that this is wanted",
+                "NIXL has connections of its own, which know neither TLS nor the cluster secret: whoever reaches them "
+                "may read this process's memory; --transfer-nixl-without-authentication says that this is wanted",
                 field="nixl",
             )
         for nic in nics:

@@ -380,7 +380,7 @@ class Liar(threading.Thread):
     def serve(self, inbound: Any) -> None:
         head = memoryview(bytearray(wire.HEADER_BYTES))
         inbound.stream.receive([head], inbound._clock() + 5.0)
-        inbound.receive_bytes(wire.parse_request(head).count, inbound._clock() + 5.0)
+        inbound.receive_bytes(wire.parse_request(head).size, inbound._clock() + 5.0)
         inbound.stream.send([self.answer], inbound._clock() + 5.0)
         inbound.receive_bytes(1, inbound._clock() + 5.0)
 

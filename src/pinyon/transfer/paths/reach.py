@@ -141,7 +141,7 @@ class Reach:
             self.order,
             same_process=own,
             shm=self._same_host(remote) and not own,
-            nixl=remote.nixl and not own,
+            nixl=remote.nixl and not own and (not remote_location or remote_location.startswith("cpu:")),
         )
 
     def streams(self, remote: SegmentDescriptor) -> int:

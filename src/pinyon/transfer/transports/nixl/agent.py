@@ -187,7 +187,11 @@ class NixlAgent:
                 raise NixlError(f"{len(self._strays)} transfers by NIXL do not end")
             peer = self._peers.get(name)
             if peer is None:
-                self._load(name, metadata)
+                try:
+                    self._load(name, metadata)
+                except NixlError:
+                    self._forget(name)  # it may have taken in a part
+                    raise
                 peer = self._peers[name] = _Peer()
             peer.endpoints += 1
 
@@ -224,8 +228,11 @@ class NixlAgent:
             if peer.endpoints:
                 return
             del self._peers[name]
-            with contextlib.suppress(NixlError), _calling("a peer is not let go of"):
-                self._raw.invalidateRemoteMD(name)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        with contextlib.suppress(Exception):  # it does not know the peer
+            self._raw.invalidateRemoteMD(name)
 
     # --- READs ---
 

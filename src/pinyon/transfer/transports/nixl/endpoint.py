@@ -121,7 +121,7 @@ class NixlEndpoint(Endpoint):
         self.answered = True
         if answer.code is not Code.OK:
             raise NixlError(f"the peer answers {op.name} with {answer.code.name}")
-        return self.link.receive_bytes(answer.count, deadline) if answer.count else b""
+        return self.link.receive_bytes(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
 

@@ -102,7 +102,7 @@ class NixlServer:
         """False: it comes to nothing, which the peer knows."""
         deadline = self._clock() + self._limits.connect_s
         stream = inbound.stream
-        version = inbound.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).count, deadline)
+        version = inbound.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).size, deadline)
         if version != self._agent.version.encode():
             _log.info("a peer has another version of NIXL than %s", self._agent.version)
             stream.send([wire.pack_answer(Op.PAIR, Code.OTHER_VERSION)], deadline)

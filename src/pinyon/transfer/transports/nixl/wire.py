@@ -89,7 +89,7 @@ _ANSWER_BYTES = {Op.PAIR: MAX_PAIRED_BYTES, Op.READY: 0, Op.RESOLVE: MAX_PLACES_
 class Header(NamedTuple):
     op: Op
     code: Code
-    count: int
+    size: int
     """RESOLVE: keys; else bytes that follow."""
 
 
@@ -168,7 +168,7 @@ def parse_request(data: bytes | bytearray | memoryview) -> Header:
 
 def request_bytes(header: Header) -> int:
     """How many bytes follow a request's header."""
-    return header.count * KEY_BYTES if header.op is Op.RESOLVE else header.count
+    return header.size * KEY_BYTES if header.op is Op.RESOLVE else header.size
 
 
 def parse_answer(data: bytes | bytearray | memoryview, op: Op) -> Header:
