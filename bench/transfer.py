@@ -30,6 +30,7 @@ from bench.transfer_figures import (
     NIXL_TCP,
     OPCODES,
     OURS,
+    OURS_BY_NIXL,
     PEER,
     POINTS,
     SINGLES,
@@ -42,6 +43,7 @@ from bench.transfer_figures import (
     show,
 )
 from bench.transfer_pair import ROOT, Pair, System, SystemFailed
+from bench.transfer_pinyon import NIXL_AT
 from tools.compiled_modules import COMPILED
 from tools.compiled_tree import Lacking, make_tree
 
@@ -114,8 +116,14 @@ def python_of(system: System) -> Path:
     if system == PEER:
         return peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
     if system in (NIXL_SHM, NIXL_TCP):
-        return peer_python(NIXL, "nixl_cu12._api", also=(NUMPY,), alone=True)
+        return _nixl_python()
+    if system == OURS_BY_NIXL:
+        os.environ[NIXL_AT] = str(next(_nixl_python().parent.parent.glob("lib/python3.*/site-packages")))
     return Path(sys.executable)
+
+
+def _nixl_python() -> Path:
+    return peer_python(NIXL, "nixl_cu12._api", also=(NUMPY,), alone=True)
 
 
 def start(

@@ -84,6 +84,8 @@ _SETTINGS = {
     "transfer_nics": "--nics",
     "transfer_topology": "--topology",
     "transfer_allow_shm": "--allow-shm",
+    "transfer_nixl": "--nixl",
+    "transfer_nixl_without_authentication": "--nixl-without-authentication",
     "tls_dir": "--tls-dir",
     "cluster_secret_file": "--cluster-secret-file",
     "transfer_checksum": "--checksum",

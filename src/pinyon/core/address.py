@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["parse_address"]
+__all__ = ["is_loopback", "parse_address"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. Of names, only localhost is known to be."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def parse_address(address: str) -> tuple[str, int]:

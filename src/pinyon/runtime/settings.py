@@ -11,7 +11,6 @@ import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pinyon.core.address import parse_address
+from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.channel import SESSION_TRANSPORT
@@ -70,14 +69,6 @@ def _writable(fd: int) -> int:
 
 WritableFd = Annotated[int, AfterValidator(_writable)]
 """A settings field that is an inherited file descriptor to write to; negative: none."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there. Of names, only localhost is known to be."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 TLS_FILES = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt", "cluster_secret_file": "cluster.secret"}

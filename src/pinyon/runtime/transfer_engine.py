@@ -42,6 +42,13 @@ class TransferSettings(ServiceSettings):
     transfer_allow_shm: bool = Field(
         False, description="with TLS, use shared memory on one host too: whoever may copy can read all of a process"
     )
+    transfer_nixl: Literal["off", "auto", "prefer"] = Field(
+        "off", description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer)"
+    )
+    transfer_nixl_without_authentication: bool = Field(
+        False,
+        description="with TLS or a cluster secret, use NIXL too, whose connections know neither: see docs/security.md",
+    )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
 
     def listeners(self) -> dict[str, str]:
@@ -72,6 +79,8 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
             topology=topology,
             transports=_transports(settings),
             offer_shm=settings.offers_shm,
+            nixl=settings.transfer_nixl,
+            nixl_without_authentication=settings.transfer_nixl_without_authentication,
             checksum=settings.transfer_checksum,
         )
     except InvalidTransfer as error:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.batches import Batches
@@ -34,6 +35,7 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
+from pinyon.transfer.paths.roads import MODES
 from pinyon.transfer.request import TransferRequest, TransferResult
 from pinyon.transfer.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
 from pinyon.transfer.stats import Meter, TransferStats
@@ -66,6 +68,8 @@ class TransferEngine:
         topology: Topology | None = None,
         transports: Sequence[str] | None = None,
         offer_shm: bool = True,
+        nixl: str = "off",
+        nixl_without_authentication: bool = False,
         checksum: str = "on",
         limits: TransferLimits | None = None,
         clock: Clock = time.monotonic,
@@ -84,6 +88,10 @@ class TransferEngine:
             transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
                 those that work on this host. What is named here and does not work is an error.
             offer_shm: whether processes of this host may use shared memory to reach this one, and it them.
+            nixl: "auto" or "prefer": READ by NIXL what is measured to be faster so, or all that can be; and let peers
+                read here by it. Another transport is needed beside it. "off": not at all.
+            nixl_without_authentication: NIXL opens connections of its own, which know neither the secret nor TLS: with
+                either it is refused unless this says that it may.
             checksum: of tcp payloads: "on" or "off".
             clock: monotonic seconds, which deadlines, pauses and measured rates go by.
 
@@ -94,6 +102,14 @@ class TransferEngine:
             raise InvalidTransfer("listening on a wildcard address needs advertise_host", field="advertise_host")
         if secret is not None and not secret:
             raise InvalidTransfer("the cluster secret is empty", field="secret")
+        if nixl not in MODES:
+            raise InvalidTransfer(f"nixl is {', '.join(MODES)}; not {nixl!r}", field="nixl")
+        if nixl != "off" and (secret or tls) and not nixl_without_authentication:
+            raise InvalidTransfer(
+                "NIXL has connections of its own, which know neither TLS nor the cluster secret: whoever reaches them "
+                "may read this process's memory; --transfer-nixl-without-authentication says that this is wanted",
+                field="nixl",
+            )
         for nic in nics:
             check_nic(nic._replace(port=1) if nic.transport == "tcp" and not nic.port else nic)
         self.limits = limits or TransferLimits()
@@ -108,12 +124,16 @@ class TransferEngine:
         )
         self._meter = Meter()
         made = (self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
-        built = build_transports(*made, offer_shm=offer_shm)
+        inside = is_loopback(host) and all(nic.transport == "tcp" and is_loopback(nic.address) for nic in nics)
+        built = build_transports(*made, offer_shm=offer_shm, nixl=nixl, loopback=inside)
         self._nics = built.nics
         self._shm = built.shm
+        self._nixl = built.nixl
         self._host_id = host_id()
         self._acceptor = Acceptor(identity, self.limits, self._meter, built.services, clock)
-        reach = Reach(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits, available_cores())
+        reach = Reach(
+            *(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits, available_cores()), nixl
+        )
         self._peers = Peers(
             reach,
             built.transports,
@@ -291,6 +311,7 @@ class TransferEngine:
             self._topology,
             self._shm,
             self._host_id,
+            self._nixl,
         )
 
     def drop_peer(self, boot_id: bytes) -> bool:

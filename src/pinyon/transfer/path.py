@@ -8,10 +8,11 @@ __all__ = ["Path", "Tiers"]
 
 
 class Path(NamedTuple):
-    """One way for bytes between two hosts. NIC names are empty for ``local`` and ``shm``, and where no NIC is known."""
+    """One way for bytes between two hosts. NIC names are empty for ``local``, ``shm`` and ``nixl``, and where no NIC is
+    known."""
 
     transport: str
-    """``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``."""
+    """``"local"``, ``"shm"``, ``"nixl"``, ``"rdma"`` or ``"tcp"``."""
     local_nic: str
     remote_nic: str
 

@@ -83,6 +83,8 @@ class SegmentDescriptor:
     """Its Unix socket for peers on the same host; empty: not reachable that way."""
     host_id: str = ""
     """Equal to a peer's: on the same host, in the sense of ``shm``. Empty: not said, so nobody's."""
+    nixl: bool = False
+    """It has a NIXL agent for peers that have one."""
 
     def __post_init__(self) -> None:
         if not self.host or len(self.host) > MAX_HOST_CHARS:
@@ -135,6 +137,7 @@ class SegmentDescriptor:
             "topology": None if self.topology is None else self.topology.to_dict(),
             "shm": self.shm,
             "host_id": self.host_id,
+            "nixl": self.nixl,
         }
 
     @classmethod
@@ -167,6 +170,7 @@ class SegmentDescriptor:
                 topology=None if topology is None else Topology.from_dict(topology),
                 shm=_text(value.get("shm", ""), "shm"),
                 host_id=_text(value.get("host_id", ""), "host_id"),
+                nixl=_flag(value.get("nixl", False), "nixl"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidTransfer(f"not a segment descriptor: {error!r}", field="segment") from None
@@ -184,6 +188,12 @@ def _check_nics(nics: tuple[Nic, ...]) -> None:
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise InvalidTransfer(f"{field} is not a string", field=field)
+    return value
+
+
+def _flag(value: Any, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidTransfer(f"{field} is neither true nor false", field=field)
     return value
 
 

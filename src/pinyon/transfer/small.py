@@ -154,7 +154,8 @@ class SmallTransfers:
         if peer is None:
             return None
         published = remote.region(key)
-        way = peer.short_way(remote, region.location, published.location if published is not None else "")
+        there = published.location if published is not None else ""
+        way = peer.short_way(remote, region.location, there, opcode, length)
         if way is None or way.endpoints is None or length > way.most_bytes:
             return None
         endpoint: Endpoint | None = way.endpoints.lend(way.key)

@@ -19,6 +19,7 @@ from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngi
 from pinyon.transfer.transports.shm.transport import shm_available
 from tests.forks import forked, until_stopped
 from tests.unit.transfer.fake_device import fake_device
+from tests.unit.transfer.fake_nixl import fake_nixl
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 """Short limits for the tests that wait for them."""
@@ -74,6 +75,7 @@ VARIANTS = {
     "tcp-far-device": Variant(("tcp",), {"checksum": "on"}, on_device="far"),
     "tcp-devices": Variant(("tcp",), on_device="near far"),
     "auto-devices": Variant(("local", "shm", "tcp"), on_device="near far"),
+    "nixl": Variant(("tcp",), {"nixl": "prefer", "secret": b"cluster secret", "nixl_without_authentication": True}),
     "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "nics": RAILS}),
 }
 
@@ -112,7 +114,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
 
-    with fake_device() as driver:
+    with fake_device() as driver, fake_nixl():  # the real one: tests/nixl
         yield make
     for engine in engines:
         engine.close()

@@ -18,7 +18,7 @@ from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.queue import PeerQueue
 from pinyon.transfer.paths.reach import PeerPaths, Reach
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
@@ -75,12 +75,14 @@ class Peer:
 
     # --- one request, by its caller ---
 
-    def short_way(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> ShortWay | None:
+    def short_way(
+        self, remote: SegmentDescriptor, local_location: str, remote_location: str, opcode: Opcode, nbytes: int
+    ) -> ShortWay | None:
         """None: there is none now, or ``remote`` has news of which paths there are."""
         paths = self.queue.paths
         if remote is not paths.remote and paths.is_news(remote):
             return None
-        return self.queue.short_way(local_location, remote_location)
+        return self.queue.short_way(local_location, remote_location, opcode, nbytes)
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
         """A chain for a request that ended so on the short way: goes on as if it had run there. False: this peer is

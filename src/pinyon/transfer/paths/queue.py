@@ -14,8 +14,9 @@ from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard
 from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.reach import PeerPaths
+from pinyon.transfer.paths.roads import NIXL, roads
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.request import Opcode, Reason, TransferStatus
 
 __all__ = ["NO_THREAD", "PeerQueue"]
 
@@ -49,8 +50,9 @@ class PeerQueue:
         self._short_way = short_way
         self._waiting: dict[tuple[str, str], deque[Chain]] = {}
         """By memory locations, none empty: what waits for a busy NIC does not hold up what wants another one."""
-        self._short: dict[tuple[str, str], ShortWay] = {}
-        """By memory locations, while nothing is wrong with it: small requests pass by the board."""
+        self._short: dict[tuple[str, str, bool], ShortWay] = {}
+        """By memory locations, and whether it is for what goes by NIXL; while nothing is wrong with it: small requests
+        pass by the board."""
         self._failed_at: dict[Path, float] = {}
 
     # --- books ---
@@ -65,7 +67,14 @@ class PeerQueue:
     def tiers(self, chain: Chain) -> Tiers:
         """The paths that the chain may take, best first."""
         regions = (part.remote_region for part in chain.slices)
-        return self.paths.tiers(chain.local_location, chain.remote_location, regions)
+        where = chain.local_location, chain.remote_location
+        tiers = self.paths.tiers(*where, regions)  # first: then it is known whether NIXL is one of them
+        by_nixl = self._by_nixl(*where, chain.opcode, chain.nbytes)
+        return roads(tiers, by_nixl=by_nixl) if self.paths.has_nixl else tiers
+
+    def _by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
+        """Is it the better road, and not avoided?"""
+        return self.paths.by_nixl(local_location, remote_location, opcode, nbytes) and self.board.usable(NIXL)
 
     def carries(self, tiers: Tiers) -> bool:
         """Does anything run on one of these paths?"""
@@ -78,7 +87,7 @@ class PeerQueue:
         """Give a fresh chain to a path, or let it wait. A path: the caller must run the chain there (only ``inline``).
         An outcome: there is no way."""
         if inline and chain.nbytes <= _SMALL_BYTES and not self.paths.beyond:
-            way = self._short.get((chain.local_location, chain.remote_location))
+            way = self.short_way(chain.local_location, chain.remote_location, chain.opcode, chain.nbytes)
             if way is not None and way.lane.room > 0:
                 self.adopt(chain, way)
                 return way.path
@@ -193,10 +202,10 @@ class PeerQueue:
         return self.pump(now) if self._waiting else []
 
     def _learn_short(self, chain: Chain, path: Path) -> None:
-        where = (chain.local_location, chain.remote_location)
+        where = (chain.local_location, chain.remote_location, path.transport == "nixl")
         if where in self._short or not self.board.usable(path):
             return
-        tiers = self.paths.tiers(*where)
+        tiers = self.tiers(chain)
         if tiers[:1] == ((path,),):
             if len(self._short) >= _MAX_LOCATION_PAIRS:
                 self.shut_short_ways()
@@ -204,9 +213,12 @@ class PeerQueue:
 
     # --- the short way ---
 
-    def short_way(self, local_location: str, remote_location: str) -> ShortWay | None:
+    def short_way(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> ShortWay | None:
         """For one small request. Needs no lock: who uses it looks at ``open`` when others can see that he does."""
-        return None if self.paths.beyond else self._short.get((local_location, remote_location))
+        if self.paths.beyond:
+            return None
+        by_nixl = self._by_nixl(local_location, remote_location, opcode, nbytes)
+        return self._short.get((local_location, remote_location, by_nixl))
 
     def adopt(self, chain: Chain, way: ShortWay) -> None:
         """The chain runs there, or did."""

@@ -10,6 +10,8 @@ from pinyon.transfer.host.nic import Nic, same_network
 from pinyon.transfer.host.topology import Topology
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.paths.roads import NIXL, most_read_bytes
+from pinyon.transfer.request import Opcode
 from pinyon.transfer.segment import SegmentDescriptor
 
 __all__ = ["MAX_TIER_PATHS", "End", "PeerPaths", "Reach", "candidate_paths"]
@@ -36,13 +38,20 @@ _NO_NIC = Nic("", "tcp", "", 0)
 
 
 def candidate_paths(
-    local: End, remote: End, transports: Sequence[str], *, same_process: bool = False, shm: bool = False
+    local: End,
+    remote: End,
+    transports: Sequence[str],
+    *,
+    same_process: bool = False,
+    shm: bool = False,
+    nixl: bool = False,
 ) -> Tiers:
     """The paths between two memory locations by the given transports, in that order.
 
-    ``local`` needs ``same_process``, ``shm`` needs ``shm``; each is a tier of one path. A transport with NICs has up to
-    two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end or both. Where any two NICs
-    are on one network, pairs on different networks are left out ("rails"); where none are, a router is assumed.
+    ``local`` needs ``same_process``, ``shm`` and ``nixl`` need what is named like them; each is a tier of one path. A
+    transport with NICs has up to two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end
+    or both. Where any two NICs are on one network, pairs on different ones are left out ("rails"); where none are, a
+    router is assumed.
     Inside a tier the i-th NIC here is paired with the i-th there first, and successive paths change the NIC here.
     Where no NICs fit together, tcp still has its one path without NICs.
     """
@@ -52,6 +61,8 @@ def candidate_paths(
             tiers += [(Path("local", "", ""),)] * same_process
         elif transport == "shm":
             tiers += [(Path("shm", "", ""),)] * shm
+        elif transport == "nixl":
+            tiers += [(NIXL,)] * nixl
         else:
             tiers += _nic_tiers(local, remote, transport)
     return tuple(tiers)
@@ -118,6 +129,8 @@ class Reach:
     limits: TransferLimits
     cores: int
     """That this process may run on."""
+    nixl: str = "off"
+    """Which READs are to go by it: one of ``roads.MODES``."""
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
         """The paths between these memories, best first."""
@@ -128,6 +141,7 @@ class Reach:
             self.order,
             same_process=own,
             shm=self._same_host(remote) and not own,
+            nixl=remote.nixl and not own and (not remote_location or remote_location.startswith("cpu:")),
         )
 
     def streams(self, remote: SegmentDescriptor) -> int:
@@ -152,6 +166,8 @@ class Reach:
             if remote.host_id == self.host_id:
                 most = min(most, max(2, self.cores // 2))
             return max(min(2, most), most // alike)
+        if path.transport == "nixl":
+            return 1  # connection to a peer
         return self.limits.queue_pairs_per_path if path.transport == "rdma" else 2
 
     def _same_host(self, remote: SegmentDescriptor) -> bool:
@@ -167,17 +183,22 @@ class PeerPaths:
         """Regions of the peer, and the transports that it says cannot reach them."""
         self._reach = reach
         self._tiers: dict[tuple[str, str], Tiers] = {}
+        self._most: dict[tuple[str, str], int] = {}
+        """Bytes of the largest READ by NIXL, between these memory locations; empty: none goes by it."""
+        self.has_nixl = False
+        """Some of the tiers."""
 
     def is_news(self, remote: SegmentDescriptor) -> bool:
         """Does it say anything else about the peer's addresses than what we have?"""
         mine = self.remote
         if not remote.nics and not remote.shm:
             return False
-        return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
+        elsewhere = remote.nics != mine.nics or remote.shm != mine.shm or remote.nixl != mine.nixl
+        return elsewhere or remote.topology != mine.topology
 
     def learn(self, remote: SegmentDescriptor) -> None:
         self.remote = remote
-        self._tiers.clear()
+        self._forget()
 
     def exclude(self, region: bytes, transport: str) -> None:
         """This transport does not reach the region."""
@@ -185,14 +206,29 @@ class PeerPaths:
             self.beyond.clear()
         self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
 
+    def _forget(self) -> None:
+        self._tiers.clear()
+        self._most.clear()
+
+    def by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
+        """Is NIXL the better road for this, between these memory locations? Not as far as is known before their paths
+        were asked for."""
+        if not self._most or opcode is not Opcode.READ:
+            return False
+        return nbytes <= self._most.get((local_location, remote_location), 0)
+
     def tiers(self, local_location: str, remote_location: str, regions: Iterable[bytes] = ()) -> Tiers:
         """The paths that reach all of these regions."""
         where = (local_location, remote_location)
         tiers = self._tiers.get(where)
         if tiers is None:
             if len(self._tiers) >= _MAX_LOCATION_PAIRS:
-                self._tiers.clear()
+                self._forget()
             tiers = self._tiers[where] = self._reach.candidates(self.remote, *where)
+            self.has_nixl = self.has_nixl or (NIXL,) in tiers
+            most = most_read_bytes(tiers, self._reach.nixl)
+            if most:
+                self._most[where] = most
         if self.beyond:
             useless = {name for region in regions for name in self.beyond.get(region, ())}
             tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)

@@ -17,6 +17,7 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.local import LocalTransport
+from pinyon.transfer.transports.nixl.transport import NixlError, NixlTransport, nixl_available
 from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from pinyon.transfer.transports.tcp.transport import TcpTransport
@@ -26,7 +27,7 @@ __all__ = ["TRANSPORTS", "Built", "build_transports"]
 _log = logging.getLogger(__name__)
 
 TRANSPORTS = ("local", "shm", "rdma", "tcp")
-"""All, fastest first."""
+"""All that are used unless said otherwise, fastest first. ``nixl`` is asked for by a setting of its own."""
 _UNAVAILABLE: dict[str, Callable[[], str | None]] = {"shm": shm_available, "rdma": rdma_available}
 
 
@@ -39,6 +40,8 @@ class Built(NamedTuple):
     nics: tuple[Nic, ...]
     shm: str
     """Unix socket to listen on; empty: none."""
+    nixl: bool
+    """Peers may come by NIXL."""
 
 
 def build_transports(
@@ -52,10 +55,17 @@ def build_transports(
     clock: Clock,
     *,
     offer_shm: bool = True,
+    nixl: str = "off",
+    loopback: bool = False,
 ) -> Built:
     """
+    Args:
+        nixl: one of ``roads.MODES``.
+        loopback: only processes of this host are to reach this one.
+
     Raises:
-        InvalidTransfer: an unknown transport, none at all, or a wanted one that does not work here (says why).
+        InvalidTransfer: an unknown transport, none at all, or a wanted one that does not work here (says why; of NIXL
+            with the field ``nixl``).
     """
     order = tuple(TRANSPORTS if wanted is None else dict.fromkeys(wanted))
     if not order or not set(order) <= set(TRANSPORTS):
@@ -83,7 +93,22 @@ def build_transports(
         rdma = RdmaTransport(memory, limits, identity, meter, _named(nics, "rdma"), clock=clock)
         transports["rdma"], services[Service.RDMA] = rdma, rdma.service
         published += rdma.nics
-    return Built(transports, order, services, tuple(published), shm_address)
+    if nixl != "off":
+        by_nixl = _nixl(memory, limits, identity, meter, loopback, clock)
+        transports["nixl"], services[Service.NIXL] = by_nixl, by_nixl.service
+        order = ("nixl", *order)
+    return Built(transports, order, services, tuple(published), shm_address, "nixl" in transports)
+
+
+def _nixl(
+    memory: MemoryTable, limits: TransferLimits, identity: Identity, meter: Meter, loopback: bool, clock: Clock
+) -> NixlTransport:
+    try:
+        if (reason := nixl_available()) is not None:
+            raise NixlError(reason)
+        return NixlTransport(memory, limits, identity, meter, loopback=loopback, clock=clock)
+    except NixlError as error:
+        raise InvalidTransfer(f"transport nixl does not work here: {error}", field="nixl") from None
 
 
 def _named(nics: Sequence[Nic], transport: str) -> dict[str, Nic]:

@@ -1,0 +1,333 @@
+"""The thin edge over NIXL: its names, its errors, and what it does not do by itself.
+
+The only file that imports NIXL, and only when an engine is told to use it. What to know of it (1.5.1, UCX):
+
+- Without its progress thread nothing happens but in calls. With it an idle process takes a fifth of a core, so we go
+  without: whoever waits for a transfer makes it go on by asking, and a peer that shall be *connected* to must ask too.
+- A call lets go of the GIL; calls of several threads take turns (``NIXL_THREAD_SYNC_STRICT``).
+- Where the kernel or a NIC copies (cross-memory attach, RDMA), a peer takes no part in a READ. Where it cannot (tcp),
+  UCX has the peer's own thread read whatever address it is told, without looking whether that is registered; the
+  pairing (:mod:`.endpoint`) tells the two apart and refuses the second.
+- A transfer that does not end cannot be called back for certain, so bytes land in buffers of ours only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pinyon.transfer.transports.nixl.wire import Place
+
+__all__ = ["Buffer", "NixlAgent", "NixlError", "nixl_available"]
+
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+_PACKAGES = ("nixl_cu12", "nixl_cu13")
+_MOST_STRAYS = 64
+"""Transfers that were given up and have not ended; with more of them nothing new begins."""
+_FAILED_S = 60.0
+"""So long after it failed a transfer that was given up counts as ended."""
+Pieces = Sequence[tuple[int, int]]
+"""``(address, bytes)``"""
+
+
+class NixlError(ConnectionError):
+    """NIXL says no, or is not there; the text says what was tried."""
+
+
+@functools.cache
+def _nixl() -> SimpleNamespace:
+    """The names we use.
+
+    Raises:
+        NixlError: NIXL cannot be imported.
+    """
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what fails is told by us; peers could fill a log else
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    if not any(_RDMA_DEVICES.glob("*")):
+        # Of no use here, and the wheel's libnl beside the system's, which libibverbs brings, ends the process at its
+        # exit with a segmentation fault (1.5.1).
+        os.environ.setdefault("UCX_MODULES", "^ib")
+    found: list[str] = []
+    for package in _PACKAGES:
+        try:
+            api = importlib.import_module(f"{package}._api")
+            version = metadata.version(package.replace("_", "-"))
+            return SimpleNamespace(api=api, bindings=api.nixlBind, version=version)
+        except ModuleNotFoundError as error:
+            if error.name not in (package, f"{package}._api"):
+                found.append(str(error))
+        except (ImportError, AttributeError, metadata.PackageNotFoundError) as error:
+            found.append(str(error))
+    why = f" ({'; '.join(found)})" if found else ""
+    raise NixlError(f"NIXL cannot be used{why}: pip install 'pinyon[nixl]'")
+
+
+def nixl_available() -> str | None:
+    """Why NIXL cannot be used here, in words for people; None when it can."""
+    try:
+        _nixl()
+    except NixlError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def _calling(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # NIXL's errors have no base of their own
+        raise NixlError(f"{what}: {error}") from None
+
+
+class Buffer:
+    """Memory of ours that NIXL may write into: page-aligned, registered, and kept until no transfer uses it."""
+
+    __slots__ = ("_map", "address", "registered", "view")
+
+    def __init__(self, nbytes: int) -> None:
+        self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.view = memoryview(self._map)
+        self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self.registered: Any = None
+
+
+class _Stray:
+    """A READ that was given up while it ran."""
+
+    __slots__ = ("buffer", "failed_s", "name", "request")
+
+    def __init__(self, name: str, request: int, buffer: Buffer) -> None:
+        self.name = name
+        self.request = request
+        self.buffer = buffer
+        self.failed_s: float | None = None
+
+
+class _Peer:
+    __slots__ = ("endpoints", "regions")
+
+    def __init__(self) -> None:
+        self.endpoints = 0
+        """That speak to it."""
+        self.regions: dict[int, tuple[int, int]] = {}
+        """By number: first address and end."""
+
+
+class NixlAgent:
+    """This process towards NIXL. All methods are thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        """
+        Raises:
+            NixlError: NIXL or its UCX does not work here.
+        """
+        nixl = _nixl()
+        self.version: str = nixl.version
+        self.name = name
+        self._bindings = nixl.bindings
+        self._done = nixl.bindings.NIXL_SUCCESS
+        self._pending = nixl.bindings.NIXL_IN_PROG
+        self._read = nixl.bindings.NIXL_READ
+        self._memory = nixl.bindings.DRAM_SEG
+        self._list = nixl.bindings.nixlXferDList
+        with _calling("no NIXL agent"):
+            strict = nixl.api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            config = nixl.api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
+            self._agent: Any = nixl.api.nixl_agent(name, config)
+            self._backends = [self._agent.backends["UCX"]]
+        self._raw = self._agent.agent
+        self._lock = threading.Lock()
+        self._peers: dict[str, _Peer] = {}
+        """What NIXL knows of other agents, by name."""
+        self._strays: list[_Stray] = []
+
+    # --- memory ---
+
+    def register(self, address: int, nbytes: int) -> Any:
+        """So that it can be read into, and by peers that get :meth:`metadata`. Raises NixlError."""
+        with _calling("memory is not registered"):
+            return self._agent.register_memory([(address, nbytes, 0, "")], "DRAM", ["UCX"])
+
+    def deregister(self, registered: Any) -> None:
+        with contextlib.suppress(NixlError), _calling("memory is not given back"):
+            self._agent.deregister_memory(registered, ["UCX"])
+
+    def metadata(self, registered: Any, *, connection: bool) -> bytes:
+        """What a peer must know of this memory; with ``connection`` also how to reach this agent. Raises NixlError."""
+        with _calling("no metadata"):
+            return bytes(self._agent.get_partial_agent_metadata(registered, connection, ["UCX"]))
+
+    def new_buffer(self, nbytes: int) -> Buffer:
+        """Raises NixlError."""
+        buffer = Buffer(nbytes)
+        buffer.registered = self.register(buffer.address, nbytes)
+        return buffer
+
+    def drop_buffer(self, buffer: Buffer) -> None:
+        """No transfer uses it any more."""
+        self.deregister(buffer.registered)
+
+    # --- peers ---
+
+    def meet(self, name: str, metadata: bytes) -> None:
+        """An endpoint speaks to this peer from now on, until :meth:`leave`. Raises NixlError."""
+        with self._lock:
+            if len(self._strays) >= _MOST_STRAYS:
+                raise NixlError(f"{len(self._strays)} transfers by NIXL do not end")
+            peer = self._peers.get(name)
+            if peer is None:
+                try:
+                    self._load(name, metadata)
+                except NixlError:
+                    self._forget(name)  # it may have taken in a part
+                    raise
+                peer = self._peers[name] = _Peer()
+            peer.endpoints += 1
+
+    def learn(self, name: str, place: Place, most: int) -> bool:
+        """That a peer which was met has this region. False: it lies where another one did that NIXL knows, or NIXL
+        knows ``most`` of them already. Raises NixlError."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is None:
+                raise NixlError("the agent is closed")
+            if place.number in peer.regions:
+                return True
+            end = place.address + place.length
+            overlaps = any(start < end and place.address < stop for start, stop in peer.regions.values())
+            if overlaps or len(peer.regions) >= most:
+                return False
+            self._load(name, place.metadata)
+            peer.regions[place.number] = place.address, end
+            return True
+
+    def _load(self, name: str, metadata: bytes) -> None:
+        with _calling("a peer's metadata is refused"):
+            loaded = self._raw.loadRemoteMD(metadata)
+        if loaded not in (name, name.encode()):
+            raise NixlError("a peer's metadata is another's")
+
+    def leave(self, name: str) -> None:
+        """One endpoint less. After the last of them NIXL knows nothing of the peer."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is None:
+                return
+            peer.endpoints -= 1
+            if peer.endpoints:
+                return
+            del self._peers[name]
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        with contextlib.suppress(Exception):  # it does not know the peer
+            self._raw.invalidateRemoteMD(name)
+
+    # --- READs ---
+
+    def prepare(self, here: Pieces, there: Pieces, name: str) -> int:
+        """A READ of these pieces into those, to be posted any number of times, one after another. Raises NixlError."""
+        near = self._list(self._memory, [(address, nbytes, 0) for address, nbytes in here])
+        far = self._list(self._memory, [(address, nbytes, 0) for address, nbytes in there])
+        with _calling("no READ"):
+            return int(self._raw.createXferReq(self._read, near, far, name, b"", self._backends))
+
+    def prepare_one(self, here: int, there: int, nbytes: int, name: str) -> int:
+        """:meth:`prepare` for one piece, which is when each microsecond shows."""
+        try:
+            memory = self._memory
+            return self._raw.createXferReq(  # type: ignore[no-any-return]
+                self._read,
+                self._list(memory, [(here, nbytes, 0)]),
+                self._list(memory, [(there, nbytes, 0)]),
+                name,
+                b"",
+                self._backends,
+            )
+        except Exception as error:
+            raise NixlError(f"no READ: {error}") from None
+
+    def post(self, request: int) -> bool:
+        """Start it. Whether it has ended, well. Raises NixlError: it failed."""
+        try:
+            state = self._raw.postXferReq(request, b"")
+        except Exception as error:
+            raise NixlError(f"a READ failed: {error}") from None
+        return self._ended(state)
+
+    def look(self, request: int) -> bool:
+        """Whether what was posted has ended, well; makes it go on. Raises NixlError: it failed."""
+        try:
+            state = self._raw.getXferStatus(request)
+        except Exception as error:
+            raise NixlError(f"a READ failed: {error}") from None
+        return self._ended(state)
+
+    def _ended(self, state: Any) -> bool:
+        if state == self._done:
+            return True
+        if state == self._pending:
+            return False
+        raise NixlError(f"a READ ended as {state}")
+
+    def release(self, request: int) -> None:
+        """Forget a request that does not run."""
+        with contextlib.suppress(Exception):  # the agent is closed, and so has forgotten it
+            self._raw.releaseXferReq(request)
+
+    def stray(self, name: str, request: int, buffer: Buffer) -> None:
+        """Given up while it ran; its endpoint's :meth:`leave` is ours now. NIXL would let us release it, and write into
+        its buffer all the same when bytes come: so both are kept until :meth:`tend` finds that it has ended."""
+        with self._lock:
+            self._strays.append(_Stray(name, request, buffer))
+
+    # --- keeping house ---
+
+    def help(self) -> None:
+        """Make go on what peers want of this agent, such as a connection."""
+        with contextlib.suppress(Exception):  # what is wrong with a peer shows where it is spoken to
+            self._raw.getNotifs({}, self._backends)
+
+    def tend(self, now_s: float) -> None:
+        """Free what has ended since."""
+        with self._lock:
+            strays = list(self._strays)
+        for stray in strays:
+            if not self._is_over(stray, now_s):
+                continue
+            with self._lock:
+                self._strays.remove(stray)
+            self.release(stray.request)
+            self.drop_buffer(stray.buffer)
+            self.leave(stray.name)
+
+    def _is_over(self, stray: _Stray, now_s: float) -> bool:
+        try:
+            return self.look(stray.request)
+        except NixlError:
+            # Of several pieces one has failed; the others are over soon.
+            if stray.failed_s is None:
+                stray.failed_s = now_s
+            return now_s - stray.failed_s >= _FAILED_S
+
+    @property
+    def strays(self) -> int:
+        """Transfers that were given up and have not ended."""
+        return len(self._strays)
+
+    def close(self) -> None:
+        """End its connections and its thread; every later call fails as :class:`NixlError` or does nothing."""
+        with self._lock:  # strays stay: somebody may be in a call
+            self._peers.clear()
+            self._agent = self._raw = None

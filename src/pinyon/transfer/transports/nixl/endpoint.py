@@ -1,0 +1,327 @@
+"""The initiator's end of a NIXL connection: READs into a buffer of ours, and the control link that they live with."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Collection
+from typing import NoReturn
+
+from pinyon.core.clock import Clock
+from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.links.endpoint import Endpoint, TryAgain
+from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.memory.region import Region
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.transports.nixl import wire
+from pinyon.transfer.transports.nixl.agent import Buffer, NixlAgent, NixlError
+from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
+
+__all__ = ["BUFFER_BYTES", "NixlEndpoint"]
+
+BUFFER_BYTES = 1 << 20
+"""Of payload, per endpoint; pages that no READ has needed yet take no memory. What is larger comes in pieces."""
+TOUCH_S = 1.0
+"""The peer hears at least this often that the link is in use: it evicts only what was silent for longer."""
+_PIECES = 512
+"""Of one READ by NIXL."""
+_READ_TRIES = 4
+"""A READ whose keys are taken back one after another while it runs starts again so often."""
+_PROOF_S = 0.5
+"""So long a READ may take that the peer has no part in."""
+_PROOF_BYTES = 64 << 10
+_SLEEP_S = 0.001
+"""Between two looks at a READ that takes longer than the spin limit: NIXL shows no descriptor to wait for."""
+_LOOP_S = 0.001
+"""Most that an event loop waits for a READ that was to end at once."""
+
+_Piece = tuple[bytes, int, int, Region, int]
+"""Key, the peer's address, bytes, region and offset here."""
+
+
+class NixlEndpoint(Endpoint):
+    """For one user at a time. NIXL never writes into a region: what it brings is copied out of ``_buffer``, so nothing
+    can land late, whatever becomes of a READ that was given up."""
+
+    def __init__(
+        self,
+        link: Link,
+        agent: NixlAgent,
+        peer: str,
+        table: MemoryTable,
+        limits: TransferLimits,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """``peer``: the name of the peer's agent. ``pair`` comes next. Raises NixlError."""
+        super().__init__(link)
+        self._agent = agent
+        self._peer = peer
+        self._table = table
+        self._limits = limits
+        self._clock = clock
+        self._page = Page(0, 0, b"")
+        self._met = False
+        self._places: dict[bytes, Place] = {}
+        """What keys open; asked once per key."""
+        self._known = self._places
+        """The same with what the peer has refused to the present chain."""
+        self._spans = 0
+        """Of the places, about."""
+        self._looks: dict[bytes, int] = {}
+        """A prepared READ of the seal, by key."""
+        self._spoke = 0.0
+        self._running = 0
+        """The request that was posted and has not ended."""
+        self._at_once = True
+        """Every READ so far had ended when it was posted, as where the kernel copies."""
+        self._buffer: Buffer = agent.new_buffer(BUFFER_BYTES + SEAL_BYTES)
+        self._seal = self._buffer.view[BUFFER_BYTES:]
+        self._seal_address = self._buffer.address + BUFFER_BYTES
+        self._sleeper = select.poll()
+        self._sleeper.register(link.stream.sock.fileno(), select.POLLIN | select.POLLRDHUP)
+
+    # --- set-up ---
+
+    def pair(self, deadline: float) -> None:
+        """Connect the two agents, and see that the peer has no part in a READ.
+
+        Raises:
+            WireError, NixlError, OSError, Stalled, DeadlineReached
+        """
+        body = self._ask(Op.PAIR, self._agent.version.encode(), deadline)
+        self._page, metadata = wire.parse_paired(body, self._peer)
+        self._agent.meet(self._peer, metadata)
+        self._met = True
+        self._read_page(SEAL_BYTES, deadline)
+        self._ask(Op.READY, b"", deadline)
+        proof = min(deadline, self._clock() + _PROOF_S)
+        try:
+            for nbytes in (SEAL_BYTES, _PROOF_BYTES):
+                self._read_page(nbytes, proof)
+        except (DeadlineReached, Stalled):
+            raise NixlError("the peer's memory is not read without the peer: no RDMA, no cross-memory attach") from None
+        self.link.stream.send([wire.pack_request(Op.PROVED)], deadline)
+
+    def _read_page(self, nbytes: int, deadline: float) -> None:
+        request = self._agent.prepare_one(self._buffer.address, self._page.address, nbytes, self._peer)
+        self._complete(request, deadline)
+        self._agent.release(request)
+        if self._buffer.view[:SEAL_BYTES] != self._page.seal:
+            raise NixlError("what is read is not what the peer has there")
+
+    def _ask(self, op: Op, body: bytes, deadline: float) -> bytes:
+        stream = self.link.stream
+        self._spoke = self._clock()
+        stream.send([wire.pack_request(op, body)], deadline)
+        answer = wire.parse_answer(self.link.receive_bytes(wire.HEADER_BYTES, deadline), op)
+        self.answered = True
+        if answer.code is not Code.OK:
+            raise NixlError(f"the peer answers {op.name} with {answer.code.name}")
+        return self.link.receive_bytes(answer.size, deadline) if answer.size else b""
+
+    # --- the Endpoint's methods ---
+
+    def is_open(self) -> bool:
+        # Nothing comes on the link unasked, so whatever there is to read is its end.
+        return not self.aborted and not self._sleeper.poll(0)
+
+    def prepare(self, chain: Chain) -> None:
+        """Ask for what is not known of the chain's remote regions."""
+        try:
+            self._known = self._resolve({part.remote_region for part in chain.slices}, chain.deadline)
+        except NixlError:
+            raise
+        except OSError:
+            self._link_ended()
+
+    def exchange(self, chain: Chain) -> Outcome:
+        self._touch(chain.deadline)
+        for _ in range(_READ_TRIES):
+            refusals = self._read(chain)
+            if refusals is not None:
+                return Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals)) if any(refusals) else DONE
+            self._forget()
+            self.prepare(chain)
+        return LOST
+
+    def _read(self, chain: Chain) -> bytearray | None:
+        """A code per slice; None: the peer has taken back what it had opened."""
+        refusals = bytearray(len(chain.slices))
+        pieces: list[_Piece] = []
+        filled = 0
+        for position, (_, local, local_offset, key, offset, length) in enumerate(chain.slices):
+            code, _, address, _, _, spans, _ = self._known[key]
+            if code or spans.holding(offset, offset + length) < 0:
+                refusals[position] = code or Reason.OUT_OF_RANGE
+                continue
+            while length:
+                if filled == BUFFER_BYTES or len(pieces) == _PIECES:
+                    if not self._fetch(pieces, chain.deadline):
+                        return None
+                    pieces, filled = [], 0
+                part = min(length, BUFFER_BYTES - filled)
+                pieces.append((key, address + offset, part, chain.regions[local], local_offset))
+                filled += part
+                offset += part
+                local_offset += part
+                length -= part
+        return refusals if not pieces or self._fetch(pieces, chain.deadline) else None
+
+    def move(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        place = self._places.get(key)
+        if opcode is not Opcode.READ or place is None or nbytes > BUFFER_BYTES:
+            return None
+        if place.spans.holding(remote_offset, remote_offset + nbytes) < 0:
+            return None
+        agent = self._agent
+        self._touch(deadline)
+        request = agent.prepare_one(self._buffer.address, place.address + remote_offset, nbytes, self._peer)
+        self._complete(request, deadline)
+        agent.release(request)
+        if not self._intact(key, deadline):
+            self._forget()
+            return None
+        data = self._buffer.view[:nbytes]
+        if nbytes > SMALL_BYTES:  # pinned
+            region.view[offset : offset + nbytes] = data
+            return DONE
+        return DONE if self._table.store(region, offset, data) else SHUTDOWN
+
+    def begin(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> Outcome | None:
+        """On an event loop, so only where the READ has ended by the time that it is posted."""
+        if not self._at_once:
+            return None
+        limit = min(deadline, self._clock() + _LOOP_S)
+        try:
+            return self.move(opcode, region, offset, key, remote_offset, nbytes, limit)
+        except DeadlineReached:
+            if limit < deadline:
+                raise TryAgain("a READ by NIXL takes longer than it did") from None
+            raise
+
+    # --- what is where ---
+
+    def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, Place]:
+        places = self._places
+        unknown = [key for key in keys if key not in places]
+        if unknown and (len(places) + len(unknown) > self._limits.max_regions or self._spans > wire.MAX_SPANS):
+            self._forget()  # keys of leases that are over, mostly
+            unknown = list(keys)
+        refused: dict[bytes, Place] = {}
+        for start in range(0, len(unknown), wire.MAX_KEYS):
+            asked = unknown[start : start + wire.MAX_KEYS]
+            body = self._ask(Op.RESOLVE, b"".join(asked), deadline)
+            for key, place in zip(asked, wire.parse_places(body, len(asked), self._page, self._peer), strict=True):
+                if place.code:  # not remembered: a region may be registered or opened later
+                    refused[key] = place
+                    continue
+                if not self._agent.learn(self._peer, place, self._limits.max_regions):
+                    # NIXL would mistake it for what the peer has no more: what it knows goes with the connection.
+                    raise TryAgain("the peer has other regions than it had")
+                places[key] = place
+                self._spans += len(place.spans.starts)
+                self._looks[key] = self._agent.prepare_one(
+                    self._seal_address, place.seal.address, SEAL_BYTES, self._peer
+                )
+        return places | refused if refused else places
+
+    def _forget(self) -> None:
+        self._places.clear()
+        self._spans = 0
+        for request in self._looks.values():
+            self._agent.release(request)
+        self._looks.clear()
+
+    # --- READs ---
+
+    def _fetch(self, pieces: list[_Piece], deadline: float) -> bool:
+        """Bring these pieces, which fit into the buffer, and copy each to its place; the chain holds the regions.
+        False: some key does not open any more what it did, and nothing was copied."""
+        here: list[tuple[int, int]] = []
+        at = self._buffer.address
+        for _, _, nbytes, _, _ in pieces:
+            here.append((at, nbytes))
+            at += nbytes
+        request = self._agent.prepare(here, [(address, nbytes) for _, address, nbytes, _, _ in pieces], self._peer)
+        self._complete(request, deadline, len(pieces))
+        self._agent.release(request)
+        if not all(self._intact(key, deadline) for key in {piece[0] for piece in pieces}):
+            return False
+        start = 0
+        for _, _, nbytes, region, offset in pieces:
+            region.view[offset : offset + nbytes] = self._buffer.view[start : start + nbytes]
+            start += nbytes
+        return True
+
+    def _intact(self, key: bytes, deadline: float) -> bool:
+        """After the last byte was read: was it what the key opens?"""
+        self._complete(self._looks[key], deadline)
+        return self._seal == self._places[key].seal.value
+
+    def _complete(self, request: int, deadline: float, pieces: int = 1) -> None:
+        """Post it and wait until it is done."""
+        self._running = request
+        try:
+            if not self._agent.post(request):
+                self._at_once = False
+                self._wait(request, deadline)
+        except NixlError:
+            if pieces == 1:  # of several, others may still be on their way
+                self._running = 0
+                if request not in self._looks.values():
+                    self._agent.release(request)
+            raise
+        self._running = 0
+
+    def _wait(self, request: int, deadline: float) -> None:
+        agent, clock = self._agent, self._clock
+        began = clock()
+        spun = began + self._limits.spin_s
+        stalled = began + self._limits.stall_s
+        while not agent.look(request):
+            now = clock()
+            if now >= deadline:
+                raise DeadlineReached
+            if now >= stalled:
+                raise Stalled
+            if now >= spun and self._sleeper.poll(_SLEEP_S * 1000):
+                raise ConnectionResetError("the control link ended")
+
+    def _touch(self, deadline: float) -> None:
+        now = self._clock()
+        if now - self._spoke >= TOUCH_S:
+            self._spoke = now
+            try:
+                self.link.stream.send([wire.pack_request(Op.TOUCH)], deadline)
+            except OSError:
+                self._link_ended()
+
+    def _link_ended(self) -> NoReturn:
+        """As the peer may do with one that sat idle; ``is_open`` comes too early to see all of them."""
+        if self.reused:
+            raise TryAgain("the control link ended") from None
+        raise ConnectionResetError("the control link ended") from None
+
+    def close(self, *, hard: bool) -> None:
+        super().close(hard=hard)
+        agent, running, met = self._agent, self._running, self._met
+        self._running, self._met = 0, False
+        looks, self._looks = self._looks, {}
+        self._places.clear()
+        for request in looks.values():
+            if request != running:
+                agent.release(request)
+        if running:
+            agent.stray(self._peer, running, self._buffer)
+            return
+        agent.drop_buffer(self._buffer)
+        if met:
+            agent.leave(self._peer)

@@ -1,0 +1,208 @@
+"""The answering side of NIXL: a thread per peer's link that says where regions lie; kernel or NIC do the rest."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import select
+import threading
+import time
+from typing import Any
+
+from pinyon.core.clock import Clock
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.inbound import Inbound
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.request import Reason
+from pinyon.transfer.stats import Meter
+from pinyon.transfer.transports.nixl import wire
+from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
+from pinyon.transfer.transports.nixl.seal_page import SealPage
+from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
+
+__all__ = ["NixlServer"]
+
+_log = logging.getLogger(__name__)
+REST_S = 4.0
+"""A link that was silent for this long is not in use: whoever uses it says so every second or so."""
+_HELP_MS = 1
+"""Between two turns of our agent while a peer connects to it."""
+
+
+class _Shown:
+    """A region that NIXL has registered."""
+
+    __slots__ = ("metadata", "number", "registered")
+
+    def __init__(self, number: int, registered: Any, metadata: bytes) -> None:
+        self.number = number
+        self.registered = registered
+        self.metadata = metadata
+
+
+class NixlServer:
+    """Serves the links of service ``NIXL``.
+
+    A region is registered whole when a peer first asks for some of it, until it is unregistered: NIXL's keys are for
+    all of a registration, and registrations must not overlap. That readers keep to what a grant opens, and stop when it
+    is taken back, is up to them (docs/transfer.md).
+    """
+
+    def __init__(
+        self, memory: MemoryTable, limits: TransferLimits, agent: NixlAgent, meter: Meter, clock: Clock = time.monotonic
+    ) -> None:
+        """Raises NixlError."""
+        self._memory = memory
+        self._limits = limits
+        self._agent = agent
+        self._meter = meter
+        self._clock = clock
+        self._seals = SealPage(agent)
+        self._metadata = agent.metadata(self._seals.registered, connection=True)
+        self._lock = threading.Lock()
+        self._shown: dict[Region, _Shown] = {}
+        self._numbers = itertools.count(1)
+        self._pairing = threading.Lock()
+        """One peer at a time: while it proves that it reads without us, our agent must not make anything go on."""
+        memory.on_revoke.append(self._seals.revoke)
+        memory.on_unregister.append(self._hide)
+
+    def serve(self, inbound: Inbound) -> None:
+        head = memoryview(bytearray(wire.HEADER_BYTES))
+        if not self._pair(inbound, head):
+            return
+        while self._wait(inbound, head):
+            header = wire.parse_request(head)
+            if header.op is Op.TOUCH:
+                continue
+            if header.op is not Op.RESOLVE:
+                raise WireError(f"{header.op.name} on a link that is paired")
+            deadline = self._clock() + self._limits.stall_s
+            keys = wire.parse_keys(inbound.receive_bytes(wire.request_bytes(header), deadline))
+            inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, self._resolve(inbound, keys))], deadline)
+
+    def _wait(self, inbound: Inbound, head: memoryview) -> bool:
+        """The next request's header; False: the link is closed, was evicted or has been silent for too long."""
+        resting = False
+        give_up = self._clock() + max(self._limits.idle_s, REST_S)
+        while True:
+            deadline = give_up if resting else min(give_up, self._clock() + REST_S)
+            if inbound.stream.receive_or_idle(head, deadline):
+                return not resting or inbound.work()
+            if self._clock() < deadline or deadline == give_up:
+                return False
+            resting = True
+            inbound.rest()
+
+    # --- set-up ---
+
+    def _pair(self, inbound: Inbound, head: memoryview) -> bool:
+        """False: it comes to nothing, which the peer knows."""
+        deadline = self._clock() + self._limits.connect_s
+        stream = inbound.stream
+        version = inbound.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).size, deadline)
+        if version != self._agent.version.encode():
+            _log.info("a peer has another version of NIXL than %s", self._agent.version)
+            stream.send([wire.pack_answer(Op.PAIR, Code.OTHER_VERSION)], deadline)
+            return False
+        if not self._pairing.acquire(timeout=max(0.0, deadline - self._clock())):
+            stream.send([wire.pack_answer(Op.PAIR, Code.BUSY)], deadline + self._limits.stall_s)
+            return False
+        try:
+            stream.send(
+                [wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(self._seals.page, self._metadata))], deadline
+            )
+            heard = select.poll()
+            heard.register(stream.sock, select.POLLIN | select.POLLRDHUP)
+            while not heard.poll(_HELP_MS):
+                self._agent.help()
+                if self._clock() >= deadline:
+                    return False
+            self._expect(inbound, head, Op.READY, deadline)
+            stream.send([wire.pack_answer(Op.READY, Code.OK)], deadline)
+            self._expect(inbound, head, Op.PROVED, deadline)
+        finally:
+            self._pairing.release()
+        return True
+
+    def _expect(self, inbound: Inbound, head: memoryview, op: Op, deadline: float) -> Header:
+        inbound.stream.receive([head], deadline)
+        header = wire.parse_request(head)
+        if header.op is not op:
+            raise WireError(f"{header.op.name} in place of {op.name}")
+        return header
+
+    def help(self) -> None:
+        """About once a second: what peers want of our agent besides connecting, unless one is pairing."""
+        if self._pairing.acquire(blocking=False):
+            try:
+                self._agent.help()
+            finally:
+                self._pairing.release()
+
+    # --- what keys open ---
+
+    def _resolve(self, inbound: Inbound, keys: list[bytes]) -> bytes:
+        places: list[Place] = []
+        room = wire.MAX_SPANS
+        for key in keys:
+            place = self._place(inbound, key, room)
+            room -= len(place.spans.starts)
+            places.append(place)
+        with self._meter.lock:
+            self._meter.refused([place.code for place in places])
+        return wire.pack_places(places)
+
+    def _place(self, inbound: Inbound, key: bytes, room: int) -> Place:
+        """What the key opens for reading, if that has no more spans than there is ``room`` for."""
+        grant = self._memory.opened(key, inbound, inbound.abort)
+        if grant is None:
+            return Place(Reason.UNKNOWN_REGION)
+        region = grant.region
+        try:
+            if not grant.rights & Access.READ:
+                return Place(Reason.ACCESS_DENIED)
+            if region.device is not None or len(grant.spans.starts) > room:
+                return Place(Reason.OTHER_TRANSPORT)
+            shown = self._show(region)
+            seal = self._seals.issue(grant) if shown is not None else None
+            if shown is None or seal is None:
+                return Place(Reason.OTHER_TRANSPORT if grant.alive else Reason.UNKNOWN_REGION)
+            return Place(0, shown.number, region.address, region.length, seal, grant.spans, shown.metadata)
+        finally:
+            self._memory.unpin([grant], inbound)
+
+    def _show(self, region: Region) -> _Shown | None:
+        """None: it overlaps with a region that is shown already, or NIXL does not take it."""
+        with self._lock:
+            shown = self._shown.get(region)
+            if shown is not None:
+                return shown
+            start, end = region.address, region.address + region.length
+            if any(one.address < end and start < one.address + one.length for one in self._shown):
+                return None
+            try:
+                registered = self._agent.register(start, region.length)
+            except NixlError as error:
+                _log.warning("memory cannot be shown by NIXL: %s", error)
+                return None
+            try:
+                metadata = self._agent.metadata(registered, connection=False)
+            except NixlError as error:
+                self._agent.deregister(registered)
+                _log.warning("memory cannot be shown by NIXL: %s", error)
+                return None
+            shown = self._shown[region] = _Shown(next(self._numbers), registered, metadata)
+            return shown
+
+    def _hide(self, region: Region) -> None:
+        """Nobody uses it any more. (Who holds a pin on a grant of it in ``_place`` is waited for before this.)"""
+        with self._lock:
+            shown = self._shown.pop(region, None)
+        if shown is not None:
+            self._agent.deregister(shown.registered)
+
+    def close(self) -> None:
+        self._seals.close()

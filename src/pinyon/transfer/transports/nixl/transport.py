@@ -1,0 +1,102 @@
+"""NIXL: READs of peers' host memory by the library that NVIDIA Dynamo and others move KV with (UCX underneath).
+
+The initiator reads, one-sided, into a buffer of its own, looks at the seal of what it was told, and copies the bytes to
+their place. It never WRITEs: NIXL can neither take a key back at once nor end what another process writes, and without
+both the bytes of a WRITE that was given up could land in memory that serves something else by then. So another
+transport is needed beside it, which takes the WRITEs and the READs that are not better off here
+(:mod:`pinyon.transfer.paths.roads`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from pinyon.core.clock import Clock
+from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.dialer import dial
+from pinyon.transfer.links.endpoints import Endpoints
+from pinyon.transfer.links.handshake import Service
+from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.path import Path
+from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.stats import Meter
+from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError, nixl_available
+from pinyon.transfer.transports.nixl.endpoint import BUFFER_BYTES, NixlEndpoint
+from pinyon.transfer.transports.nixl.server import NixlServer
+
+__all__ = ["NixlError", "NixlTransport", "nixl_available"]
+
+_log = logging.getLogger(__name__)
+
+
+class NixlTransport(Endpoints[NixlEndpoint]):
+    """Initiator side; ``service`` is the other one."""
+
+    name = "nixl"
+
+    def __init__(
+        self,
+        memory: MemoryTable,
+        limits: TransferLimits,
+        identity: Identity,
+        meter: Meter,
+        *,
+        loopback: bool,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """``loopback``: only processes of this host are to reach us, so UCX does not listen on other interfaces (unless
+        ``UCX_NET_DEVICES`` says where). Takes up to seconds the first time in a process.
+
+        Raises:
+            NixlError
+        """
+        super().__init__(1, limits, meter, clock)  # NIXL knows one connection to each peer
+        self.moves_bytes = BUFFER_BYTES
+        if loopback:
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
+        self._memory = memory
+        self._identity = identity
+        self._agent = NixlAgent(identity.boot_id.hex())
+        self.service = NixlServer(memory, limits, self._agent, meter, clock)
+        self._told: set[str] = set()
+
+    def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> NixlEndpoint:
+        limit = min(deadline, self._clock() + self._limits.connect_s)
+        link = dial(
+            (remote.host, remote.port),
+            remote.boot_id,
+            Service.NIXL,
+            self._identity,
+            self._limits,
+            limit,
+            replaces=replaces,
+            clock=self._clock,
+        )
+        endpoint = None
+        try:
+            endpoint = NixlEndpoint(link, self._agent, remote.boot_id.hex(), self._memory, self._limits, self._clock)
+            endpoint.pair(limit)
+        except BaseException as error:
+            if endpoint is None:
+                link.stream.close(hard=True)
+            else:
+                endpoint.close(hard=True)
+            if isinstance(error, NixlError) and str(error) not in self._told and len(self._told) < 64:
+                self._told.add(str(error))
+                _log.info("not using NIXL with a peer: %s", error)
+            raise
+        return endpoint
+
+    def maintain(self, now: float) -> None:
+        """See ``Transport.maintain``."""
+        super().maintain(now)
+        self._agent.tend(now)
+        self.service.help()
+
+    def close(self) -> None:
+        super().close()
+        self.service.close()
+        self._agent.close()

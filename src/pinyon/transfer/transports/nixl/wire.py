@@ -1,0 +1,275 @@
+"""The control messages of the NIXL transport, without the I/O. Pure: bytes in, values out, or :class:`WireError`.
+
+They pass on an authenticated link (:mod:`.handshake`, service ``NIXL``); the payload goes by NIXL. One at a time (all
+integers big-endian)::
+
+    initiator → PAIR     header + version of NIXL              only equal ones understand each other
+    server    → answer   header + page(address length seal) + metadata          or a code alone
+    initiator → READY    header                                connected: from now on the server does not help
+    server    → answer   header
+    initiator → PROVED   header                                it reads the page all the same; no answer
+    initiator → RESOLVE  header + count x key
+    server    → answer   header + count x place(code spans number address length seal + spans + metadata)
+    initiator → TOUCH    header                                no answer: the link is in use
+
+*Metadata* is what one NIXL agent must know of another: how to connect, and the keys of registered memory. It is opaque
+but for its beginning, the name of the agent: a peer speaks for its own agent only, so what it says of another is not
+given to NIXL. A *seal* is 16 bytes in the page that stay as they are as long as what was told with them holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from pinyon.transfer.errors import WireError
+from pinyon.transfer.request import Reason
+from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
+from pinyon.transfer.spans import Spans
+
+__all__ = ["HEADER_BYTES", "MAX_KEYS", "SEAL_BYTES", "Code", "Header", "Op", "Page", "Place", "Seal"]
+
+MAGIC = 0x504E
+REPLY_BIT = 0x80
+SEAL_BYTES = 16
+MAX_VERSION_BYTES = 64
+MAX_METADATA_BYTES = 64 << 10
+"""Of one agent or region; with UCX on one NIC it is some hundred."""
+MAX_KEYS = 64
+"""Per RESOLVE."""
+MAX_SPANS = 1 << 16
+"""Of all places in one answer."""
+MAX_REGION_NUMBER = 1 << 62
+
+_HEADER = Struct("!HBBI")
+_PAGE = Struct("!QQ16s")
+_PLACE = Struct("!BIQQQQ16sI")
+_SPAN = Struct("!QQ")
+_ADDRESS_SPACE = 1 << 63
+_PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
+_NAME_TAG = b"nixlSerDes|Agent"
+"""How metadata begins in NIXL 1.x; the length of the name follows in 8 bytes, least significant first."""
+
+HEADER_BYTES = _HEADER.size
+MAX_PAIRED_BYTES = _PAGE.size + MAX_METADATA_BYTES
+MAX_PLACES_BYTES = MAX_KEYS * (_PLACE.size + MAX_METADATA_BYTES) + MAX_SPANS * _SPAN.size
+
+
+class Op(IntEnum):
+    PAIR = 1
+    READY = 2
+    PROVED = 3
+    RESOLVE = 4
+    TOUCH = 5
+
+
+class Code(IntEnum):
+    """The server's answer to a request."""
+
+    OK = 0
+    OTHER_VERSION = 1
+    BUSY = 2
+    """Another peer pairs."""
+    FAILED = 3
+    """Its NIXL does not do it; its log says why."""
+
+
+_REQUEST_COUNTS = {
+    Op.PAIR: (1, MAX_VERSION_BYTES),
+    Op.READY: (0, 0),
+    Op.PROVED: (0, 0),
+    Op.RESOLVE: (1, MAX_KEYS),
+    Op.TOUCH: (0, 0),
+}
+_ANSWER_BYTES = {Op.PAIR: MAX_PAIRED_BYTES, Op.READY: 0, Op.RESOLVE: MAX_PLACES_BYTES}
+
+
+class Header(NamedTuple):
+    op: Op
+    code: Code
+    size: int
+    """RESOLVE: keys; else bytes that follow."""
+
+
+class Seal(NamedTuple):
+    address: int
+    value: bytes
+    """``SEAL_BYTES`` bytes."""
+
+
+NO_SEAL = Seal(0, bytes(SEAL_BYTES))
+
+
+class Page(NamedTuple):
+    """Where a peer's seals lie, and the first of them, which stands for the process."""
+
+    address: int
+    length: int
+    seal: bytes
+
+
+class Place(NamedTuple):
+    """Where the bytes that a key opens lie, or why they may not be read."""
+
+    code: int
+    """0, or a ``Reason`` number."""
+    number: int = 0
+    """Of the region, never used twice by a process."""
+    address: int = 0
+    """Of the region's first byte."""
+    length: int = 0
+    seal: Seal = NO_SEAL
+    spans: Spans = Spans((), ())
+    metadata: bytes = b""
+    """Of the region."""
+
+
+def pack_request(op: Op, body: bytes = b"") -> bytes:
+    count = len(body) // KEY_BYTES if op is Op.RESOLVE else len(body)
+    return _HEADER.pack(MAGIC, op, 0, count) + body
+
+
+def pack_answer(op: Op, code: Code, body: bytes = b"") -> bytes:
+    return _HEADER.pack(MAGIC, op | REPLY_BIT, code, len(body)) + body
+
+
+def pack_paired(page: Page, metadata: bytes) -> bytes:
+    """The body of the answer to PAIR."""
+    return _PAGE.pack(*page) + metadata
+
+
+def pack_places(places: Sequence[Place]) -> bytes:
+    """The body of the answer to RESOLVE: one place per key, with at most ``MAX_SPANS`` spans together."""
+    parts: list[bytes] = []
+    for code, number, address, length, seal, (starts, ends), metadata in places:
+        parts.append(_PLACE.pack(code, len(starts), number, address, length, *seal, len(metadata)))
+        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
+        parts.append(metadata)
+    return b"".join(parts)
+
+
+def parse_request(data: bytes | bytearray | memoryview) -> Header:
+    """
+    Raises:
+        WireError: not a request's header, or a count that it cannot have.
+    """
+    number, code, count = _header(data)
+    try:
+        op = Op(number)
+    except ValueError:
+        raise WireError(f"unknown operation {number}") from None
+    least, most = _REQUEST_COUNTS[op]
+    if code or not least <= count <= most:
+        raise WireError(f"{op.name} with code {code} and a count of {count}")
+    return Header(op, Code.OK, count)
+
+
+def request_bytes(header: Header) -> int:
+    """How many bytes follow a request's header."""
+    return header.size * KEY_BYTES if header.op is Op.RESOLVE else header.size
+
+
+def parse_answer(data: bytes | bytearray | memoryview, op: Op) -> Header:
+    """The header of the answer to this request; as many bytes as it counts follow, none unless its code is OK.
+
+    Raises:
+        WireError: it does not answer this request.
+    """
+    number, found, count = _header(data)
+    try:
+        code = Code(found)
+    except ValueError:
+        raise WireError(f"unknown answer code {found}") from None
+    if number != op | REPLY_BIT or count > (_ANSWER_BYTES[op] if code is Code.OK else 0):
+        raise WireError(f"an answer {number:#x} of {count} bytes to {op.name}, with code {code.name}")
+    return Header(op, code, count)
+
+
+def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+    if len(data) != HEADER_BYTES:
+        raise WireError(f"a header has {HEADER_BYTES} bytes")
+    magic, number, code, count = _HEADER.unpack(data)
+    if magic != MAGIC:
+        raise WireError(f"bad magic {magic:#x}")
+    return number, code, count
+
+
+def parse_keys(data: bytes) -> list[bytes]:
+    """
+    Raises:
+        WireError: not a whole number of keys.
+    """
+    if len(data) % KEY_BYTES or not data:
+        raise WireError("not region keys")
+    return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
+
+
+def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
+    """The peer's page, and the metadata of its agent, which has this name.
+
+    Raises:
+        WireError: a field out of its bounds, or another agent's metadata.
+    """
+    if len(data) < _PAGE.size:
+        raise WireError("no page")
+    page = Page(*_PAGE.unpack_from(data))
+    if not 0 < page.address < _ADDRESS_SPACE or not SEAL_BYTES <= page.length < _ADDRESS_SPACE - page.address:
+        raise WireError("a page out of its bounds")
+    return page, _checked(data[_PAGE.size :], agent)
+
+
+def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]:
+    """What ``count`` keys open.
+
+    Raises:
+        WireError: a field out of its bounds, bytes too few or left, or another agent's metadata.
+    """
+    places: list[Place] = []
+    at = 0
+    for _ in range(count):
+        if at + _PLACE.size > len(data):
+            raise WireError("a place is missing")
+        code, spans, number, address, length, seal_at, seal, nbytes = _PLACE.unpack_from(data, at)
+        at += _PLACE.size
+        rest = at + spans * _SPAN.size + nbytes
+        if code not in _PLACE_CODES or nbytes > MAX_METADATA_BYTES or rest > len(data):
+            raise WireError(f"a place with code {code}, {spans} spans and {nbytes} bytes of metadata")
+        if code:
+            if spans or nbytes:
+                raise WireError("a refusal that opens something")
+            places.append(Place(code))
+            continue
+        if not spans or not 0 < number < MAX_REGION_NUMBER or not 0 < address < _ADDRESS_SPACE:
+            raise WireError("a place out of its bounds")
+        if not 0 < length <= MAX_LENGTH or length >= _ADDRESS_SPACE - address:
+            raise WireError("a region out of its bounds")
+        if not page.address <= seal_at <= page.address + page.length - SEAL_BYTES:
+            raise WireError("a seal outside the page")
+        found = _spans(data, at, spans, length)
+        metadata = _checked(data[rest - nbytes : rest], agent)
+        places.append(Place(0, number, address, length, Seal(seal_at, seal), found, metadata))
+        at = rest
+    if at != len(data):
+        raise WireError("bytes after the places")
+    return places
+
+
+def _spans(data: bytes, at: int, count: int, length: int) -> Spans:
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, size in _SPAN.iter_unpack(data[at : at + count * _SPAN.size]):
+        if not size or start + size > length or (ends and start <= ends[-1]):
+            raise WireError("spans out of order or out of the region")
+        starts.append(start)
+        ends.append(start + size)
+    return Spans(tuple(starts), tuple(ends))
+
+
+def _checked(metadata: bytes, agent: str) -> bytes:
+    name = agent.encode()
+    head = _NAME_TAG + len(name).to_bytes(8, "little") + name + b"|"
+    if len(metadata) > MAX_METADATA_BYTES or not metadata.startswith(head):
+        raise WireError("not the metadata of the peer's own agent")
+    return metadata

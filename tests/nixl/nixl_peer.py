@@ -1,0 +1,44 @@
+"""A peer process for the tests of the real NIXL: prints what it offers as JSON, then obeys lines on stdin."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import sys
+import time
+
+from pinyon.transfer import Access, TransferEngine
+from tests.nixl.conftest import FETCHED
+
+PATTERN = bytes(range(251))
+SIZE = 8 << 20
+
+
+def main() -> None:
+    assert str(FETCHED) in sys.path or not FETCHED.is_dir()
+    with TransferEngine(transports=("tcp",), nixl="prefer") as engine:
+        memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory[:] = (PATTERN * (SIZE // len(PATTERN) + 1))[:SIZE]
+        region = engine.register_local_memory(memory, access=Access.NONE)
+        kept = engine.register_local_memory(bytearray(PATTERN * 4))
+        grant = engine.grant(region, [(0, SIZE)], Access.READ)
+        print(json.dumps([engine.descriptor().to_dict(), grant.key.hex(), kept.key.hex()]), flush=True)
+        for line in sys.stdin:
+            match line.strip():
+                case "revoke":
+                    engine.revoke(grant)
+                    memory[:] = b"\xff" * SIZE  # it serves something else now
+                case "unmap":
+                    engine.unregister(region)
+                    del region, grant
+                    memory.close()
+                case "idle":
+                    began = time.process_time()
+                    time.sleep(1.0)  # what is measured
+                    print(time.process_time() - began, flush=True)
+                    continue
+            print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

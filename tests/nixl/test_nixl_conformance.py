@@ -1,0 +1,48 @@
+"""The suite that all transports share, with READs by the real NIXL and WRITEs by tcp, two engines in one process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pinyon.transfer import TransferEngine, TransferLimits
+from tests.unit.transfer import test_transfer_conformance as conformance
+from tests.unit.transfer.conftest import Pair
+
+
+@pytest.fixture
+def make_pair() -> Iterator[Callable[..., Pair]]:
+    engines: list[TransferEngine] = []
+
+    def start(limits: TransferLimits | None) -> TransferEngine:
+        engine = TransferEngine(
+            transports=("tcp",),
+            nixl="prefer",
+            secret=b"cluster secret",
+            nixl_without_authentication=True,
+            limits=limits,
+        )
+        engine.start()
+        engines.append(engine)
+        return engine
+
+    def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
+        engine, server = start(limits), start(limits)
+        near, far = bytearray(size), bytearray(size)
+        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+        return Pair(engine, server, near, far, local, remote, server.descriptor())
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+globals().update(
+    {
+        name: test
+        for name, test in vars(conformance).items()
+        if name.startswith("test_") and "make_pair" in inspect.signature(test).parameters
+    }
+)

@@ -1,0 +1,182 @@
+"""READs by the real NIXL from other processes: which are frozen, killed, started again, take keys back, give their
+memory back to the system; and what strangers may hand to NIXL."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferEngine, TransferRequest, TransferResult
+from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
+from pinyon.transfer.transports.shm.cma import shm_available
+from tests.forks import until_stopped
+from tests.nixl.conftest import FETCHED
+from tests.nixl.nixl_peer import PATTERN
+from tests.unit.transfer.conftest import FAST
+
+ROOT = Path(__file__).resolve().parents[2]
+ONLY_THROUGH_THE_PEER = "self,posix,sysv,tcp"
+"""What UCX may use: nothing by which one process reads another's memory by itself."""
+
+
+class Peer:
+    def __init__(self, **environment: str) -> None:
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT), str(FETCHED)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.nixl.nixl_peer"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        descriptor, key, kept = json.loads(self.process.stdout.readline())
+        self.segment = SegmentDescriptor.from_dict(descriptor)
+        self.key, self.kept = bytes.fromhex(key), bytes.fromhex(kept)
+
+    def ask(self, what: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        if number is signal.SIGSTOP:
+            until_stopped(self.process.pid)
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def start_peer() -> Iterator[Callable[..., Peer]]:
+    peers: list[Peer] = []
+
+    def start(**environment: str) -> Peer:
+        peers.append(Peer(**environment))
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[TransferEngine]:
+    if (reason := shm_available()) is not None:
+        pytest.skip(f"no process may read another's memory: {reason}")
+    with TransferEngine(transports=("tcp",), nixl="prefer", limits=FAST) as engine:
+        engine.near = engine.register_local_memory(bytearray(1 << 20))  # type: ignore[attr-defined]
+        yield engine
+
+
+def read(engine: TransferEngine, peer: Peer, nbytes: int = 4096, key: bytes | None = None) -> TransferResult:
+    local = engine.near.key  # type: ignore[attr-defined]
+    return engine.transfer([TransferRequest(Opcode.READ, local, 0, peer.segment, key or peer.key, 0, nbytes)])[0]
+
+
+def ways(engine: TransferEngine) -> set[str]:
+    return {one.path.transport for one in engine.stats().paths if one.chains}
+
+
+def test_a_frozen_peer_is_read_all_the_same(engine: TransferEngine, start_peer: Callable[..., Peer]) -> None:
+    peer = start_peer()
+    assert read(engine, peer).ok
+    peer.signal(signal.SIGSTOP)
+    assert read(engine, peer).ok
+    assert bytes(engine.near.view[:4096]) == (PATTERN * 17)[:4096]  # type: ignore[attr-defined]
+    assert ways(engine) == {"nixl"}
+
+
+def test_a_dead_peer_is_noticed_and_its_successor_is_another(
+    engine: TransferEngine, start_peer: Callable[..., Peer]
+) -> None:
+    peer = start_peer()
+    assert read(engine, peer).ok
+    peer.process.kill()
+    peer.process.wait()
+    began = time.monotonic()
+    assert not read(engine, peer).ok
+    assert time.monotonic() - began < FAST.base_deadline_s
+    again = start_peer()
+    assert read(engine, again).ok
+    assert ways(engine) == {"nixl"}
+
+
+def test_what_is_taken_back_is_refused_and_lands_nowhere(
+    engine: TransferEngine, start_peer: Callable[..., Peer]
+) -> None:
+    peer = start_peer()
+    assert read(engine, peer).ok
+    assert peer.ask("revoke") == "done"
+    engine.near.view[:] = bytes(1 << 20)  # type: ignore[attr-defined]
+    assert read(engine, peer).reason is Reason.UNKNOWN_REGION
+    assert not any(engine.near.view)  # type: ignore[attr-defined]
+
+
+def test_memory_that_is_gone_costs_neither_process(engine: TransferEngine, start_peer: Callable[..., Peer]) -> None:
+    peer = start_peer()
+    assert read(engine, peer).ok
+    assert peer.ask("unmap") == "done"
+    for nbytes in (4096, 1 << 20):
+        assert read(engine, peer, nbytes).reason is Reason.UNKNOWN_REGION
+    assert read(engine, peer, 1000, peer.kept).ok
+    assert peer.process.poll() is None
+
+
+def test_a_peer_that_would_have_to_serve_reads_itself_is_read_by_tcp(
+    engine: TransferEngine, start_peer: Callable[..., Peer]
+) -> None:
+    peer = start_peer(UCX_TLS=ONLY_THROUGH_THE_PEER)
+    for _ in range(3):
+        assert read(engine, peer).ok
+    assert ways(engine) == {"tcp"}
+    engine._peers.transports["nixl"].maintain(time.monotonic())  # what was given up comes late, and lands nowhere
+    assert read(engine, peer).ok
+
+
+def test_an_idle_process_does_not_spin(engine: TransferEngine, start_peer: Callable[..., Peer]) -> None:
+    peer = start_peer()
+    assert read(engine, peer).ok
+    spent_s = min(float(peer.ask("idle")) for _ in range(3))
+    assert spent_s < 0.1, "a progress thread takes a fifth of a core (measured): ten times this limit's share"
+
+
+def test_metadata_that_is_cut_or_none_is_refused_by_nixl_itself() -> None:
+    """The rest of what a peer may say is NIXL's to check, and it does not check all (docs/transfer.md)."""
+    name = "ab" * 16
+    agent, other, third = NixlAgent("cd" * 16), NixlAgent(name), NixlAgent("12" * 16)
+    try:
+        buffer = other.new_buffer(4096)
+        whole = other.metadata(buffer.registered, connection=True)
+        head = whole[: whole.index(b"|") + whole[whole.index(b"|") + 1 :].index(b"|") + 2]
+        rng = random.Random(1)
+        for broken in (
+            *(whole[:size] for size in range(len(head), len(whole) - 1, 7)),
+            *(head + rng.randbytes(size) for size in range(0, 400, 7)),
+        ):
+            with pytest.raises(NixlError):
+                agent.meet(name, broken)
+        with pytest.raises(NixlError, match="another's"):
+            third.meet("ef" * 16, whole)
+        third.meet(name, whole)
+    finally:
+        for each in (agent, other, third):
+            each.close()
