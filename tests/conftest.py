@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import pinyon
+from tests.long import usually
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_configure_node,
@@ -30,7 +31,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
-settings.register_profile("pinyon", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "pinyon",
+    max_examples=usually(50, long=100),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("pinyon")
 
 

@@ -31,7 +31,7 @@ PROPERTY = (
 )
 INTEGRATION = (
     *("lb_front_door", "lb_hostile", "lb_http", "lb_life"),
-    *("lb_upstream_faults", "lb_upstream_regions", "lb_upstream_takeover", "lb_upstreams"),
+    *("lb_upstream_faults", "lb_upstream_regions*", "lb_upstream_takeover", "lb_upstreams"),
 )
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),

@@ -14,7 +14,8 @@ from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.federation.members import LbState
 from tests.integration.controller_parts import WAIT_S, running_controller
 from tests.integration.lb_harness import spin
-from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate, running_upstream_regions
+from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate
+from tests.integration.upstream_regions_parts import running_upstream_regions
 
 
 @contextlib.asynccontextmanager

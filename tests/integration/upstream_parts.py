@@ -7,13 +7,11 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.regions.peer import Peer
 from services.lb.settings import LbSettings
 from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
 from tests.integration.lb_harness import WAIT_S, Front, spin
@@ -301,53 +299,3 @@ async def running_upstreams(*servers: FakeServer, known: bool = True, name: str 
         await lb.close(0)
         for server in servers:
             await server.stop()
-
-
-class Regions(dict[str, Bench]):
-    """By name."""
-
-    async def knows(self, region: str, other: str, *, room: bool, model: str = MODEL) -> None:
-        """Until ``region`` has heard that ``other`` has room, or has none."""
-
-        def heard() -> bool:
-            served = self[region].lb.models.by_name.get(model)
-            remote = [] if served is None else served.layers.remote
-            return any(each.region == other and each.live and (each.report.available > 0) is room for each in remote)
-
-        await self[region].until(heard)
-
-    async def full(self, region: str, *, full: bool = True) -> None:
-        """All servers of a region say so, and its load balancer knows."""
-        bench = self[region]
-        for server in bench.servers:
-            server.waiting = int(full)
-        await bench.until(lambda: all(each.report.pending == int(full) for each in bench.lb.fleet.servers.values()))
-
-    async def idle(self) -> None:
-        for bench in self.values():
-            await bench.idle()
-
-
-def peer_of(name: str, bench: Bench) -> Peer:
-    return Peer(f"lb-{name}", name, bench.endpoints["grpc"])
-
-
-@contextlib.asynccontextmanager
-async def running_upstream_regions(folder: Path, *names: str, linked: bool = True, **settings: Any):
-    """A load balancer in front of one server in each region, with a secret that they share; each knows the others."""
-    secret = folder / "federation-secret"
-    secret.write_text("a secret of the federation")
-    async with contextlib.AsyncExitStack() as stack:
-        regions = Regions()
-        for name in names:
-            options = {"federation_secret_file": str(secret), "pushing": "pending:stale_s=3600"} | settings
-            one = running_upstreams(FakeServer(), name=f"lb-{name}", region=name, **options)
-            regions[name] = await stack.enter_async_context(one)
-        if linked:
-            for name, bench in regions.items():
-                bench.lb.regions.know([peer_of(other, there) for other, there in regions.items() if other != name])
-            for name in names:
-                for other in names:
-                    if other != name:
-                        await regions.knows(name, other, room=True)
-        yield regions

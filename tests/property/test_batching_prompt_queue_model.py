@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.core.errors import ResourceExhausted
+from tests.long import usually
 
 ACTIVE, LIMIT = 2, 6
 LETTERS = 3
@@ -203,5 +204,5 @@ class Model(RuleBasedStateMachine):
         assert not +self.wanted
 
 
-Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+Model.TestCase.settings = settings(max_examples=usually(30, long=80), stateful_step_count=40)
 TestPromptQueue = Model.TestCase

@@ -11,6 +11,7 @@ from pinyon.batching import StepSeen
 from pinyon.batching.group_rounds import GroupRounds
 from pinyon.batching.policies import FeatherSettings, Learning
 from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds, Rounds
+from tests.long import usually
 
 
 def path(random: Random) -> list[int]:
@@ -23,7 +24,7 @@ def path(random: Random) -> list[int]:
     return ids
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=usually(40, long=100), deadline=None)
 @given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*Learning, None]), seed=st.integers(0, 9))
 def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | None, seed: int) -> None:
     """None: groups that the caller has named."""

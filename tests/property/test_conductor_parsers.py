@@ -22,6 +22,7 @@ from pinyon.messages.instance import (
 from pinyon.messages.placement import request_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.role import role_from_proto
+from tests.long import usually
 from tests.unit.placement.conftest import make_fleet, member
 
 U32 = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1))
@@ -119,7 +120,7 @@ def good_class(message) -> bool:
 
 
 @given(CLASSES)
-@settings(max_examples=300)
+@settings(max_examples=usually(120, long=300))
 def test_classes(message):
     assert names_a_field(lambda: class_from_proto(message)) is not good_class(message)
     if good_class(message):
@@ -130,7 +131,7 @@ def test_classes(message):
 
 
 @given(REQUESTS, TEXT)
-@settings(max_examples=200)
+@settings(max_examples=usually(80, long=200))
 def test_requests(message, request_id):
     refused = names_a_field(lambda: request_from_proto(message, request_id, 30.0, 0.0))
     good = (
@@ -146,7 +147,7 @@ def test_requests(message, request_id):
 
 
 @given(INFOS)
-@settings(max_examples=200)
+@settings(max_examples=usually(80, long=200))
 def test_registrations(message):
     if not names_a_field(lambda: info_from_proto(message)):
         info = info_from_proto(message)
@@ -155,7 +156,7 @@ def test_registrations(message):
 
 
 @given(LOADS)
-@settings(max_examples=100)
+@settings(max_examples=usually(40, long=100))
 def test_loads(message):
     refused = names_a_field(lambda: load_from_proto(message))
     times = message.mean_tbt_ms, message.room_wait_ms

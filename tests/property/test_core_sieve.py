@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.core.sieve import Sieve
+from tests.long import usually
 
 KEYS = st.integers(0, 9)
 
@@ -100,7 +101,7 @@ class SieveModel(RuleBasedStateMachine):
 
 
 TestSieveModel = SieveModel.TestCase
-TestSieveModel.settings = settings(max_examples=120, stateful_step_count=50)
+TestSieveModel.settings = settings(max_examples=usually(50, long=120), stateful_step_count=50)
 
 
 def test_the_papers_illustration() -> None:

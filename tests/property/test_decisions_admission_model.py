@@ -14,6 +14,7 @@ from pinyon.decisions import Admission, Grant
 from pinyon.decisions.admission import RECENT
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations
+from tests.long import usually
 
 BLOCKS = 6
 KEYS = [bytes([n]) * 16 for n in range(6)]
@@ -316,7 +317,7 @@ class ModelWithHeadroom(Model):
 
 
 for one in (Model, ModelWithHeadroom):
-    one.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+    one.TestCase.settings = settings(max_examples=usually(30, long=80), stateful_step_count=40)
 TestReservations = Model.TestCase
 TestReservationsWithHeadroom = ModelWithHeadroom.TestCase
 

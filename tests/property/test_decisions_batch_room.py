@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pinyon.batching import BatchRequest, Prompt
 from pinyon.decisions import InstanceConfig, InstanceDecisions
 from pinyon.decisions.admission import RECENT
+from tests.long import usually
 
 MAX_BATCH = 3
 
@@ -131,7 +132,7 @@ ACTIONS = ("submit", "submit", "ask", "ask", "prompt", "start", "gives_way", "en
     pool_blocks=st.integers(4, 40),
     actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 4), st.integers(0, 1 << 16)), max_size=60),
 )
-@settings(max_examples=300)
+@settings(max_examples=usually(120, long=300))
 def test_each_is_counted_once_and_room_is_there(pool_blocks: int, actions: list[tuple[str, int, int]]) -> None:
     world = Instance(pool_blocks)
     for action, blocks, pick in actions:
@@ -157,6 +158,16 @@ def test_each_is_counted_once_and_room_is_there(pool_blocks: int, actions: list[
     world.fill()
 
 
+def test_only_the_first_one_of_an_unused_pool_leaves_no_headroom() -> None:
+    for blocks, room in (4, 2), (12, 1):
+        world = Instance(12)
+        number = world.submit(blocks, "here")
+        world.ask(number)
+        world.end(number)
+        assert world.parts.room.look(0, 0).room == room
+        world.fill()
+
+
 def test_an_idle_one_says_what_those_that_ended_had() -> None:
     world = Instance(40)
     assert world.parts.room.look(0, 0).room == MAX_BATCH, "a place has its share of the pool"
@@ -173,7 +184,7 @@ def test_an_idle_one_says_what_those_that_ended_had() -> None:
     own=st.integers(1, 4),
     ended=st.integers(0, RECENT),
 )
-@settings(max_examples=200)
+@settings(max_examples=usually(80, long=200))
 def test_where_all_share_a_prefix_as_many_have_room_as_is_said(
     pool_blocks: int, shared: int, own: int, ended: int
 ) -> None:

@@ -19,6 +19,7 @@ from pinyon.eviction import EVICTION_POLICIES, Traits, fit
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Learning
 from pinyon.paging.second_tier import NO_SLOT
+from tests.long import usually
 
 POOL = 6
 LEARNS = "workload_aware:refit_s=1,window_s=60,life_s=4"
@@ -84,7 +85,7 @@ class Instance:
         self.decisions.eviction.switch(choice, self.now_s)
 
 
-@settings(max_examples=150)
+@settings(max_examples=usually(60, long=150))
 @given(events, st.sampled_from([0, 3]))
 def test_a_journal_of_what_was_learned_apart(told: list[tuple[Any, ...]], dram_blocks: int) -> None:
     instance = Instance(dram_blocks)

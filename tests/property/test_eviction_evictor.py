@@ -140,6 +140,6 @@ class EvictorMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"EvictorMachine_{name}", (EvictorMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=usually(35, long=60), stateful_step_count=40)
+    case.settings = settings(max_examples=usually(20, long=60), stateful_step_count=40)
     globals()[f"TestEvictor_{name}"] = case
 del case  # or it is collected as well

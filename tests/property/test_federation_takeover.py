@@ -18,7 +18,7 @@ from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 from tests.long import usually
 
-SEEDS = usually(10, long=1000)
+SEEDS = usually(5, long=1000)
 """In one of ten blocks."""
 REGIONS = ("a", "b", "c", "d")
 

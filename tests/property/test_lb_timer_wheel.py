@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.lb.timer_wheel import TimerWheel
+from tests.long import usually
 
 TIMES = st.one_of(st.integers(0, 40).map(lambda number: number * 0.25), st.floats(0, 10))
 
@@ -51,7 +52,7 @@ class WheelMachine(RuleBasedStateMachine):
 
 
 TestWheel = WheelMachine.TestCase
-TestWheel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWheel.settings = settings(max_examples=usually(40, long=100), stateful_step_count=40, deadline=None)
 
 
 def test_what_is_over_comes_by_its_time() -> None:

@@ -150,7 +150,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"PoolMachine_{name}", (PoolMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=usually(35, long=60), stateful_step_count=40)
+    case.settings = settings(max_examples=usually(20, long=60), stateful_step_count=40)
     globals()[f"TestBlockPool_{name}"] = case
 del case  # else it would be collected twice
 

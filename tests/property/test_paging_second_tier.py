@@ -189,7 +189,7 @@ class TierMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"TierMachine_{name}", (TierMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=usually(35, long=60), stateful_step_count=40)
+    case.settings = settings(max_examples=usually(20, long=60), stateful_step_count=40)
     globals()[f"TestTwoTiers_{name}"] = case
 del case  # else it would be collected twice
 

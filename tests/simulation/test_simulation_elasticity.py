@@ -17,11 +17,22 @@ from pinyon.simulator.cluster import Cluster
 from pinyon.simulator.cluster_settings import ClusterSettings
 from pinyon.simulator.outcome import Outcome
 from pinyon.simulator.workload import Arrival
+from tests.long import usually
 
 BLOCK = 16
 ENGINE = EngineProfile("s", "", "", 1e-3, 2e-3, 0.0, 5e-3, 1e-4, 2e-8)
 MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e9, 1e7, 1e9)
 SETTINGS = ClusterSettings((Role.MIXED,) * 2, BLOCK, 1 << 14, scaling=ScalingSettings(2, 6, slo_s=2.0), boot_s=5.0)
+
+
+ALL = [
+    ("dualmap:slo_s=2", (Role.MIXED,) * 2),
+    ("least_loaded", (Role.PREFILL,) * 2 + (Role.DECODE,)),
+    ("dualmap:slo_s=2", (Role.PREFILL,) * 2 + (Role.DECODE,)),
+    ("least_loaded", (Role.MIXED,) * 2),
+]
+EACH = ALL[:2]
+"""Every policy and every split once."""
 
 
 def traffic(seed: int, phases: list[tuple[float, float]]) -> list[Arrival]:
@@ -42,8 +53,7 @@ def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: st
     return cluster, outcomes
 
 
-@pytest.mark.parametrize("policy", ["dualmap:slo_s=2", "least_loaded"])
-@pytest.mark.parametrize("roles", [(Role.MIXED,) * 2, (Role.PREFILL,) * 2 + (Role.DECODE,)])
+@pytest.mark.parametrize(("policy", "roles"), ALL if usually(0, long=1) else EACH)
 def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, ...]) -> None:
     """A prompt takes 0.4 s: 9.5 a second are too many for two, and few for six."""
     settings = replace(SETTINGS, roles=roles)

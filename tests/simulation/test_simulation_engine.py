@@ -18,6 +18,7 @@ from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon.simulator.outcome import Outcome, longest_tenth
 from pinyon.simulator.scheduling_cost import SchedulingCost
 from pinyon.simulator.workload import Arrival
+from tests.long import usually
 from tests.simulation.plain_instance import serve
 from tests.simulation.worlds import World, random_plan
 
@@ -84,7 +85,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: Sched
         world.run()
         return world.outcomes
 
-    leaping = {seed: outcomes(seed) for seed in range(60)}
+    leaping = {seed: outcomes(seed) for seed in range(usually(24, long=60))}
     monkeypatch.setattr(engine_module, "LEAP_S", 0.0)
     monkeypatch.setattr(engine_module, "WAITING_LEAP_S", 0.0)
     for seed, mine in leaping.items():

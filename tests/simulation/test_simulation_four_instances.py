@@ -16,9 +16,12 @@ from pinyon.decisions import replay_journal
 from tests.long import usually
 from tests.simulation.worlds import SMALL, Plan, World, played, random_plan
 
-MIXED = Plan(requests_per_s=300.0, requests=usually(5_000, long=10_000))
+DEATHS = usually(20, long=40)
+MIXED = Plan(requests_per_s=300.0, requests=usually(3_000, long=10_000), deaths=DEATHS)
 SPLIT = Plan(
-    replace(SMALL, roles=(Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)), requests=usually(2_500, long=10_000)
+    replace(SMALL, roles=(Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)),
+    requests=usually(1_500, long=10_000),
+    deaths=DEATHS,
 )
 TIGHT = Plan(
     replace(SMALL, hbm_tokens=40 * SMALL.block_tokens, front_slots=32, front_queue=16),
@@ -26,8 +29,8 @@ TIGHT = Plan(
     deaths=12,
     cancelled=0.4,
 )
-WORLDS = usually(320, long=20_000)
-PARTS = 8
+WORLDS = usually(160, long=20_000)
+PARTS = 4
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from pinyon.simulator.prefill_reference import PrefillReference, ReferenceSettin
 from pinyon.simulator.reference_memory import FETCH_US, PoolRules
 from pinyon.simulator.workload import Arrival, at_rate, cut
 from pinyon.traces import TraceFile
+from tests.long import usually
 from tests.simulation import plain_pool
 from tests.simulation.plain_prefill import BLOCK, Row
 from tests.simulation.test_simulation_prefill_reference import CLOSE_S, SHARED, chains
@@ -43,7 +44,7 @@ def grown(tokens: int) -> int:
 
 
 @pytest.mark.parametrize("order", ["fifo", "most_in_time"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=usually(15, long=40), deadline=None)
 @given(seed=st.integers(0, 1 << 32), instances=st.integers(1, 5), cache_blocks=st.integers(12, 60))
 def test_every_row_is_that_of_the_plain_rules(order: str, seed: int, instances: int, cache_blocks: int) -> None:
     rows = [(time_s, grown(tokens), blocks) for time_s, tokens, blocks in chains(Random(seed), 120, 4000)]
@@ -55,6 +56,6 @@ def test_a_public_trace_row_by_row(cache_tokens: int) -> None:
     path: Path = SHARED / "mooncake_conversation.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no {path}")
-    arrivals = at_rate(cut(TraceFile(path).sorted_rows(1200), BLOCK, 20_480), 9.0)
+    arrivals = at_rate(cut(TraceFile(path).sorted_rows(usually(700, long=1200)), BLOCK, 20_480), 9.0)
     rows = [(each.time_s, each.tokens, each.blocks) for each in arrivals]
     compare(rows, 8, cache_tokens, "most_in_time")

@@ -11,6 +11,7 @@ import pytest
 from pinyon.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon.simulator.regions.settings import SYSTEMS, System, WorldSettings
 from pinyon.simulator.regions.world import World
+from tests.long import usually
 from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, troubled
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
@@ -45,7 +46,7 @@ def played(world: World, region: str, source: Chain, clients: int = 1, until_s: 
     return world
 
 
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize("batch", range(usually(2, long=5)))
 def test_every_request_ends_once_whatever_breaks(batch: int) -> None:
     for seed in range(1_000 + 8 * batch, 1_008 + 8 * batch):
         troubled(seed)

@@ -207,6 +207,13 @@ class Admission:
         pool = self._pool
         return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
 
+    def room_for(self, blocks: int) -> int:
+        """How many of so many blocks each, nothing of them cached, would have room if they entered now. The first one
+        that enters an unused pool leaves no headroom; those behind it do."""
+        pool = self._pool
+        free = pool.free + pool.cached
+        return max((free - self._headroom) // blocks, min(1, free // blocks) if not pool.used else 0)
+
     def switch(self, choice: str, now_s: float) -> None:
         """Another policy, with all that wait, as they came, and all that are admitted. O(their keys). Raises
         ``ValueError`` for an unknown one."""

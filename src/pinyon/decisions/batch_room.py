@@ -68,5 +68,5 @@ class BatchRoom:
         coming = max(0, with_memory - admission.decoded)
         places = min(self._max_batch - in_batch, admission.free_slots - coming)
         each = max(1, math.ceil(admission.next_blocks or self._pool_blocks // self._max_batch))
-        by_memory = admission.room_blocks // each - coming - prompts.foreign_queued
+        by_memory = admission.room_for(each) - coming - prompts.foreign_queued
         return BatchLoad(0, running, max(0, min(places, by_memory)))

@@ -48,6 +48,7 @@ READS = {
     "levels",
     "need",
     "room",
+    "room_for",
     "waits",
     "work",
 }

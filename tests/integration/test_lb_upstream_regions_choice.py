@@ -1,0 +1,143 @@
+"""Which region serves a request for other people's servers: by room, by law, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from pinyon.routing.geography import parse_geography
+from services.lb.regions.peer import Peer
+from tests.integration.lb_harness import spin
+from tests.integration.upstream_parts import MODEL, Asked, Wire, generate
+from tests.integration.upstream_regions_parts import peer_of, running_upstream_regions
+from tests.on_compiled import REPLACES_METHODS
+
+
+@REPLACES_METHODS
+async def test_nothing_is_forwarded_twice(tmp_path):
+    """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
+    async with running_upstream_regions(tmp_path, "us", "eu", "ap", linked=False) as regions:
+        us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
+        us.lb.regions.know([peer_of("eu", eu)])
+        eu.lb.regions.know([peer_of("ap", ap)])
+        await regions.knows("us", "eu", room=True)
+        await regions.knows("eu", "ap", room=True)
+        await regions.full("us")
+        remote = us.lb.models.by_name[MODEL].layers.remote
+        original = remote.report
+        remote.report = lambda *_: None  # type: ignore[method-assign]  # it hears of nothing any more
+        await regions.full("eu")
+        asking = asyncio.ensure_future(us.chat())
+        await spin(lambda: eu.gauge("queue_requests") == 1)
+        assert regions.asked() == {"us": 0, "eu": 0, "ap": 0}
+        remote.report = original  # type: ignore[method-assign]
+        await regions.full("eu", full=False)
+        assert (await asking).status == 200
+        assert regions.asked() == {"us": 0, "eu": 1, "ap": 0}
+        await regions.idle()
+
+
+async def test_what_another_region_has_no_place_for_is_put_back_and_served_at_home(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", queue_limit=0, in_flight_limit=1) as regions:
+        us, eu = regions["us"], regions["eu"]
+        go = asyncio.Event()
+
+        async def held(asked: Asked, wire: Wire) -> None:
+            await go.wait()
+            await generate(asked, wire)
+
+        eu.servers[0].answer = held
+        blocking = asyncio.ensure_future(eu.chat())
+        await spin(lambda: eu.servers[0].open == 1)
+        await regions.full("us")
+        asking = asyncio.ensure_future(us.chat())
+        await spin(lambda: us.gauge("forwarded_total", region="eu") >= 1)
+        await spin(lambda: us.gauge("queue_requests") == 1)
+        await regions.full("us", full=False)
+        assert (await asking).status == 200
+        assert regions.asked() == {"us": 1, "eu": 1}
+        go.set()
+        assert (await blocking).status == 200
+        await regions.idle()
+
+
+async def test_attempts_do_not_multiply_over_regions(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", attempts=3) as regions:
+        us, eu = regions["us"], regions["eu"]
+
+        async def poison(asked, wire):
+            wire.drop()
+
+        for bench in (us, eu):
+            bench.servers[0].answer = poison
+        assert (await us.chat()).status == 502
+        assert sum(us.asked) + sum(eu.asked) <= 3
+
+
+async def test_load_never_overrides_law(tmp_path):
+    policy = tmp_path / "geography.json"
+    policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}, "tenants": {"acme": ["gdpr"]}}))
+    keys = tmp_path / "keys"
+    keys.write_text("k-acme acme\nk-other other\n")
+    async with running_upstream_regions(
+        tmp_path, "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
+    ) as regions:
+        us, eu = regions["us"], regions["eu"]
+        us.lb.regions.know([peer_of("eu", eu)])
+        await regions.knows("us", "eu", room=True)
+        acme, other = ({"authorization": f"Bearer k-{name}"} for name in ("acme", "other"))
+        assert (await us.chat(headers=acme)).status == 200
+        assert (await us.chat(headers=other | {"x-pinyon-geographies": "gdpr"})).status == 200
+        assert regions.asked() == {"us": 0, "eu": 2}
+        await regions.full("eu")
+        await regions.knows("us", "eu", room=False)
+        waiting = asyncio.ensure_future(us.chat(headers=acme))
+        await spin(lambda: us.gauge("queue_requests") == 1)  # although there is room here
+        assert (await us.chat(headers=other)).status == 200  # and it holds up nobody
+        await regions.full("eu", full=False)
+        assert (await waiting).status == 200
+        assert regions.asked() == {"us": 1, "eu": 3}
+        nowhere = await us.chat(headers=other | {"x-pinyon-geographies": "mars"})
+        assert nowhere.status == 400
+        await regions.idle()
+
+
+async def test_law_is_looked_at_again_where_a_request_comes(tmp_path):
+    """The sender's policy is another one, by mistake."""
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        await regions.full("us")
+        eu.lb.inbound.serving.arrivals._geography = lambda: parse_geography({
+            "regions": {"us": [], "eu": []}, "tenants": {"public": ["us"]},
+        })  # fmt: skip
+        waiting = asyncio.ensure_future(us.chat())
+        await spin(lambda: us.gauge("forwarded_total", region="eu") == 1)
+        await spin(lambda: us.gauge("queue_requests") == 1)
+        await regions.full("us", full=False)
+        assert (await waiting).status == 200
+        assert regions.asked() == {"us": 1, "eu": 0}
+        await regions.idle()
+
+
+async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", linked=False, placement_wait_s=0.2) as regions:
+        us = regions["us"]
+        us.lb.regions.know([peer_of("eu", regions["eu"]).__class__("lb-eu", "eu", "127.0.0.1:1")])
+        assert (await us.chat(headers={"x-pinyon-geographies": "eu"})).status == 503
+        assert (await us.chat(headers={"x-pinyon-geographies": "mars"})).status == 400
+        await regions.idle()
+
+
+async def test_requests_for_a_region_that_is_away_hold_up_nobody(tmp_path):
+    async with running_upstream_regions(
+        tmp_path, "us", linked=False, in_flight_limit=8, queue_limit=64, placement_wait_s=600.0
+    ) as regions:
+        us = regions["us"]
+        us.lb.regions.know([Peer("lb-eu", "eu", "127.0.0.1:1")])
+        away = [asyncio.ensure_future(us.chat(headers={"x-pinyon-geographies": "eu"})) for _ in range(16)]
+        await spin(lambda: sum(each.done() for each in away) == 14)
+        assert {(await each).status for each in away if each.done()} == {503}
+        assert (await us.chat()).status == 200
+        for each in away:
+            each.cancel()
+        await asyncio.gather(*away, return_exceptions=True)

@@ -1,0 +1,205 @@
+"""Requests for other people's servers in another region that end early: who leaves, what dies, what breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from tests.integration.lb_harness import WAIT_S, Connection, spin
+from tests.integration.upstream_parts import DONE, MODEL, Asked, Wire, generate
+from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
+from tests.on_compiled import REPLACES_METHODS
+
+
+async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+        await regions.full("us")
+        server, began = regions["eu"].servers[0], asyncio.Event()
+
+        async def forever(asked: Asked, wire: Wire) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        server.answer = forever
+        async with Connection(regions["us"].http) as connection:
+            connection.send("POST", "/v1/chat/completions", STREAM)
+            await began.wait()
+            connection.drop()
+            await spin(lambda: server.left == 1)
+        await regions.idle()
+
+
+@REPLACES_METHODS
+async def test_a_deadline_crosses_regions(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
+        us, eu = regions["us"], regions["eu"]
+        us.lb.regions.know([peer_of("eu", eu)])
+        await regions.knows("us", "eu", room=True)
+        await regions.full("us")
+        us.lb.app._routes._forwarding._limits = us.lb.app._routes._forwarding._limits.__class__(request_s=0.3)
+        server = eu.servers[0]
+
+        async def forever(asked: Asked, wire: Wire) -> None:
+            await asyncio.Event().wait()
+
+        server.answer = forever
+        heads = []
+        serving = eu.lb.inbound.serving.forwarding.serve_forwarded
+
+        async def seen(head, body, reply, incoming):
+            heads.append(incoming)
+            return await serving(head, body, reply, incoming)
+
+        eu.lb.inbound.serving.forwarding.serve_forwarded = seen
+        reply = await us.chat()
+        assert reply.status == 504
+        assert 0 < heads[0].limit_s <= 0.3
+        assert heads[0].sender == "us"
+        await spin(lambda: server.left == 1)
+        await regions.idle()
+
+
+async def test_a_region_that_dies_before_the_first_byte_is_replaced(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", "ap") as regions:
+        us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
+        await regions.full("us")
+        await regions.full("ap")
+        await regions.knows("us", "ap", room=False)
+        began = asyncio.Event()
+
+        async def forever(asked: Asked, wire: Wire) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        eu.servers[0].answer = forever
+        asking = asyncio.ensure_future(us.chat())
+        await began.wait()
+        await regions.full("ap", full=False)
+        await regions.knows("us", "ap", room=True)
+        await eu.lb.grpc.drain(0)
+        assert (await asking).status == 200
+        assert regions.asked() == {"us": 0, "eu": 1, "ap": 1}
+        await us.idle()
+        await ap.idle()
+
+
+async def test_a_region_that_dies_in_mid_stream_is_an_error_event(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+        await regions.full("us")
+
+        async def half(asked: Asked, wire: Wire) -> None:
+            await wire.begin()
+            await wire.chunk(b'data: {"n":1}\n\n')
+            await asyncio.Event().wait()
+
+        regions["eu"].servers[0].answer = half
+        async with Connection(regions["us"].http) as connection:
+            connection.send("POST", "/v1/chat/completions", STREAM)
+            assert (await connection.head())[0] == 200
+            first = await connection.chunk()
+            await regions["eu"].lb.grpc.drain(0)
+            rest = b""
+            while piece := await connection.chunk():
+                rest += piece
+        assert first == b'data: {"n":1}\n\n'
+        event, done = rest[: -len(DONE)], rest[-len(DONE) :]
+        assert done == DONE
+        assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "bad_gateway"
+        assert regions.asked() == {"us": 0, "eu": 1}
+        await regions["us"].idle()
+
+
+async def test_a_server_there_that_breaks_off_is_an_error_event_of_one_kind(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+        await regions.full("us")
+
+        async def broken(asked: Asked, wire: Wire) -> None:
+            await wire.begin()
+            await wire.chunk(b'data: {"n":1}\n\ndata: {"n":')
+            wire.drop()
+
+        regions["eu"].servers[0].answer = broken
+        reply = await regions["us"].post("/v1/chat/completions", STREAM)
+        assert reply.body.startswith(b'data: {"n":1}\n\ndata: {"error"')
+        assert reply.body.count(b"bad_gateway") == 1
+        assert reply.body.count(DONE) == 1
+        await regions.idle()
+
+
+async def test_what_a_servers_refuses_there_is_tried_elsewhere_and_then_passed_on(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", "ap", attempts=2) as regions:
+        await regions.full("us")
+
+        async def busy(asked: Asked, wire: Wire) -> None:
+            await wire.whole(b'{"error":"busy"}', 429, "retry-after: 7\r\n")
+
+        regions["eu"].servers[0].answer = regions["ap"].servers[0].answer = busy
+        reply = await regions["us"].chat()
+        assert (reply.status, reply.body) == (429, b'{"error":"busy"}')
+        assert reply.headers["retry-after"] == "7"
+        assert regions.asked() == {"us": 0, "eu": 1, "ap": 1}
+        await regions.idle()
+
+
+async def test_a_region_that_ends_in_good_order_ends_what_it_has(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+        us, eu = regions["us"], regions["eu"]
+        await regions.full("us")
+        go = asyncio.Event()
+
+        async def slow(asked: Asked, wire: Wire) -> None:
+            await wire.begin()
+            await wire.chunk(b"data: one\n\n")
+            await go.wait()
+            await wire.chunk(b"data: two\n\n" + DONE)
+            await wire.end()
+
+        eu.servers[0].answer = slow
+        async with Connection(us.http) as connection:
+            connection.send("POST", "/v1/chat/completions", STREAM)
+            assert (await connection.head())[0] == 200
+            assert await connection.chunk() == b"data: one\n\n"
+            ending = asyncio.ensure_future(eu.lb.close(WAIT_S))
+            remote = us.lb.models.by_name[MODEL].layers.remote
+            await us.until(lambda: all(each.draining for each in remote))
+            waiting = asyncio.ensure_future(us.chat())
+            await spin(lambda: us.gauge("queue_requests") == 1)
+            go.set()
+            rest = b""
+            while piece := await connection.chunk():
+                rest += piece
+            assert rest == b"data: two\n\n" + DONE
+        await ending
+        await regions.full("us", full=False)
+        assert (await waiting).status == 200
+        await us.idle()
+
+
+async def test_what_a_dying_region_gives_back_goes_before_what_came_later(tmp_path):
+    async with running_upstream_regions(tmp_path, "us", "eu", placement_wait_s=600.0) as regions:
+        us, eu = regions["us"], regions["eu"]
+        await regions.full("us")
+
+        async def forever(asked, wire):
+            await asyncio.Event().wait()
+
+        eu.servers[0].answer = forever
+        victims = [asyncio.ensure_future(us.chat(text="victim")) for _ in range(3)]
+        await spin(lambda: eu.servers[0].open == 3)
+        await regions.full("eu")
+        await regions.knows("us", "eu", room=False)
+        later = [asyncio.ensure_future(us.chat(text="later")) for _ in range(6)]
+        await spin(lambda: us.gauge("queue_requests") == 6)
+        await eu.lb.grpc.drain(0)
+        await spin(lambda: us.gauge("queue_requests") == 9)
+        served: list[str] = []
+
+        async def one(asked, wire):
+            served.append(asked.json["messages"][0]["content"])
+            await generate(asked, wire)
+
+        us.servers[0].answer = one
+        us.lb.models.use_pushing("outstanding:limit=1")
+        us.servers[0].waiting = 0
+        assert {(await each).status for each in (*victims, *later)} == {200}
+        assert served[:3] == ["victim"] * 3
