@@ -389,19 +389,23 @@ class Redialer(Generic[Sent, Received]):
     async def _run(self) -> None:
         pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         while not self.closing:
-            stream = Dialed(self._address, self._method, self._write_s, self._connect)
-            try:
-                await self._converse(stream)
-            except PinyonError as error:
-                if isinstance(error, _REFUSALS):  # it is there, and says why not
-                    self._log.warning("the %s at %s refuses: %s", self._peer, self._address, error.message)
-                else:
-                    self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
-            except Exception:
-                self._log.exception("%s session failed", self._peer)
-            if self.closing:
-                return
-            if stream.spoke:
-                pauses.succeeded(self._address)
-            pauses.failed(self._address, self._clock())
-            await self._sleep(pauses.left_s(self._address, self._clock()))
+            await self._once(pauses)
+
+    async def _once(self, pauses: Avoidance) -> None:
+        """One stream, and the pause after it."""
+        stream = Dialed(self._address, self._method, self._write_s, self._connect)
+        try:
+            await self._converse(stream)
+        except PinyonError as error:
+            if isinstance(error, _REFUSALS):  # it is there, and says why not
+                self._log.warning("the %s at %s refuses: %s", self._peer, self._address, error.message)
+            else:
+                self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
+        except Exception:
+            self._log.exception("%s session failed", self._peer)
+        if self.closing:
+            return
+        if stream.spoke:
+            pauses.succeeded(self._address)
+        pauses.failed(self._address, self._clock())
+        await self._sleep(pauses.left_s(self._address, self._clock()))
