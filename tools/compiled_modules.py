@@ -20,11 +20,13 @@ COMPILED = (
     "routing/*.py",
     "decisions/*.py",
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
-    *(f"messages/{name}.py" for name in ("checks", "explanation", "instance", "placement", "request_class")),
+    *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
+    *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("markers", "word_table", "word_tokens")),
     "store/objects.py",
-    "runtime/tally.py",
-    *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
+    *(f"runtime/{name}.py" for name in ("duplex", "outbox", "outgoing", "pace", "tally", "telemetry")),
+    *(f"runtime/http2/{name}.py" for name in ("client", "connection", "link", "messages", "protocol", "server")),
+    *(f"runtime/http2/{name}.py" for name in ("stream", "wire")),
     *(f"transfer/{name}.py" for name in ("batch", "request", "slicing", "small", "spans", "stats", "submissions")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
@@ -54,19 +56,20 @@ SERVICES = (
     *(
         f"lb/{name}.py"
         for name in (
-            *("admission", "budget", "labels", "line", "metrics", "rate_limits", "room", "seekers"),
-            *("time_limit", "timer_wheel"),
+            *("admission", "ask", "budget", "clusters", "coalesced", "conductor_session", "dispatcher"),
+            *("instances", "key_chains", "labels", "line", "metrics", "models", "openai_fields", "openai_format"),
+            *("openai_parse", "prompts", "rate_limits", "request", "room", "seekers", "time_limit"),
+            *("timer_wheel", "ways", "worker_session", "worker_sessions", "worker_stream"),
         )
     ),
     *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions", "turns")),
 )
-"""Where each request of ``--upstream`` is, and the HTTP edge of all: half of what one costs the load balancer. And what
+"""Where each request is, of instances and of ``--upstream``: most of what one costs the load balancer. And what
 messages to the conductor do."""
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/app.py": "run once",
-    "lb/http_completions.py": "deletes an argument, so that what it holds is not kept",
     "lb/http_gzip.py": "an asynchronous generator, of which mypyc knows nothing",
 }
 

@@ -190,7 +190,9 @@ def build(
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock, ways.is_open, ways.granted)
-    ways.changed, ways.waiting = Coalesced(line.availability_changed, CHANGES_S), lambda: line.waiting_demands
+    # While nobody waits there is nobody to hand room to: who comes later looks for it.
+    ways.changed = Coalesced(line.availability_changed, CHANGES_S, lambda: line.queued)
+    ways.waiting = lambda: line.waiting_demands
     own = Peer(instance_id, settings.region, "")
     regions = RegionLinks(
         own, ways, federation.secret, settings.unread_tokens, clock, security.channels,

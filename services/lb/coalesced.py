@@ -17,13 +17,17 @@ class Coalesced:
     """Calls ``function`` so many seconds after the first of the calls since it was called last, or later. To be called
     on an event loop."""
 
-    def __init__(self, function: Callable[[], None], seconds: float) -> None:
+    def __init__(
+        self, function: Callable[[], None], seconds: float, wanted: Callable[[], object] = lambda: True
+    ) -> None:
+        """A call while it is not ``wanted`` is worth nothing."""
         self._function = function
+        self._wanted = wanted
         self._seconds = self._pause_s = seconds
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> None:
-        if self._timer is None:
+        if self._timer is None and self._wanted():
             self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._call)
 
     def close(self) -> None:

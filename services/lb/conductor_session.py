@@ -7,30 +7,30 @@ itself on the last instances it was told of.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import Unavailable
 from pinyon.messages.error import error_from_proto
 from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
+from pinyon.runtime.outbox import FRAME_BYTES
+from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
 
 __all__ = ["ConductorAway", "ConductorSession"]
 
 WRITE_S = 5.0
-OUTBOX_LIMIT = 65_536
-REQUESTS_PER_MESSAGE = 64
+MESSAGES_MAX = 1024
+"""That wait for a conductor which does not keep up."""
+PARTS_PER_MESSAGE = 64
 
 SessionRequest = conductor_pb2.ScheduleSessionRequest
 SessionResponse = conductor_pb2.ScheduleSessionResponse
 METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ScheduleSession", SessionRequest, SessionResponse)
-_Outbox = Outbox[conductor_pb2.ScheduleRequest | str]
 
 _log = get_logger("lb.conductor")
 
@@ -63,11 +63,12 @@ class ConductorSession:
         self._in_flight = in_flight
         self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
         self._stream: Dialed[SessionRequest, SessionResponse]
-        self._spoken: asyncio.Future[_Outbox]
         self._heard = 0
         self._listed = False
         """This session's conductor has sent a list."""
-        self._outbox: _Outbox | None = None
+        self._outgoing: Outgoing[SessionRequest]
+        self._connected = False
+        """It has spoken: from here on it is asked."""
         self._pending: dict[str, tuple[asyncio.Future[conductor_pb2.ScheduleResponse | None], float]] = {}
         """By request, in the order in which they are due: what will be the answer, or None when it did not come until
         then, by the loop's clock."""
@@ -78,7 +79,7 @@ class ConductorSession:
 
     @property
     def connected(self) -> bool:
-        return self._outbox is not None
+        return self._connected
 
     @property
     def pending(self) -> int:
@@ -100,16 +101,14 @@ class ConductorSession:
         Raises :class:`ConductorAway` when no conductor answers in time, else the :class:`PinyonError` it answered with.
         A placement that comes too late, or after a cancel, is given back.
         """
-        outbox = self._outbox
-        if outbox is None:
+        if not self._connected:
             raise ConductorAway("the conductor is away")
+        if not self._outgoing.has_room:
+            raise ConductorAway("the conductor does not keep up")
         request_id = request.request_id
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[conductor_pb2.ScheduleResponse | None] = loop.create_future()
-        try:
-            outbox.put(request)
-        except (OutboxClosed, ResourceExhausted):
-            raise ConductorAway("the conductor does not keep up") from None
+        self._outgoing.message(FRAME_BYTES + request.ByteSize()).requests.append(request)
         if (before := self._pending.pop(request_id, None)) is not None and not before[0].done():
             # Other regions choose ids as well; an answer under this one is the later request's.
             before[0].set_exception(ConductorAway("another request has its id"))
@@ -149,26 +148,28 @@ class ConductorSession:
 
     def release(self, request_id: str) -> None:
         """This placement is not used (any more). Without a conductor there is nothing to tell."""
-        if self._outbox is not None:
-            with contextlib.suppress(OutboxClosed, PinyonError):
-                self._outbox.put(request_id)
+        if self._connected and self._outgoing.has_room:
+            self._outgoing.message(FRAME_BYTES + len(request_id.encode())).released_request_ids.append(request_id)
 
     # -- the stream
 
     async def _converse(self, stream: Dialed[SessionRequest, SessionResponse]) -> None:
-        self._stream, self._spoken = stream, asyncio.get_running_loop().create_future()
+        pace = Pace(self._in_flight, time.monotonic)
+        self._outgoing = Outgoing(SessionRequest, pace, MESSAGES_MAX, PARTS_PER_MESSAGE)
+        self._outgoing.message(FRAME_BYTES).lb_id = self._lb_id
+        self._outgoing.by(stream)
+        self._stream = stream
         self._listed = False
         try:
-            await stream.run(self._take, self._messages(self._spoken))
+            await stream.run(self._take, self._outgoing)
         finally:
             self._disconnected()
 
     def _take(self, message: SessionResponse) -> None:
         self._heard += 1
-        if not self._spoken.done():  # it speaks: from here on it is asked
+        if not self._connected:
+            self._connected = True
             self.sessions += 1
-            self._outbox = Outbox(OUTBOX_LIMIT, Pace(self._in_flight, time.monotonic))
-            self._spoken.set_result(self._outbox)
         if message.HasField("instances"):
             first, self._listed = not self._listed, True
             try:
@@ -182,17 +183,9 @@ class ConductorSession:
             elif response.HasField("placement"):
                 self.release(response.request_id)  # nobody waits for it any more
 
-    async def _messages(self, spoken: asyncio.Future[_Outbox]) -> AsyncGenerator[SessionRequest, None]:
-        yield SessionRequest(lb_id=self._lb_id)
-        outbox = await spoken
-        while True:
-            for message in _filled(await outbox.take_all()):
-                yield message
-
     def _disconnected(self) -> None:
-        if self._outbox is not None:
-            self._outbox.close()
-            self._outbox = None
+        self._connected = False
+        self._outgoing.close()
         for answer, _ in self._pending.values():
             if not answer.done():
                 answer.set_exception(ConductorAway("the conductor went away"))
@@ -200,20 +193,3 @@ class ConductorSession:
 
 def _came(answer: asyncio.Future[conductor_pb2.ScheduleResponse | None]) -> bool:
     return answer.done() and not answer.cancelled() and answer.exception() is None and answer.result() is not None
-
-
-def _filled(items: Iterable[conductor_pb2.ScheduleRequest | str]) -> Iterator[SessionRequest]:
-    """All of it in as few messages as the limits allow, in order."""
-    message, filled = SessionRequest(), 0
-    for item in items:
-        size = FRAME_BYTES + (len(item.encode()) if isinstance(item, str) else item.ByteSize())
-        if filled and (filled + size > MESSAGE_BYTES or len(message.requests) >= REQUESTS_PER_MESSAGE):
-            yield message
-            message, filled = SessionRequest(), 0
-        filled += size
-        if isinstance(item, str):
-            message.released_request_ids.append(item)
-        else:
-            message.requests.append(item)
-    if filled:
-        yield message

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
-from contextlib import ExitStack, aclosing
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import ExitStack
 from functools import partial
 
 from pinyon.api.common.v1 import common_pb2
@@ -11,6 +11,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, ResourceExhausted, Unavailable
 from pinyon.routing.layer import Layer
+from pinyon.routing.target import Target
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
@@ -27,7 +28,10 @@ from services.lb.ways import Ways
 from services.lb.worker_sessions import WorkerSessions
 from services.lb.worker_stream import WorkerStream
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "Take"]
+
+Take = Callable[[Delta], Awaitable[None] | None]
+"""Is handed what is new for a client, in the request's task. While the client is behind it says what to await."""
 
 RETRY_AFTER_S = 1.0
 POLL_S = 0.5
@@ -39,7 +43,7 @@ _log = get_logger("lb")
 
 
 class Dispatcher:
-    """One per load balancer. Every request runs in the task that iterates over :meth:`run`."""
+    """One per load balancer. Every request runs in the task that calls :meth:`run`."""
 
     def __init__(
         self,
@@ -71,11 +75,11 @@ class Dispatcher:
         self._by_routing = by_routing
         self._seekers = Seekers(slots)
 
-    async def run(self, request: Request, ticket: Turn) -> AsyncGenerator[Delta, None]:
-        """What is new for the client, until the request has its ``finish_reason``; of a whole one all at once.
+    async def run(self, request: Request, ticket: Turn, take: Take) -> None:
+        """Until the request has its ``finish_reason``, ``take`` what is new for the client; of a whole one all at once.
 
-        Raises the :class:`PinyonError` it failed with. The caller closes the generator (``aclosing``) and leaves the
-        ticket; wherever that happens, also by cancelling, nothing of the request is left on any hop.
+        Raises the :class:`PinyonError` it failed with, and what ``take`` does. The caller leaves the ticket; wherever
+        it ends, also by cancelling, nothing of the request is left on any hop.
         """
         ask = request.ask
         outcome = "cancelled"
@@ -84,27 +88,24 @@ class Dispatcher:
             request.traceparent = span.traceparent or ask.traceparent
             try:
                 await ticket.turn(request.total_tokens, priority=self.priority(request), demand=self.demand(request))
-                while request.finish_reason is None:
+                while not request.finished:
                     ticket.release()  # in this turn of the loop it is chosen for itself, or held again
                     where = await self._place(request, ticket)
-                    attempt = (
-                        self._elsewhere(request, where) if isinstance(where, str) else self._attempt(request, *where)
-                    )
-                    async with aclosing(attempt) as deltas:
-                        async for delta in deltas:
-                            if request.whole:
-                                request.hold(delta)
-                            else:
-                                yield delta
-                    if request.finish_reason is None:
+                    if isinstance(where, str):
+                        await self._elsewhere(request, where, take)
+                    else:
+                        await self._attempt(request, where[0], where[1], take)
+                    if not request.finished:
                         self._retry_or_raise(request)
                         if request.refused:
                             self._ways.refused(request, request.lb)
                             await ticket.again(self.demand(request))
-                outcome = request.finish_reason.value
+                reason = request.finish_reason
+                assert reason is not None
+                outcome = reason.value
                 ticket.leave(request.used_tokens)
-                if request.whole:
-                    yield request.held()
+                if request.whole and (doing := take(request.held())) is not None:
+                    await doing
             except PinyonError as error:
                 outcome = error.grpc_code.lower()
                 raise
@@ -127,81 +128,89 @@ class Dispatcher:
         return request.ask.request_class.priority
 
     async def _attempt(
-        self, request: Request, placement: common_pb2.Placement, cluster: Cluster
-    ) -> AsyncGenerator[Delta, None]:
+        self, request: Request, placement: common_pb2.Placement, cluster: Cluster, take: Take
+    ) -> None:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
         clock, view, model = self._clock, cluster.view, request.ask.model
-        attempt_id = request.attempt_id
+        attempt_id, decode = request.attempt_id, placement.decode_instance_id
         placed_s = clock()
         request.begin_attempt(placement, placed_s)
         request.cluster = cluster.name
         counted = view.begin(model, placement, request.routed or NOTHING)
-        stream, computed = None, False
+        stream: WorkerStream | None = None
         try:
-            size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
-            stream, submission = await self._workers.open(
-                placement.decode_address, size_bytes, request.gap_s, placement.decode_instance_id
+            try:
+                size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
+                opened = await self._workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
+            except Unavailable as error:
+                request.error = error
+                return
+            stream = opened[0]
+            keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
+            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), clock())
+            del opened  # a part of a message keeps all of it
+            await self._receive(
+                request, stream, take, lambda: view.succeeded(placement.prefill_instance_id, placed_s)
             )
-            request.fill(
-                submission,
-                attempt_id,
-                self._keys_are(cluster, model) and view.keys_fit(model, placement.decode_instance_id),
-                view.fingerprint(model, placement.decode_instance_id),
-                clock(),
-            )
-            del submission
-            while request.finish_reason is None and request.error is None:
-                delta = _fold(request, await stream.take(), clock())
-                if not computed and (delta.tokens or request.finish_reason is not None):
-                    computed = True
-                    view.succeeded(placement.prefill_instance_id, placed_s)
-                if delta.tokens or delta.text:
-                    yield delta
-                    _listen(request, stream, clock)
-        except Unavailable as error:
-            request.error = error
         finally:
             view.end(counted)
             self._ways.changed()
             if stream is not None:
                 request.reached, request.lost = stream.reached, stream.lost
                 stream.close()
-            if request.finish_reason is not None:
-                view.succeeded(placement.decode_instance_id, placed_s)
+            if request.finished:
+                view.succeeded(decode, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 cluster.conductor.release(attempt_id)
 
-    async def _elsewhere(self, request: Request, name: str) -> AsyncGenerator[Delta, None]:
+    async def _elsewhere(self, request: Request, name: str, take: Take) -> None:
         """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
         clock, regions = self._clock, self._regions
         attempt_id = request.attempt_id
         sent_s = clock()
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
-        stream, counted, accepted = None, None, False
+        counted: Target | None = None
+        stream: WorkerStream | None = None
         try:
-            stream, submission = regions.open(name, request.gap_s)
-            counted = self._ways.sent(request, name)
-            request.fill(submission, attempt_id, False, "", clock())
-            regions.send(name, stream, submission, request.gap_s)
+            try:
+                stream, submission = regions.open(name, request.gap_s)
+                counted = self._ways.sent(request, name)
+                request.fill(submission, attempt_id, False, "", clock())
+                regions.send(name, stream, submission, request.gap_s)
+            except Unavailable as error:
+                request.error = error
+                return
             self._metrics.forwarded(regions.region_of(name))
             del submission
-            while request.finish_reason is None and request.error is None:
-                delta = _fold(request, await stream.take(), clock())
-                if not accepted and (delta.tokens or request.finish_reason is not None):
-                    accepted = True
-                    self._ways.accepted(name, sent_s)
-                if delta.tokens or delta.text:
-                    yield delta
-                    _listen(request, stream, clock)
-        except Unavailable as error:
-            request.error = error
+            await self._receive(request, stream, take, lambda: self._ways.accepted(name, sent_s))
         finally:
             Layer.ended(counted)
             self._ways.changed()
             if stream is not None:
                 request.reached, request.lost = stream.reached, stream.lost
                 stream.close()
+
+    async def _receive(self, request: Request, stream: WorkerStream, take: Take, begun: Callable[[], None]) -> None:
+        """The updates of an attempt, to its end. ``begun`` is called when there is a token, or the end."""
+        clock = self._clock
+        waits = True
+        while not request.over:
+            delta = _fold(request, await stream.take(), clock())
+            if waits and (delta.tokens or request.finished):
+                waits = False
+                begun()
+            if not delta.tokens and not delta.text:
+                continue
+            if request.whole:
+                request.hold(delta)
+                continue
+            if (doing := take(delta)) is not None:
+                await doing
+            if request.listener is not None and stream.listener is None:
+                # From here on text goes to who listens right where it is read; the end, and what is not taken, comes
+                # this way.
+                stream.listener = partial(request.pass_on, clock)
 
     def _retry_or_raise(self, request: Request) -> None:
         error = request.error
@@ -363,12 +372,6 @@ class Dispatcher:
             )
         message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
-
-
-def _listen(request: Request, stream: WorkerStream, clock: Clock) -> None:
-    """From here on text goes to who listens right where it is read; the end, and what is not taken, comes this way."""
-    if request.listener is not None and stream.listener is None:
-        stream.listener = partial(request.pass_on, clock)
 
 
 def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:

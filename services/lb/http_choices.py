@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal
@@ -101,11 +100,14 @@ class ChoicesAnswer:
     async def _run(self, request: Request, choice: Choice) -> None:
         call = self._call
         rich = call.logprobs >= 0 or call.return_token_ids
-        async with aclosing(self._dispatcher.run(request, GRANTED)) as deltas:
-            async for delta in deltas:
-                self._add(request, choice, delta)
-                if call.stream and request.finish_reason is None and (choice.text or (rich and choice.tokens)):
-                    await self._send(choice)
+
+        def take(delta: Delta) -> Awaitable[None] | None:
+            self._add(request, choice, delta)
+            if call.stream and not request.finished and (choice.text or (rich and choice.tokens)):
+                return self._send(choice)
+            return None
+
+        await self._dispatcher.run(request, GRANTED, take)
         assert request.finish_reason is not None
         choice.reason = "length" if call.unseen else request.finish_reason.value
         if not call.unseen:

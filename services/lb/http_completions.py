@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import TypedDict
+from collections.abc import Awaitable, Callable
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
@@ -20,7 +18,7 @@ from services.lb.http_head import Head
 from services.lb.labels import classify
 from services.lb.models import Models
 from services.lb.off_loop import OffLoop
-from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Format, error_event
+from services.lb.openai_format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
 from services.lb.openai_large import is_large
 from services.lb.openai_parse import Call, parse_chat, parse_completion
 from services.lb.request import Delta, Request
@@ -82,21 +80,20 @@ class Completions:
         try:
             with self._time_limits.until(deadline_s), self._admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
-                del body
                 if not call.plain:
                     await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
                     return 200
-                ask = await self._models.of(call.model).ask(call, head.log_id, request_class, **_said(head))
-                answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                ask = await self._models.of(call.model).ask(
+                    call, head.log_id, request_class, holder=head.client.holder, no_reuse=head.no_reuse,
+                    ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent,
+                )  # fmt: skip
                 request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                 head.requests = (request,)
-                async with aclosing(self._dispatcher.run(request, ticket)) as deltas:
-                    if call.stream:
-                        await self._stream(
-                            head, request, ticket, deltas, answer_format, call.include_usage, reply, begun
-                        )
-                    else:
-                        await self._whole(head, request, ticket, deltas, answer_format, reply)
+                answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                if call.stream:
+                    await self._stream(head, request, ticket, answer_format, call.include_usage, reply, begun)
+                else:
+                    await self._whole(head, request, ticket, answer_format, reply)
         except TimeoutError:
             error: PinyonError = DeadlineExceeded(
                 f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."
@@ -136,10 +133,13 @@ class Completions:
         deadline_s: float,
     ) -> None:
         prompts = self._models.of(call.model)
-        asks = await prompts.asks(call, head.log_id, request_class, **_said(head))
+        asks = await prompts.asks(
+            call, head.log_id, request_class, holder=head.client.holder, no_reuse=head.no_reuse,
+            ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent,
+        )  # fmt: skip
 
         def begin() -> None:
-            self._begin(ticket, reply, begun)
+            _begin(ticket, reply, begun)
 
         answer = ChoicesAnswer(
             call, asks, head, self._dispatcher, prompts, self._off_loop, reply, begin, deadline_s,
@@ -148,15 +148,10 @@ class Completions:
         await answer.run(ticket)
 
     async def _whole(
-        self,
-        head: Head,
-        request: Request,
-        ticket: Ticket,
-        deltas: AsyncGenerator[Delta, None],
-        answer_format: Format,
-        reply: Reply,
+        self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply
     ) -> None:
-        texts = [delta.text async for delta in deltas]
+        texts: list[str] = []
+        await self._dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None
         facts = request.report(self._clock()) if head.report else None
         body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
@@ -167,50 +162,63 @@ class Completions:
         head: Head,
         request: Request,
         ticket: Ticket,
-        deltas: AsyncGenerator[Delta, None],
         answer_format: Format,
         include_usage: bool,
         reply: Reply,
         begun: list[bool],
     ) -> None:
-        """The answer begins with the first text: until then a failure still has a status of its own. From then on
-        text goes out as it comes, and this is woken only while the client does not keep up."""
-        tail = ""
-        async for delta in deltas:
-            if request.finish_reason is not None:
-                tail += delta.text
-            elif delta.text:
-                events = answer_format.text(delta.text)
-                if not begun:
-                    events = answer_format.first + events
-                    self._begin(ticket, reply, begun)
-                await reply.send(events.encode("ascii"))
-                request.listener = lambda text: reply.push(answer_format.text(text).encode("ascii"))
-        assert request.finish_reason is not None
+        events = _Events(request, ticket, answer_format, reply, begun)
+        await self._dispatcher.run(request, ticket, events.take)
         facts = request.report(self._clock()) if head.report else None
-        events = answer_format.finish(tail, request.finish_reason.value, None if include_usage else facts)
+        await events.end(include_usage, facts)
+
+
+def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
+    begun.append(True)
+    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+
+
+class _Events:
+    """A streamed answer. It begins with the first text: until then a failure still has a status of its own. From then
+    on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
+
+    def __init__(
+        self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply, begun: list[bool]
+    ) -> None:
+        self._request = request
+        self._ticket = ticket
+        self._format = answer_format
+        self._reply = reply
+        self._begun = begun
+        self._tail = ""
+        """Text that came with the end."""
+
+    def take(self, delta: Delta) -> Awaitable[None] | None:
+        request = self._request
+        if request.finished:
+            self._tail += delta.text
+            return None
+        if not delta.text:
+            return None
+        events = self._opened(self._format.text(delta.text)).encode("ascii")
+        request.listener = self._push
+        return None if self._reply.push(events) else self._reply.send(events)
+
+    def _push(self, text: str) -> bool:
+        return self._reply.push(self._format.text(text).encode("ascii"))
+
+    def _opened(self, events: str) -> str:
+        """Behind what an answer begins with, if it has not."""
+        if self._begun:
+            return events
+        _begin(self._ticket, self._reply, self._begun)
+        return self._format.first + events
+
+    async def end(self, include_usage: bool, facts: Facts | None) -> None:
+        request, answer_format = self._request, self._format
+        reason = request.finish_reason
+        assert reason is not None
+        events = answer_format.finish(self._tail, reason.value, None if include_usage else facts)
         if include_usage:
             events += answer_format.usage(request.usage(), facts)
-        if not begun:
-            events = answer_format.first + events
-            self._begin(ticket, reply, begun)
-        await reply.end(events.encode("ascii") + DONE)
-
-    @staticmethod
-    def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
-        begun.append(True)
-        reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
-
-
-class _Said(TypedDict):
-    holder: str
-    no_reuse: bool
-    ttft_slo_ms: int
-    traceparent: str
-
-
-def _said(head: Head) -> _Said:
-    """What a head says for its asks."""
-    return _Said(
-        holder=head.client.holder, no_reuse=head.no_reuse, ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent
-    )
+        await self._reply.end(self._opened(events).encode("ascii") + DONE)

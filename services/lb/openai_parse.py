@@ -114,8 +114,8 @@ class Call:
         self.model = model
         self.prompt = prompt
         self.prompt_field = prompt_field
-        if said:
-            vars(self).update(said)
+        for name, value in said.items():
+            setattr(self, name, value)
 
     @property
     def choices(self) -> int:

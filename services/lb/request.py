@@ -116,8 +116,8 @@ class Request:
         self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
         self.traceparent = ask.traceparent
         self.listener: Callable[[str], bool] | None = None
-        """Takes new text at once, if it can: False, and it was not taken. Set by whoever reads what the dispatcher
-        yields, once it needs only the text of what is to come."""
+        """Takes new text at once, if it can: False, and it was not taken. Set by whoever takes what the dispatcher
+        hands on, once it needs only the text of what is to come."""
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.placed_s = 0.0
@@ -162,6 +162,16 @@ class Request:
         self._sent_chars = 0
         self._drop_chars = 0
         self._drop_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """It has its ``finish_reason``."""
+        return self.finish_reason is not None
+
+    @property
+    def over(self) -> bool:
+        """The last attempt is: there is a ``finish_reason``, or an ``error``."""
+        return self.finish_reason is not None or self.error is not None
 
     @property
     def total_tokens(self) -> int:

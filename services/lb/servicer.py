@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Awaitable
 from dataclasses import fields
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.runtime.first_message import Doors
 from services.lb.access_log import grpc_call
-from services.lb.admission import Admission
+from services.lb.admission import Admission, Ticket
 from services.lb.auth import ApiKeys, Client
 from services.lb.dispatcher import Dispatcher
 from services.lb.http_head import traceparent
@@ -109,28 +108,29 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                     ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
                     state = Request(ask, arrived_s, arrived_s + timeout_s)
                     seen.requests = (state,)
-                    async with aclosing(self._dispatcher.run(state, ticket)) as deltas:
-                        await self._write_all(state, deltas, context, seen.request_id)
+                    await self._serve(state, ticket, context, seen.request_id)
         except TimeoutError:
             whose = "the load balancer's --request-timeout-s" if timeout_s == self._timeout_s else "the call's deadline"
             raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s, {whose}.") from None
 
-    async def _write_all(
-        self, state: Request, deltas: AsyncGenerator[Delta, None], context: Context, request_id: str
-    ) -> None:
+    async def _serve(self, state: Request, ticket: Ticket, context: Context, request_id: str) -> None:
         asks, told = state.ask.sampling.prompt_logprobs, False
         last = lb_pb2.GenerateResponse(request_id=request_id)
-        async for delta in deltas:
+
+        def take(delta: Delta) -> Awaitable[None] | None:
+            nonlocal told, last
             message = lb_pb2.GenerateResponse(request_id=request_id, text=delta.text, tokens=delta.tokens)
             if delta.logprobs.logprobs:
                 message.logprobs.CopyFrom(delta.logprobs)
             if asks and not told and delta.tokens:
                 message.prompt_logprobs.CopyFrom(state.prompt_logprobs)
                 told = True
-            if state.finish_reason is None:
-                await context.write(message)
-            else:
+            if state.finished:
                 last = message
+                return None
+            return context.write(message)
+
+        await self._dispatcher.run(state, ticket, take)
         assert state.finish_reason is not None
         last.finish_reason = finish_reason_to_proto(state.finish_reason)
         last.usage.CopyFrom(state.usage_message())

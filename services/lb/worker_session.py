@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError, Unavailable
 from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
 from services.lb.regions.delayed import Delayed, delayed_messages
 from services.lb.worker_stream import WorkerStream, WorkerStreams
@@ -49,19 +49,15 @@ class WorkerSession:
         """Of the instance there; empty if nobody said."""
         self._delay_s = delay_s
         self._on_end = on_end
-        self._messages: list[worker_pb2.SessionRequest] = []
-        """Being filled; the last one has ``_size`` bytes."""
-        self._size = 0
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
         self._streams = WorkerStreams(unread_tokens, self._cancel, lambda: on_idle(self))
         self._on_load = on_load
         self.heard = False
         """It has said something of its load."""
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
+        pace = Pace(lambda: len(self._streams), time.monotonic)
+        self._outgoing: Outgoing[worker_pb2.SessionRequest] = Outgoing(worker_pb2.SessionRequest, pace, MESSAGES_MAX)
         if on_load is not None:
-            self._message(ASK_BYTES).load_interval_ms = max(1, round(load_interval_s * 1e3))
+            self._outgoing.message(ASK_BYTES).load_interval_ms = max(1, round(load_interval_s * 1e3))
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 
     @property
@@ -80,13 +76,11 @@ class WorkerSession:
     @property
     def has_room(self) -> bool:
         """The instance takes what is sent to it."""
-        return len(self._messages) <= MESSAGES_MAX
+        return self._outgoing.has_room
 
     async def room(self) -> None:
         """Wait until it has room or has ended: an instance that takes nothing for ``WRITE_S`` ends it."""
-        if not self.has_room:
-            self._room.clear()
-            await self._room.wait()
+        await self._outgoing.room()
 
     def open(self, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
         """A stream, and the submission to fill in before the loop turns: it is part of the next message.
@@ -96,20 +90,11 @@ class WorkerSession:
         if self._stream.ending:
             raise Unavailable(f"no session to the instance at {self.address}")
         stream = self._streams.open(gap_s)
-        return stream, self._message(size_bytes).submissions.add(stream_id=stream.stream_id)
-
-    def _message(self, size_bytes: int) -> worker_pb2.SessionRequest:
-        """The message that will be sent next, or one after it if that has no room; wakes the writer."""
-        if not self._messages or self._size + size_bytes > MESSAGE_BYTES:
-            self._messages.append(worker_pb2.SessionRequest())
-            self._size = 0
-            self._news.set()
-        self._size += size_bytes
-        return self._messages[-1]
+        return stream, self._outgoing.message(size_bytes).submissions.add(stream_id=stream.stream_id)
 
     def _cancel(self, stream_id: int) -> None:
         if not self._stream.ending:  # else it is gone, and with it all it did for us
-            self._message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
+            self._outgoing.message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
 
     async def close(self) -> None:
         """End the session; its requests fail as if the instance had gone."""
@@ -123,9 +108,10 @@ class WorkerSession:
         try:
             if self._delay_s:
                 incoming = Delayed(self._delay_s, self._take)
-                await self._stream.run(incoming.put, delayed_messages(self._written(), self._delay_s))
+                await self._stream.run(incoming.put, delayed_messages(self._outgoing, self._delay_s))
             else:
-                await self._stream.run(self._take, self._written())
+                self._outgoing.by(self._stream)
+                await self._stream.run(self._take, self._outgoing)
         except PinyonError as error:
             reason = error.grpc_code
         finally:
@@ -141,20 +127,8 @@ class WorkerSession:
         """Submissions that were on their way to the instance when it said that."""
         return max(0, self._streams.opened - load.received)
 
-    async def _written(self) -> AsyncGenerator[worker_pb2.SessionRequest, None]:
-        pace = Pace(lambda: len(self._streams), time.monotonic)
-        while True:
-            await self._news.wait()
-            await pace.turn()
-            self._news.clear()
-            messages, self._messages = self._messages, []
-            self._room.set()
-            for message in messages:
-                yield message
-
     def _end(self, reason: str) -> None:
-        self._messages.clear()
-        self._room.set()
+        self._outgoing.close()
         self._on_end(self)
         error = Unavailable(f"The instance at {self.address} went away.")
         if count := self._streams.end(error, self._stream.connected):

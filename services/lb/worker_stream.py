@@ -166,7 +166,7 @@ class WorkerStreams:
             if stream is None or stream.ended:
                 continue
             unread = stream.deliver(update)
-            if stream.ended:
+            if update.finish_reason:
                 self._remove(stream.stream_id)
             elif unread > self._unread_limit:
                 self._remove(stream.stream_id)

@@ -306,7 +306,7 @@ class FakeDispatcher:
     def priority(self, request):
         return 0
 
-    async def run(self, request, ticket):
+    async def run(self, request, ticket, take):
         sampling, prompt = request.ask.sampling, request.ask.tokens_le32[::4]
         self.asked.append(sampling)
         await ticket.turn(request.total_tokens)
@@ -320,7 +320,9 @@ class FakeDispatcher:
             if index == len(pieces) - 1:
                 request.finish_reason = FinishReason.LENGTH
             text = made.decode("utf-8", "replace") if request.whole else said[index]
-            yield Delta(text, list(piece), logprobs_to_proto([likely(token, sampling.logprobs) for token in piece]))
+            logprobs = logprobs_to_proto([likely(token, sampling.logprobs) for token in piece])
+            if (doing := take(Delta(text, list(piece), logprobs))) is not None:
+                await doing
         ticket.leave(request.total_tokens)
 
 
@@ -353,10 +355,12 @@ async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
     client, dispatcher = told
     run = dispatcher.run
 
-    async def collide(request, ticket):
-        async for delta in run(request, ticket):
-            one = TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0)))
-            yield delta._replace(logprobs=logprobs_to_proto([one for _ in delta.tokens]))
+    async def collide(request, ticket, take):
+        one = TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0)))
+        await run(
+            request, ticket,
+            lambda delta: take(delta._replace(logprobs=logprobs_to_proto([one for _ in delta.tokens]))),
+        )  # fmt: skip
 
     dispatcher.run = collide
     answer = await client.completions.create(model=MODEL, prompt="ab", max_tokens=2, logprobs=2)

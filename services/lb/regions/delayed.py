@@ -8,9 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
+from google.protobuf.message import Message
+
+from pinyon.runtime.duplex import Messages
+
 __all__ = ["Delayed", "delayed_messages"]
 
 Item = TypeVar("Item")
+Sent = TypeVar("Sent", bound=Message)
 
 
 class Delayed(Generic[Item]):
@@ -45,10 +50,10 @@ class Delayed(Generic[Item]):
             self._timer = self._loop.call_later(max(0.0, items[0][0] - now_s), self._due)
 
 
-async def delayed_messages(messages: AsyncGenerator[Item, None], seconds: float) -> AsyncGenerator[Item, None]:
+async def delayed_messages(messages: Messages[Sent], seconds: float) -> AsyncGenerator[Sent, None]:
     """The same messages, each so many seconds later; those that come meanwhile wait beside it."""
-    ready: asyncio.Queue[Item] = asyncio.Queue()
-    delayed: Delayed[Item] = Delayed(seconds, ready.put_nowait)
+    ready: asyncio.Queue[Sent] = asyncio.Queue()
+    delayed: Delayed[Sent] = Delayed(seconds, ready.put_nowait)
 
     async def read() -> None:
         async with aclosing(messages):

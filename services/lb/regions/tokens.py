@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any, Final
 
 from pinyon.api.lb.v1 import peer_pb2
@@ -177,13 +176,16 @@ class _TokenRequests:
         whose = request.ask.request_class
         place = parts.arrivals.admit(self._session.peer, forwarded.hops, whose.geographies, whose.tenant)
         told = False
+
+        def tell(delta: Delta) -> None:
+            nonlocal told
+            self._tell(stream_id, request, delta, first=not told)
+            told = True
+
         try:
             async with asyncio.timeout(timeout_s):
                 with place:
-                    async with aclosing(parts.dispatcher.run(request, ForwardedTurn(place))) as deltas:
-                        async for delta in deltas:
-                            self._tell(stream_id, request, delta, first=not told)
-                            told = True
+                    await parts.dispatcher.run(request, ForwardedTurn(place), tell)
         except TimeoutError:
             raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s.") from None
 

@@ -161,7 +161,7 @@ def build_upstream_lb(
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock, models.is_open, models.granted)
-    changes = Coalesced(line.availability_changed, CHANGES_S)
+    changes = Coalesced(line.availability_changed, CHANGES_S, lambda: line.queued)
     models.changed, models.waiting = changes, lambda: line.waiting_demands
     metrics = UpstreamMetrics(registry, line, clusters.servers)
     show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -43,7 +43,7 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "Accepted", "Dialed", "Duplex", "Method", "Redialer"]
+__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "Accepted", "Dialed", "Duplex", "Messages", "Method", "Redialer"]
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
@@ -53,11 +53,20 @@ _REFUSALS = (InvalidArgument, Unauthenticated, PermissionDenied, FailedPrecondit
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
 Sent = TypeVar("Sent", bound=Message)
+Sent_co = TypeVar("Sent_co", bound=Message, covariant=True)
 Received = TypeVar("Received", bound=Message)
 Take = Callable[[Received], Awaitable[None] | None]
 """Takes one message; the next one is read when it is done."""
 
 _log = get_logger("duplex")
+
+
+class Messages(Protocol[Sent_co]):
+    """Those to be sent: an asynchronous generator, for one."""
+
+    def __aiter__(self) -> AsyncIterator[Sent_co]: ...
+
+    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,8 @@ class Duplex(Generic[Sent, Received]):
         self._read: Callable[[], Awaitable[Any]]
         self._each: Callable[[Take[Any]], Awaitable[None]]
         self._send: Callable[[Sent], Awaitable[None]]
-        self._push: Callable[[Sent], bool]
-        self._has_room: Callable[[], bool]
+        self._push: Callable[[Sent], bool] = _not_at_once
+        self._has_room: Callable[[], bool] = _never
         self.spoke = False
         """The peer has sent a message."""
 
@@ -205,7 +214,7 @@ class Duplex(Generic[Sent, Received]):
         if drain is not None:
             await drain()
 
-    async def _write_all(self, messages: AsyncGenerator[Sent, None]) -> None:
+    async def _write_all(self, messages: Messages[Sent]) -> None:
         async with aclosing(messages):
             async for message in messages:
                 if not self.push(message):
@@ -225,7 +234,7 @@ class Dialed(Duplex[Sent, Received]):
         self.connected = False
         """The peer was there: it may have got what was sent."""
 
-    async def run(self, take: Take[Received], messages: AsyncGenerator[Sent, None]) -> None:
+    async def run(self, take: Take[Received], messages: Messages[Sent]) -> None:
         """Connect, and go on until the peer ends the stream. When ``messages`` end, the peer is told that no more come.
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
@@ -246,7 +255,7 @@ class Dialed(Duplex[Sent, Received]):
             del call, open_call
             self._drop()
 
-    async def _write_to(self, call: Any, messages: AsyncGenerator[Sent, None]) -> None:
+    async def _write_to(self, call: Any, messages: Messages[Sent]) -> None:
         try:
             await call.wait_for_connection()
             self.connected = True
@@ -289,7 +298,7 @@ class Accepted(Duplex[Sent, Received]):
     async def run(
         self,
         take: Take[Received],
-        messages: AsyncGenerator[Sent, None] | None = None,
+        messages: Messages[Sent] | None = None,
         drain: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Until the peer sends nothing more. With ``drain``, that is awaited then, and ``messages`` must end after it.
@@ -380,19 +389,23 @@ class Redialer(Generic[Sent, Received]):
     async def _run(self) -> None:
         pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         while not self.closing:
-            stream = Dialed(self._address, self._method, self._write_s, self._connect)
-            try:
-                await self._converse(stream)
-            except PinyonError as error:
-                if isinstance(error, _REFUSALS):  # it is there, and says why not
-                    self._log.warning("the %s at %s refuses: %s", self._peer, self._address, error.message)
-                else:
-                    self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
-            except Exception:
-                self._log.exception("%s session failed", self._peer)
-            if self.closing:
-                return
-            if stream.spoke:
-                pauses.succeeded(self._address)
-            pauses.failed(self._address, self._clock())
-            await self._sleep(pauses.left_s(self._address, self._clock()))
+            await self._once(pauses)
+
+    async def _once(self, pauses: Avoidance) -> None:
+        """One stream, and the pause after it."""
+        stream = Dialed(self._address, self._method, self._write_s, self._connect)
+        try:
+            await self._converse(stream)
+        except PinyonError as error:
+            if isinstance(error, _REFUSALS):  # it is there, and says why not
+                self._log.warning("the %s at %s refuses: %s", self._peer, self._address, error.message)
+            else:
+                self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
+        except Exception:
+            self._log.exception("%s session failed", self._peer)
+        if self.closing:
+            return
+        if stream.spoke:
+            pauses.succeeded(self._address)
+        pauses.failed(self._address, self._clock())
+        await self._sleep(pauses.left_s(self._address, self._clock()))

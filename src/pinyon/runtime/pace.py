@@ -30,8 +30,17 @@ class Pace:
 
     async def turn(self) -> None:
         """Wait until the next message is due; call it right before the message is put together."""
+        early_s = self.early_s()
+        if early_s > 0.0:
+            await asyncio.sleep(early_s)
+        self.went()
+
+    def early_s(self) -> float:
+        """How long it is until the next message is due; 0: it is."""
         gap_s = min(MOST_S, EACH_S * self._in_flight())
         early_s = self._last_s + gap_s - self._clock()
-        if early_s > LEAST_S:
-            await asyncio.sleep(early_s)
+        return early_s if early_s > LEAST_S else 0.0
+
+    def went(self) -> None:
+        """A message is put together now."""
         self._last_s = self._clock()

@@ -40,3 +40,16 @@ async def test_what_takes_long_is_called_less_often(monkeypatch):
         await asyncio.sleep(0)
     assert len(calls) == 5
     assert fake.after == [0.002, 0.002, 0.01 / SHARE_MAX, PAUSE_MAX_S, 0.002]
+
+
+async def test_what_nobody_wants_is_not_called():
+    calls, wanted = [], False
+    coalesced = Coalesced(lambda: calls.append(1), 0.0, lambda: wanted)
+    coalesced()
+    assert coalesced._timer is None
+    wanted = True
+    coalesced()
+    async with asyncio.timeout(60):
+        while not calls:
+            await asyncio.sleep(0)
+    assert calls == [1]

@@ -9,6 +9,7 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.runtime.outbox import MESSAGE_BYTES
 from services.lb import conductor_session
 from services.lb.conductor_session import ConductorAway, ConductorSession
 
@@ -22,7 +23,7 @@ class Stream:
     """A dialed stream: what it was told, and a way to say something. Like :class:`~pinyon.runtime.duplex.Dialed`."""
 
     def __init__(self) -> None:
-        self.ending = False
+        self.ending = self.has_room = False
         self.sent: list[Any] = []
         self.changed = asyncio.Event()
 
@@ -111,3 +112,23 @@ async def test_two_requests_of_one_name_both_end(session):
     with pytest.raises(ConductorAway):
         await second
     assert not stream.ending
+
+
+async def test_what_is_asked_fits_its_messages_and_goes_in_order(session):
+    session, stream = session
+    session._answer_timeout_s = 60.0
+    keys = [bytes(700_000)] * 20 + [b""] * 130
+    asked = [
+        asyncio.ensure_future(session.place(conductor_pb2.ScheduleRequest(request_id=str(number), block_keys=each)))
+        for number, each in enumerate(keys)
+    ]
+    async with asyncio.timeout(60):
+        while sum(len(each.requests) for each in stream.sent) < len(keys):
+            await asyncio.sleep(0)
+    assert all(each.ByteSize() <= MESSAGE_BYTES and len(each.requests) <= 64 for each in stream.sent)
+    assert [each.request_id for message in stream.sent for each in message.requests] == [*map(str, range(len(keys)))]
+    assert len(stream.sent) < 20
+    for each in asked:
+        each.cancel()
+    await asyncio.wait(asked)
+    assert session.pending == 0

@@ -1,4 +1,4 @@
-"""When an instance is dialed, and how large messages to it and to the conductor get."""
+"""When an instance is dialed, and how large messages to it get."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import pytest
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.runtime.outbox import MESSAGE_BYTES
-from services.lb import conductor_session, worker_session
+from services.lb import worker_session
 from services.lb.request import Ask, Request
 from services.lb.worker_sessions import WorkerSessions
 
@@ -26,7 +25,7 @@ class Stream:
     def __init__(self, address: str, *_: Any) -> None:
         self.ended, self.let_go = asyncio.Event(), asyncio.Event()
         self.let_go.set()
-        self.spoke = self.ending = self.connected = False
+        self.spoke = self.ending = self.connected = self.has_room = False
         Stream.dialed.append(self)
 
     async def run(self, take: Any, messages: Any) -> None:
@@ -116,8 +115,7 @@ async def test_a_burst_waits_for_the_instance_to_take_it(sessions: WorkerSession
         waiting[0].cancel()
         taken = 0
         while not all(each.done() for each in opened):
-            stream = Stream.dialed[0]
-            message = await anext(stream.messages)
+            message = await anext(Stream.dialed[0].messages)
             taken += len(message.submissions)
             await asyncio.sleep(0)
         assert sum(not each.cancelled() for each in opened) == len(opened) - 1
@@ -182,15 +180,3 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
         request.fill(submission, attempt_id, True, wide * 128, 0.0)
         assert submission.ByteSize() <= ask.size_bytes + placement.ByteSize()
         request.tokens += [128000] * 300
-
-
-def test_requests_to_the_conductor_fit_their_messages_in_order() -> None:
-    items: list[conductor_pb2.ScheduleRequest | str] = []
-    for number in range(100):
-        items += [conductor_pb2.ScheduleRequest(request_id=str(number), block_keys=bytes(700_000)), f"{number}" * 100]
-    messages = list(conductor_session._filled(items))
-    assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
-    assert [each.request_id for message in messages for each in message.requests] == [str(n) for n in range(100)]
-    assert sum(len(message.released_request_ids) for message in messages) == 100
-    small = [conductor_pb2.ScheduleRequest(request_id="r")] * 130
-    assert [len(each.requests) for each in conductor_session._filled(small)] == [64, 64, 2]

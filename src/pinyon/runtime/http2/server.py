@@ -92,10 +92,6 @@ class SessionContext(MessageStream):
         """Of the method that was found."""
         self._decode, self._encode = decode or bytes, encode or bytes
 
-    async def requests(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not EOF:
-            yield message
-
     def finish(self, code: str = "OK", message: str = "", metadata: Metadata = ()) -> None:
         """The last word; what was written goes before it."""
         stream = cast("Stream", self._stream)
@@ -123,6 +119,22 @@ class SessionContext(MessageStream):
         super().failed(error)
         if self.task is not None:
             self.task.cancel()
+
+
+class _Requests:
+    """A call's messages, for a handler that iterates over them."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._context.read()
+        if message is EOF:
+            raise StopAsyncIteration
+        return message
 
 
 class ServerProtocol(Http2Protocol):
@@ -245,7 +257,7 @@ class Http2Server:
                     context.finish("UNIMPLEMENTED", "Method not found!")
                     return
                 context.codecs(handler.request_deserializer, handler.response_serializer)
-                result = handler.stream_stream(context.requests(), context)
+                result = handler.stream_stream(_Requests(context), context)
                 if hasattr(result, "__aiter__"):
                     async for message in result:
                         await context.write(message)
