@@ -163,10 +163,10 @@ class Pair:
         ran = self._ask(INITIATOR, do="run", plan=asdict(plan))
         cpu_s = ran["cpu_s"] + (target.ask(do="cpu")["cpu_s"] - before if target else 0.0)
         if verify:
-            wrong = self._ask(destination, do="verify", plan=asdict(plan), seed=seed)["wrong"]
+            wrong = self._ask(destination, do="verify", plan=asdict(plan), calls=ran["calls"], seed=seed)["wrong"]
             if wrong:
                 raise SystemFailed(f"{wrong} blocks of {plan} did not arrive")
-        gigabytes = plan.nbytes / 1e9
+        gigabytes = plan.size * plan.batch * ran["calls"] / 1e9
         return Sample(gigabytes / ran["seconds"], ran["p50_us"], ran["p99_us"], cpu_s / gigabytes)
 
     def close(self) -> None:
