@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ Block = tuple[int, int, int]
 """Offset in the initiator's memory, offset in the target's, length; bytes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -161,6 +163,7 @@ def run(
 
     Without a target, the initiator moves bytes within its own process, and its second memory is the target's.
     """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would not notice
     role, nbytes, option = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     answer = _private_stdout()
     memory = Memory(nbytes)

@@ -156,8 +156,10 @@ def test_a_pair_that_is_not_measured_takes_nobodys_cores(tmp_path):
 
 
 def test_a_side_that_ends_says_why(tmp_path):
+    pair = Pair(System("x", "x", "bench.no_such_module", ""), Path(sys.executable), NBYTES, tmp_path)
     with pytest.raises(SystemFailed, match="No module named"):
-        Pair(System("x", "x", "bench.no_such_module", ""), Path(sys.executable), NBYTES, tmp_path)
+        pair.ready()
+    pair.close()
 
 
 def test_a_peer_process_needs_nothing_of_ours():
