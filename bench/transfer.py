@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,13 +129,24 @@ def _nixl_python() -> Path:
 def start(
     systems: Iterable[System], nbytes: int, logs: Path, src: Path, pairs: dict[System, Pair], missing: dict[str, str]
 ) -> None:
-    """Fill ``pairs`` with those that can run here; ``missing`` gets the reason of the others."""
-    for system in systems:
-        try:
-            pairs[system] = Pair(system, python_of(system), nbytes, logs, src)
-        except (PeerUnavailable, SystemFailed) as error:
-            missing[system.name] = str(error)
-            progress(f"without {system.label}: {error}")
+    """Fill ``pairs`` with those that can run here; ``missing`` gets the reason of the others. All start at once."""
+
+    def each(step: Callable[[System], None], which: Iterable[System]) -> None:
+        for system in which:
+            try:
+                step(system)
+            except (PeerUnavailable, SystemFailed) as error:
+                missing[system.name] = str(error)
+                progress(f"without {system.label}: {error}")
+                if system in pairs:
+                    pairs.pop(system).close()
+
+    def begin(system: System) -> None:
+        pairs[system] = Pair(system, python_of(system), nbytes, logs, src)
+
+    each(begin, systems)
+    each(lambda system: pairs[system].introduce(), list(pairs))
+    each(lambda system: pairs[system].ready(), list(pairs))
 
 
 def close(pairs: dict[System, Pair]) -> None:

@@ -48,11 +48,12 @@ def measure(arguments: argparse.Namespace, src: Path, kind: str, python_of: Call
             try:
                 python = peer_python(TORCH, "torch.distributed", also=("numpy>=2",)) if system == GLOO else None
                 pair = Pair(system, python or python_of(system), MEMORY_BYTES, Path(logs), src)
+                stack.callback(pair.close)
+                pair.ready()
             except (PeerUnavailable, SystemFailed) as error:
                 missing[system.name] = str(error)
                 progress(f"without {system.label}: {error}")
                 continue
-            stack.callback(pair.close)
             _measure(system, pair, sizes, arguments.seed, samples, missing)
             pair.close()
     _show(wanted, sizes, samples)

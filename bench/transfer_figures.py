@@ -87,7 +87,7 @@ class Point:
             total = self.nbytes * (12 if quick else 40)
         else:
             total = self.size * (500 if quick else 2000)
-        return Plan(opcode, self.size, self.batch, max(1, total // self.nbytes), seed)
+        return Plan(opcode, self.size, self.batch, max(1, total // self.nbytes), seed, 0.7 if quick else 4.0)
 
 
 POINTS = [*(Point(1, size) for size in SINGLES), *(Point(batch, size) for batch, size in BATCHES)]

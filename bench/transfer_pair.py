@@ -115,34 +115,48 @@ class Pair:
     """A system's processes. They are stopped but while they are measured, so that none takes another's cores."""
 
     def __init__(self, system: System, python: Path, nbytes: int, logs: Path, src: Path = ROOT / "src") -> None:
-        """``src``: where pinyon is, in Python or compiled."""
-        self._sides: dict[str, Side] = {}
+        """Starts the first of them; what comes next, ``introduce`` and ``ready``, is done when it is needed.
+
+        Args:
+            src: where pinyon is, in Python or compiled.
+        """
+        self._system = system
         self._nbytes = nbytes
-        try:
-            address: Any = {}
-            if system.processes == 2:
-                log = logs / f"{system.name}-target.log"
-                self._sides[TARGET] = Side(python, system, TARGET, nbytes, {}, log, src)
-                address = self._sides[TARGET].answer()["address"]
-            log = logs / f"{system.name}-initiator.log"
-            self._sides[INITIATOR] = Side(python, system, INITIATOR, nbytes, address, log, src)
+        self._where = python, logs, src
+        self._sides: dict[str, Side] = {}
+        self._stopped = False
+        self._start(TARGET if system.processes == 2 else INITIATOR, {})
+
+    def _start(self, role: str, address: Any) -> None:
+        python, logs, src = self._where
+        log = logs / f"{self._system.name}-{role}.log"
+        self._sides[role] = Side(python, self._system, role, self._nbytes, address, log, src)
+
+    def introduce(self) -> None:
+        """Wait for the target and start the initiator with its address. Raises :class:`SystemFailed`."""
+        if INITIATOR not in self._sides:
+            self._start(INITIATOR, self._sides[TARGET].answer()["address"])
+
+    def ready(self) -> None:
+        """Wait until it can be measured. Raises :class:`SystemFailed`."""
+        self.introduce()
+        if not self._stopped:
             self._sides[INITIATOR].answer()
             self._stop()
-        except BaseException:
-            self.close()
-            raise
 
     def _ask(self, memory: str, **command: Any) -> dict[str, Any]:
         side = self._sides.get(memory) or self._sides[INITIATOR]
         return side.ask(memory=memory, **command)
 
     def _stop(self) -> None:
+        self._stopped = True
         for side in self._sides.values():
             side.stop()
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
         """Its processes run."""
+        self.ready()
         for side in self._sides.values():
             side.go_on()
         try:
@@ -163,10 +177,10 @@ class Pair:
         ran = self._ask(INITIATOR, do="run", plan=asdict(plan))
         cpu_s = ran["cpu_s"] + (target.ask(do="cpu")["cpu_s"] - before if target else 0.0)
         if verify:
-            wrong = self._ask(destination, do="verify", plan=asdict(plan), seed=seed)["wrong"]
+            wrong = self._ask(destination, do="verify", plan=asdict(plan), calls=ran["calls"], seed=seed)["wrong"]
             if wrong:
                 raise SystemFailed(f"{wrong} blocks of {plan} did not arrive")
-        gigabytes = plan.nbytes / 1e9
+        gigabytes = plan.size * plan.batch * ran["calls"] / 1e9
         return Sample(gigabytes / ran["seconds"], ran["p50_us"], ran["p99_us"], cpu_s / gigabytes)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ Block = tuple[int, int, int]
 """Offset in the initiator's memory, offset in the target's, length; bytes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -57,6 +59,8 @@ class Plan:
     batch: int
     count: int
     seed: int = 1
+    limit_s: float = 45.0
+    """No further call is begun after so long: the slowest system does not decide how long all take."""
 
     @property
     def nbytes(self) -> int:
@@ -159,6 +163,7 @@ def run(
 
     Without a target, the initiator moves bytes within its own process, and its second memory is the target's.
     """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would not notice
     role, nbytes, option = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     answer = _private_stdout()
     memory = Memory(nbytes)
@@ -202,17 +207,18 @@ def _answer_commands(
             answer({})
         elif kind == "verify":
             where = command["memory"]
-            answer({"wrong": _wrong_blocks(memories[where], Plan(**command["plan"]), command["seed"], where)})
+            plan = Plan(**command["plan"])
+            answer({"wrong": _wrong_blocks(memories[where], plan, command["calls"], command["seed"], where)})
         elif kind == "run" and initiator is not None:
             answer(_timed(initiator, Plan(**command["plan"])))
         else:
             raise ValueError(line)
 
 
-def _wrong_blocks(memory: Memory, plan: Plan, seed: int, where: str) -> int:
-    """How many of the plan's blocks in this memory do not hold the pattern that the other side has."""
+def _wrong_blocks(memory: Memory, plan: Plan, calls: int, seed: int, where: str) -> int:
+    """How many blocks of the plan's first calls in this memory do not hold the pattern that the other side has."""
     wrong = 0
-    for call in {tuple(blocks) for blocks in calls_of(plan, memory.nbytes)}:
+    for call in {tuple(blocks) for blocks in calls_of(plan, memory.nbytes)[:calls]}:
         for here, there, length in call:
             at, source = (here, there) if where == INITIATOR else (there, here)
             wrong += not memory.holds(seed, at, source, length)
@@ -232,7 +238,8 @@ def _beginning(blocks: list[Block]) -> list[Block]:
 
 
 def _timed(initiator: Initiator, plan: Plan) -> dict[str, float]:
-    """Prepare all calls, make one like them but small (cores awake, connections open), then time each."""
+    """Prepare all calls, make one like them but small (cores awake, connections open), then time each, as many as
+    there is time for."""
     prepared: dict[int, Callable[[], None]] = {}
     calls = []
     planned = calls_of(plan, initiator.memory.nbytes)
@@ -242,15 +249,19 @@ def _timed(initiator: Initiator, plan: Plan) -> dict[str, float]:
             call = prepared[id(blocks)] = initiator.prepare(plan.opcode, blocks)
         calls.append(call)
     initiator.prepare(plan.opcode, _beginning(planned[0]))()
-    spent = [0] * len(calls)
+    spent: list[int] = []
     cpu_s = _cpu_s()
     last = started = time.perf_counter_ns()
-    for index, call in enumerate(calls):
+    end = started + int(plan.limit_s * 1e9)
+    for call in calls:
         call()
         now = time.perf_counter_ns()
-        spent[index] = now - last
+        spent.append(now - last)
         last = now
+        if now > end:
+            break
     return {
+        "calls": len(spent),
         "seconds": (last - started) / 1e9,
         "cpu_s": _cpu_s() - cpu_s,
         "p50_us": percentile(spent, 50) / 1e3,

@@ -67,12 +67,12 @@ class AwaitedTransfers:
 
     async def _short(self, request: TransferRequest, timeout_s: float | None) -> list[TransferResult] | None:
         """None: nothing was done, it has to go the long way."""
-        small = self._small
+        small, loop = self._small, asyncio.get_running_loop()
         trip = small.set_out(request, timeout_s, self._submissions.queued_bytes, SMALL_BYTES)
         if trip is None:
             return None
         endpoint = trip.endpoint
-        self._loops[trip] = asyncio.get_running_loop()
+        self._loops[trip] = loop
         outcome: Outcome | None = None
         again = False
         try:

@@ -126,7 +126,20 @@ def test_a_pair_that_does_not_move_the_bytes_is_found_out(tmp_path):
         pair.measure(plan, 1, verify=True)
         with pair.awake():
             pair._ask("target", do="fill", seed=2, nbytes=NBYTES)
-            assert pair._ask("target", do="verify", plan=vars(plan), seed=1)["wrong"] == 5
+            verify = {"do": "verify", "plan": vars(plan), "seed": 1}
+            assert pair._ask("target", calls=5, **verify)["wrong"] == 5
+            assert pair._ask("target", calls=2, **verify)["wrong"] == 2
+    finally:
+        pair.close()
+
+
+def test_a_system_that_is_slow_makes_fewer_calls(tmp_path):
+    pair = Pair(MEMCPY, Path(sys.executable), NBYTES, tmp_path)
+    try:
+        plan = Plan(WRITE, 4096, 1, 100, limit_s=0.0)
+        with pair.awake():
+            assert pair._ask("initiator", do="run", plan=vars(plan))["calls"] == 1
+        assert pair.measure(plan, 3, verify=True).p50_us > 0
     finally:
         pair.close()
 
@@ -143,8 +156,10 @@ def test_a_pair_that_is_not_measured_takes_nobodys_cores(tmp_path):
 
 
 def test_a_side_that_ends_says_why(tmp_path):
+    pair = Pair(System("x", "x", "bench.no_such_module", ""), Path(sys.executable), NBYTES, tmp_path)
     with pytest.raises(SystemFailed, match="No module named"):
-        Pair(System("x", "x", "bench.no_such_module", ""), Path(sys.executable), NBYTES, tmp_path)
+        pair.ready()
+    pair.close()
 
 
 def test_a_peer_process_needs_nothing_of_ours():
