@@ -21,7 +21,7 @@ COMPILED = (
     "decisions/*.py",
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     *(f"messages/{name}.py" for name in ("checks", "explanation", "instance", "placement", "request_class")),
-    *(f"model/{name}.py" for name in ("markers", "word_table", "word_tokens")),
+    *(f"model/{name}.py" for name in ("markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
     "runtime/tally.py",
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
