@@ -35,7 +35,7 @@ class Merges:
         self._letters = vec[i64](letters)
         self._whole = whole
         size: i64 = 2
-        while size < 2 * len(pairs):
+        while 3 * size < 4 * len(pairs):
             size *= 2
         self._mask: i64 = size - 1
         self._pairs = vec[i64]([0] * (2 * size))
