@@ -6,7 +6,7 @@ The library does the same, and takes 3 µs of each call for what it tells of a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from librt.strings import BytesWriter, write_i32_le
@@ -26,14 +26,14 @@ _ODD: Final = 0x9E3779B97F4A7C1
 
 class Merges:
     """``letters``: the token of each byte below 128. ``pairs``: of tokens, in the order in which they were learned, and
-    the token that becomes of them; where one stands twice, the later one counts. ``whole``: words that are tokens
-    whatever the pairs say. Ids are below 2^21, as are the pairs."""
+    the token that becomes of them; where one stands twice, the later one counts. Ids are below 2^21, as are the
+    numbers of pairs."""
 
-    def __init__(self, letters: Sequence[int], pairs: Sequence[tuple[int, int, int]], whole: dict[bytes, int]) -> None:
+    def __init__(self, letters: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> None:
         if len(letters) != 128 or len(pairs) >= _END:
             raise ValueError(f"{len(letters)} letters and {len(pairs)} pairs")
         self._letters = vec[i64](letters)
-        self._whole = whole
+        self._whole: dict[bytes, int] = {}
         size: i64 = 2
         while 3 * size < 4 * len(pairs):
             size *= 2
@@ -45,6 +45,10 @@ class Merges:
             at = self._slot(pair)
             self._pairs[2 * at] = pair + 1
             self._pairs[2 * at + 1] = number << _ID_BITS | together
+
+    def take_whole(self, words: Iterable[tuple[bytes, int]]) -> None:
+        """These words are these tokens whatever the pairs say. Nearly all of a vocabulary are anyway."""
+        self._whole = {word: token for word, token in words if self.tokens(word) != token.to_bytes(4, "little")}
 
     def tokens(self, word: bytes) -> bytes:
         """As little-endian u32, of at most ``WORD_BYTES`` bytes below 128."""
@@ -125,13 +129,12 @@ def merges_of(rules: Mapping[str, Any], letters: Mapping[int, str]) -> Merges | 
         return None
     if any(one not in vocab or other not in vocab or one + other not in vocab for one, other in listed):
         return None
-    whole: dict[bytes, int] = {}
-    if model.get("ignore_merges"):
-        bytes_of = {letters[byte]: byte for byte in range(128)}
-        words = ((word, token) for word, token in vocab.items() if all(letter in bytes_of for letter in word))
-        whole = {bytes(bytes_of[letter] for letter in word): token for word, token in words}
-    return Merges(
+    merges = Merges(
         [vocab[letters[byte]] for byte in range(128)],
         [(vocab[one], vocab[other], vocab[one + other]) for one, other in listed],
-        whole,
     )
+    if model.get("ignore_merges"):
+        bytes_of = {letters[byte]: byte for byte in range(128)}
+        words = [(word, token) for word, token in vocab.items() if word and all(each in bytes_of for each in word)]
+        merges.take_whole([(bytes([bytes_of[letter] for letter in word]), token) for word, token in words])
+    return merges
