@@ -20,8 +20,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from tokenizers import Tokenizer as _RustTokenizer
 
+from pinyon.core.compiled import compiled
 from pinyon.core.errors import InvalidArgument
-from pinyon.model.word_tokens import MuchNew, WordTokens, known_words
+from pinyon.model.merges import merges_of
+from pinyon.model.word_tokens import MERGED, MuchNew, WordTokens, known_words
 
 __all__ = ["ByteTokenizer", "HfTokenizer", "MuchNew", "TokenArray", "Tokenizer"]
 
@@ -134,7 +136,13 @@ class HfTokenizer:
         self._words: WordTokens | None = None
         if pattern and all(token.content for token in added.values()):
             markers = {token.content: int(i).to_bytes(4, "little") for i, token in added.items()}
-            self._words = WordTokens(pattern, markers, _word_encoder(self._plain), self._whole)
+            word = _word_encoder(self._plain)
+            # In Python, merging takes longer than the library.
+            merges = merges_of(rules, _byte_letters()) if compiled() else None
+            if merges is None:
+                self._words = WordTokens(pattern, markers, word, self._whole)
+            else:
+                self._words = WordTokens(pattern, markers, merges.word_encoder(word), self._whole, learned=MERGED)
 
     @property
     def remembers(self) -> bool:
@@ -247,8 +255,7 @@ def _ids(tokenizer: _RustTokenizer, text: str, add_special_tokens: bool) -> Toke
 
 def _word_encoder(tokenizer: _RustTokenizer) -> Callable[[str], bytes]:
     """Tokens of one word in ASCII, as little-endian u32, by the model of a ``tokenizer`` whose words are bytes."""
-    letters = {byte: letter for letter, byte in _byte_alphabet().items() if byte < 128}
-    model = tokenizer.model
+    letters, model = _byte_letters(), tokenizer.model
 
     def encode(word: str) -> bytes:
         return b"".join([token.id.to_bytes(4, "little") for token in model.tokenize(word.translate(letters))])
@@ -274,6 +281,11 @@ def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _R
 def _is_byte_level(rules: dict[str, Any]) -> bool:
     decoder = rules.get("decoder")
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+
+
+def _byte_letters() -> dict[int, str]:
+    """How a vocabulary of bytes writes those below 128."""
+    return {byte: letter for letter, byte in _byte_alphabet().items() if byte < 128}
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -38,6 +38,8 @@ ENTRY_BYTES = 128
 LEARNED = 16
 """New words of one run, which the library's model takes one by one; with more, the run goes to the library whole,
 which takes less."""
+MERGED = 128
+"""The same where a word takes no more than its characters take the library."""
 KNOWN_PART = 8
 """A run of known pieces takes less than an eighth of the time that the library takes for it,"""
 PIECE_CHARS = 4
@@ -124,14 +126,16 @@ class WordTokens:
         *,
         words_bytes: int = WORDS_BYTES,
         runs_bytes: int = RUNS_BYTES,
+        learned: int = LEARNED,
     ) -> None:
-        """``pattern``: one that :func:`known_words` gave. ``markers``: added tokens, by their texts."""
+        """``pattern``: one that :func:`known_words` gave. ``markers``: added tokens, by their texts. ``learned``: so
+        many new words of a run are asked for one by one."""
         for theirs, ours in _IN_ASCII.items():
             pattern = pattern.replace(theirs, ours)
         self._find = re.compile(pattern, re.ASCII).findall
         self._added = markers
         self._markers = Markers(markers) if markers else None
-        self._word, self._whole = word, whole
+        self._word, self._whole, self._learned = word, whole, learned
         self._words, self._runs = Memory(words_bytes), Memory(runs_bytes)
         self._table = WordTable(line_ends=r"\s*[\r\n]+" in pattern)
 
@@ -192,7 +196,7 @@ class WordTokens:
             piece = run[at:end]
             tokens = self._words.get(piece)
             if tokens is None:
-                tokens, new, more = self._of_words(piece, LEARNED - learned)
+                tokens, new, more = self._of_words(piece, self._learned - learned)
                 learned, work = learned + new, work + more + PIECE_CHARS
                 if tokens is None:
                     return self._whole(run), len(run) + work
