@@ -2,8 +2,8 @@
 
 A file is run by one worker from its first test to its last, so that what its fixtures start is started once. Files that
 share the session's cluster count as one. What takes longest begins first, so that the end of a run is small pieces.
-Every other worker begins with tests that mostly wait for processes, the rest with those that compute: together they keep
-the processors busy, and no more than half of the workers have a cluster at a time.
+Every other worker begins with tests that mostly wait for processes, the rest with those that compute: together they
+keep the processors busy, and no more than half of the workers have a cluster at a time.
 
 The hooks take effect through ``conftest.py``. The guest of ``tests/rdma`` has no pytest-xdist and does not miss it.
 """
