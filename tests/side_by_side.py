@@ -2,6 +2,8 @@
 
 A file is run by one worker from its first test to its last, so that what its fixtures start is started once. Files that
 share the session's cluster count as one. What takes longest begins first, so that the end of a run is small pieces.
+Every other worker begins with tests that mostly wait for processes, the rest with those that compute: together they
+keep the processors busy, and no more than half of the workers have a cluster at a time.
 
 The hooks take effect through ``conftest.py``. The guest of ``tests/rdma`` has no pytest-xdist and does not miss it.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +27,30 @@ TOGETHER = {
 MACHINES = "tests/rdma/machines"
 TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/test_rdma_guest.py"), MACHINES)
 """Each of them alone would take both processors for minutes: one after the other, beside the rest."""
-FIRST = ("tests/rdma/", "tests/cluster/", "tests/integration/", "tests/simulation/", "tests/property/", "tests/unit/")
+WAITING = ("tests/rdma/", "tests/cluster/", "tests/integration/")
+"""Folders whose tests wait for processes most of the time."""
+FIRST = (*WAITING, "tests/simulation/", "tests/property/", "tests/unit/")
 """Folders in the order in which their units are handed out, and below, what comes first in its folder."""
 LONGEST = (
     "tests/cluster/test_cluster_faults.py",
     CLUSTER,
     "tests/cluster/test_cluster_under_fire.py",
     "tests/cluster/test_cluster_hostile.py",
+    "tests/cluster/test_regions_faults.py",
+    "tests/cluster/test_cluster_restarts.py",
     "tests/integration/test_transfer_multi_nic.py",
+    "tests/integration/test_worker_exactness.py",
     "tests/integration/test_transfer_chaos.py",
+    "tests/simulation/test_simulation_four_instances.py",
+    "tests/simulation/test_simulation_thrash.py",
+    "tests/property/test_placement_index_model.py",
+    "tests/property/test_eviction_reuse_hazard.py",
     "tests/property/test_engine_invariance.py",
-    "tests/unit/transfer/test_transfer_conformance.py",
     "tests/unit/tools/test_tools_compiled.py",
+    "tests/unit/reproduction/test_reproduction_feather.py",
+    "tests/unit/transfer/test_transfer_conformance.py",
+    "tests/unit/reproduction/test_reproduction_mooncake_serving.py",
+    "tests/unit/reproduction/test_reproduction_dualmap_serving.py",
     "tests/unit/tools/test_tools_dev.py",
 )
 STOP = pytest.StashKey[Path]()
@@ -66,14 +81,26 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return min(max(2, 2 * len(os.sched_getaffinity(0))), 8)
 
 
+def next_unit(units: Iterable[str], worker: int) -> str:
+    """The first one of the kind that this worker prefers, else the first one. Units come in the order of ``rank``."""
+    queue = list(units)
+    wanted = worker % 2 == 0
+    return next((unit for unit in queue if unit.startswith(WAITING) is wanted), queue[0])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hands out units in the order of collection; whoever is idle takes the next."""
+    """Hands out units in the order of collection, of each worker's kind first; whoever is idle takes the next."""
     from xdist.scheduler import LoadScopeScheduling
 
     class UnitScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            # It takes what is first in the queue.
+            self.workqueue.move_to_end(next_unit(self.workqueue, int(node.gateway.id.removeprefix("gw"))), last=False)
+            super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return UnitScheduling(config, log)

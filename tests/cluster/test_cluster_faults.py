@@ -103,7 +103,7 @@ async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tupl
 
 async def test_a_decode_instance_is_killed_while_it_streams(fragile, clients, random_):
     async def begin() -> list[Ask]:
-        asks = make_asks(random_, 3, 120, 480)
+        asks = make_asks(random_, 3, 120, 240)
         await generating(clients.start(asks))
         return asks
 

@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from services.cluster import ClusterSpec, LocalCluster
+from tests.chaos.memory import held_bytes
 from tests.cluster.fault_tools import WAIT_S, Clients, make_asks
 from tests.cluster.hostile_messages import METHODS, Kept, Target, parses, payload
 from tests.cluster.observe import wait_idle
@@ -77,14 +77,9 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 def memory_kib(pid: int) -> int:
     """What a process holds, less its code, the store's pool, which is shared memory and fills with KV, and the tables
-    that ask for huge pages: 2 MiB more in each whenever it grows a little."""
-    held = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-        name, _, value = line.partition(":")
-        held[name] = int(value.split()[0])
-    only_who_asks = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    huge = held["AnonHugePages"] if only_who_asks.exists() and "[madvise]" in only_who_asks.read_text() else 0
-    return held["Anonymous"] - huge
+    in huge pages."""
+    held = held_bytes(pid)
+    return (held["Anonymous"] - held["asked_huge"]) // 1024
 
 
 class Attacker:
@@ -163,7 +158,7 @@ class Siege:
 
     async def warm_up(self) -> None:
         """Once as long as any of the attacker's prompts, and until every block of the pools has been used."""
-        for count, prompt_tokens in ((2, 1900), (6, 1000)):
+        for count, prompt_tokens in ((1, 1900), (4, 1000)):
             self._clients.start(make_asks(self._random, count, prompt_tokens, 8))
             await self._clients.exact()
         self._before = self._memory()

@@ -14,6 +14,7 @@ from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.request import SamplingParams
 from pinyon.store.reader import ReadResult
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission, until
+from tests.long import usually
 
 
 @pytest_asyncio.fixture
@@ -126,9 +127,17 @@ def test_no_batching_policy_is_missing_here():
     assert {choice.split(":")[0] for choice in CHOICES} == set(BATCHING_POLICIES.names)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("blocks", [48, 24], ids=["roomy", "giving way"])
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+BATCHES = [(choice, blocks, elsewhere) for choice in CHOICES for blocks in (48, 24) for elsewhere in (False, True)]
+"""48 blocks are roomy, with 24 requests give way; prompts are computed elsewhere or not."""
+EVERY_RUN = [
+    (choice, blocks, elsewhere)
+    for choice, blocks, elsewhere in BATCHES
+    if elsewhere == (blocks == 24) ^ CHOICES.index(choice) % 2
+]
+"""Each policy with both numbers of blocks, and with prompts computed here and elsewhere; both with each other."""
+
+
+@pytest.mark.parametrize(("choice", "blocks", "elsewhere"), BATCHES if usually(0, long=1) else EVERY_RUN)
 async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, blocks, choice):
     """Batches by prefix, made and left as they are by chance at first; every fifth request is cancelled. A kernel that
     reads once what groups share, or what all do."""

@@ -161,7 +161,7 @@ def kernel_of(model: str, kernel: str) -> NumpyLlamaEngine:
 
 
 @seed(6)
-@settings(max_examples=usually(12, long=60))
+@settings(max_examples=usually(8, long=60))
 @given(
     model=st.sampled_from(["builtin", "mha"]),
     trunk=st.integers(0, 2),

@@ -17,6 +17,7 @@ from pinyon.placement.expected_table import ExpectedInTable
 from pinyon.placement.index import BlockIndex, Intake
 from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.prefix_match import Holders
+from tests.long import usually
 
 UNIVERSE = 80
 KEYS = chain_block_keys(namespace("m", "l", "t"), bytes(4 * UNIVERSE), 1)
@@ -301,7 +302,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("in_loops", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(usually(3, long=8)))
 def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, in_loops, monkeypatch):
     """Keys of a full bucket may move to where the round through the table has been already."""
     monkeypatch.setattr(key_table, "_GROWING", 7.6)
@@ -323,7 +324,7 @@ def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, i
 
 
 for machine in (IndexMachine, FullIndexMachine, FewSetsMachine):
-    machine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=usually(30, long=50), stateful_step_count=40, deadline=None)
 TestIndexModel = pytest.mark.usefixtures("small")(IndexMachine.TestCase)
 TestFullIndex = pytest.mark.usefixtures("small")(FullIndexMachine.TestCase)
 TestFewSets = pytest.mark.usefixtures("small")(FewSetsMachine.TestCase)

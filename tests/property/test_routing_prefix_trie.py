@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pinyon.routing.prefix_trie import Match, PrefixTrie
 from pinyon.routing.routing_keys import KEY_BYTES, byte_keys
+from tests.long import usually
 
 NAMES = ("a", "b", "c", "d")
 PROMPTS = st.lists(st.sampled_from(b"xyz"), max_size=9).map(bytes)
@@ -103,7 +104,7 @@ class TrieMachine(RuleBasedStateMachine):
 
 
 TestTrie = TrieMachine.TestCase
-TestTrie.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTrie.settings = settings(max_examples=usually(80, long=200), stateful_step_count=40, deadline=None)
 
 
 def test_a_match_may_end_within_a_run_of_keys() -> None:
