@@ -127,9 +127,7 @@ class Dispatcher:
         """Lower goes first, of one tenant's."""
         return request.ask.request_class.priority
 
-    async def _attempt(
-        self, request: Request, placement: common_pb2.Placement, cluster: Cluster, take: Take
-    ) -> None:
+    async def _attempt(self, request: Request, placement: common_pb2.Placement, cluster: Cluster, take: Take) -> None:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
         clock, view, model = self._clock, cluster.view, request.ask.model
         attempt_id, decode = request.attempt_id, placement.decode_instance_id
@@ -149,9 +147,7 @@ class Dispatcher:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
             request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), clock())
             del opened  # a part of a message keeps all of it
-            await self._receive(
-                request, stream, take, lambda: view.succeeded(placement.prefill_instance_id, placed_s)
-            )
+            await self._receive(request, stream, take, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
         finally:
             view.end(counted)
             self._ways.changed()

@@ -9,7 +9,6 @@ The JSON reader is pydantic-core's (jiter: 1 µs for 8 KB, a seventh of ``json``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,12 +66,11 @@ class Rendering(NamedTuple):
 PLAIN = Rendering()
 
 
-@dataclass(init=False)
 class Call:
     """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named.
 
     From ``min_p`` to ``prompt_logprobs`` as in :class:`pinyon.core.request.SamplingParams`. Most calls name few of all:
-    the rest stays with the class.
+    the rest is as the class has it.
     """
 
     model: str
