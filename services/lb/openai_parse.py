@@ -136,8 +136,6 @@ def parse_completion(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
     values = _read(body, COMPLETION)
     call = _call(values, "prompt")
-    call.prompt, *others = _prompts(values["prompt"])
-    call.others = tuple(others)
     if values.get("echo"):
         call.echo = True
     if call.choices > CHOICES_MAX:
@@ -254,7 +252,11 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
         raise InvalidArgument("You must provide a model parameter.", field="model")
     if prompt is None:
         raise InvalidArgument(f"You must provide a {prompt_field} parameter.", field=prompt_field)
+    others: list[PromptInput] = []
+    if prompt_field == "prompt":
+        prompt, *others = _prompts(prompt)
     call = Call(model, prompt, prompt_field)
+    call.others = tuple(others)
     if (value := get("max_tokens")) is not None:
         call.max_tokens = value
     if (value := get("temperature")) is not None:
