@@ -112,7 +112,7 @@ class ConductorSession:
         if (before := self._pending.pop(request_id, None)) is not None and not before[0].done():
             # Other regions choose ids as well; an answer under this one is the later request's.
             before[0].set_exception(ConductorAway("another request has its id"))
-        waits = self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
+        self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
         if self._watch is None:
             self._watch = loop.call_later(self._answer_timeout_s, self._look)
         stream, heard = self._stream, self._heard
@@ -123,7 +123,7 @@ class ConductorSession:
                 self.release(request_id)
             raise
         finally:
-            if self._pending.get(request_id) is waits:
+            if (waits := self._pending.get(request_id)) is not None and waits[0] is answer:
                 del self._pending[request_id]
         if response is None:
             if heard == self._heard and not stream.ending:

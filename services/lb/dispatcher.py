@@ -11,7 +11,6 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, ResourceExhausted, Unavailable
 from pinyon.routing.layer import Layer
-from pinyon.routing.target import Target
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
@@ -127,69 +126,74 @@ class Dispatcher:
         """Lower goes first, of one tenant's."""
         return request.ask.request_class.priority
 
-    async def _attempt(
-        self, request: Request, placement: common_pb2.Placement, cluster: Cluster, take: Take
-    ) -> None:
+    async def _attempt(self, request: Request, placement: common_pb2.Placement, cluster: Cluster, take: Take) -> None:
         """One instance's part. Afterwards the request has a ``finish_reason`` or an ``error``."""
-        clock, view, model = self._clock, cluster.view, request.ask.model
-        attempt_id, decode = request.attempt_id, placement.decode_instance_id
-        placed_s = clock()
+        view, attempt_id = cluster.view, request.attempt_id
+        placed_s = self._clock()
         request.begin_attempt(placement, placed_s)
         request.cluster = cluster.name
-        counted = view.begin(model, placement, request.routed or NOTHING)
-        stream: WorkerStream | None = None
+        counted = view.begin(request.ask.model, placement, request.routed or NOTHING)
         try:
-            try:
-                size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
-                opened = await self._workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
-            except Unavailable as error:
-                request.error = error
-                return
-            stream = opened[0]
-            keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
-            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), clock())
-            del opened  # a part of a message keeps all of it
-            await self._receive(
-                request, stream, take, lambda: view.succeeded(placement.prefill_instance_id, placed_s)
-            )
+            await self._on_instance(request, placement, cluster, attempt_id, placed_s, take)
         finally:
             view.end(counted)
             self._ways.changed()
-            if stream is not None:
-                request.reached, request.lost = stream.reached, stream.lost
-                stream.close()
             if request.finished:
-                view.succeeded(decode, placed_s)
+                view.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 cluster.conductor.release(attempt_id)
 
+    async def _on_instance(
+        self,
+        request: Request,
+        placement: common_pb2.Placement,
+        cluster: Cluster,
+        attempt_id: str,
+        placed_s: float,
+        take: Take,
+    ) -> None:
+        view, model, decode = cluster.view, request.ask.model, placement.decode_instance_id
+        size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
+        try:
+            opened = await self._workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
+        except Unavailable as error:
+            request.error = error
+            return
+        stream = opened[0]
+        try:
+            keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
+            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self._clock())
+            del opened  # a part of a message keeps all of it
+            await self._receive(request, stream, take, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
+        finally:
+            request.reached, request.lost = stream.reached, stream.lost
+            stream.close()
+
     async def _elsewhere(self, request: Request, name: str, take: Take) -> None:
         """Another region's part, which its load balancer sees to. Afterwards as after :meth:`_attempt`."""
-        clock, regions = self._clock, self._regions
-        attempt_id = request.attempt_id
-        sent_s = clock()
+        regions, attempt_id = self._regions, request.attempt_id
+        sent_s = self._clock()
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
-        counted: Target | None = None
-        stream: WorkerStream | None = None
         try:
-            try:
-                stream, submission = regions.open(name, request.gap_s)
-                counted = self._ways.sent(request, name)
-                request.fill(submission, attempt_id, False, "", clock())
-                regions.send(name, stream, submission, request.gap_s)
-            except Unavailable as error:
-                request.error = error
-                return
+            opened = regions.open(name, request.gap_s)
+        except Unavailable as error:
+            request.error = error
+            self._ways.changed()
+            return
+        stream = opened[0]
+        counted = self._ways.sent(request, name)
+        try:
+            request.fill(opened[1], attempt_id, False, "", self._clock())
+            regions.send(name, stream, opened[1], request.gap_s)
             self._metrics.forwarded(regions.region_of(name))
-            del submission
+            del opened
             await self._receive(request, stream, take, lambda: self._ways.accepted(name, sent_s))
         finally:
             Layer.ended(counted)
             self._ways.changed()
-            if stream is not None:
-                request.reached, request.lost = stream.reached, stream.lost
-                stream.close()
+            request.reached, request.lost = stream.reached, stream.lost
+            stream.close()
 
     async def _receive(self, request: Request, stream: WorkerStream, take: Take, begun: Callable[[], None]) -> None:
         """The updates of an attempt, to its end. ``begun`` is called when there is a token, or the end."""

@@ -147,9 +147,7 @@ class Completions:
         )  # fmt: skip
         await answer.run(ticket)
 
-    async def _whole(
-        self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply
-    ) -> None:
+    async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
         await self._dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None

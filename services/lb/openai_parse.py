@@ -9,7 +9,6 @@ The JSON reader is pydantic-core's (jiter: 1 µs for 8 KB, a seventh of ``json``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,12 +66,11 @@ class Rendering(NamedTuple):
 PLAIN = Rendering()
 
 
-@dataclass(init=False)
 class Call:
     """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named.
 
     From ``min_p`` to ``prompt_logprobs`` as in :class:`pinyon.core.request.SamplingParams`. Most calls name few of all:
-    the rest stays with the class.
+    the rest is as the class has it.
     """
 
     model: str
@@ -138,8 +136,6 @@ def parse_completion(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
     values = _read(body, COMPLETION)
     call = _call(values, "prompt")
-    call.prompt, *others = _prompts(values["prompt"])
-    call.others = tuple(others)
     if values.get("echo"):
         call.echo = True
     if call.choices > CHOICES_MAX:
@@ -256,7 +252,11 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
         raise InvalidArgument("You must provide a model parameter.", field="model")
     if prompt is None:
         raise InvalidArgument(f"You must provide a {prompt_field} parameter.", field=prompt_field)
+    others: list[PromptInput] = []
+    if prompt_field == "prompt":
+        prompt, *others = _prompts(prompt)
     call = Call(model, prompt, prompt_field)
+    call.others = tuple(others)
     if (value := get("max_tokens")) is not None:
         call.max_tokens = value
     if (value := get("temperature")) is not None:

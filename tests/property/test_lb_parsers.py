@@ -95,21 +95,12 @@ def test_bodies(parse, base, data):
 
 
 def test_the_bodies_above_are_good():
-    assert parse_completion(json.dumps(COMPLETION).encode()) == Call(
-        "m",
-        "hello",
-        "prompt",
-        max_tokens=4,
-        temperature=0.5,
-        top_p=1.0,
-        seed=3,
-        stop=("a",),
-        ignore_eos=True,
-        stream=True,
-        include_usage=True,
-        user="u",
-        priority=-3,
-    )
+    parsed = parse_completion(json.dumps(COMPLETION).encode())
+    said = {"model": "m", "prompt": "hello", "prompt_field": "prompt", "max_tokens": 4, "temperature": 0.5, "seed": 3}
+    said |= {"top_p": 1.0, "stop": ("a",), "ignore_eos": True, "stream": True, "include_usage": True, "user": "u"}
+    said |= {"priority": -3}
+    assert {name: getattr(parsed, name) for name in said} == said
+    assert parsed.plain
     assert parse_chat(json.dumps(CHAT).encode()).max_tokens == 4
 
 

@@ -43,13 +43,10 @@ async def test_what_takes_long_is_called_less_often(monkeypatch):
 
 
 async def test_what_nobody_wants_is_not_called():
-    calls, wanted = [], False
-    coalesced = Coalesced(lambda: calls.append(1), 0.0, lambda: wanted)
+    called, wanted = asyncio.Event(), False
+    coalesced = Coalesced(called.set, 0.0, lambda: wanted)
     coalesced()
     assert coalesced._timer is None
     wanted = True
     coalesced()
-    async with asyncio.timeout(60):
-        while not calls:
-            await asyncio.sleep(0)
-    assert calls == [1]
+    await asyncio.wait_for(called.wait(), 60)

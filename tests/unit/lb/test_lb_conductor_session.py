@@ -124,7 +124,8 @@ async def test_what_is_asked_fits_its_messages_and_goes_in_order(session):
     ]
     async with asyncio.timeout(60):
         while sum(len(each.requests) for each in stream.sent) < len(keys):
-            await asyncio.sleep(0)
+            stream.changed.clear()
+            await stream.changed.wait()
     assert all(each.ByteSize() <= MESSAGE_BYTES and len(each.requests) <= 64 for each in stream.sent)
     assert [each.request_id for message in stream.sent for each in message.requests] == [*map(str, range(len(keys)))]
     assert len(stream.sent) < 20

@@ -11,6 +11,8 @@ import pytest
 from pinyon.model.card import load_card
 from pinyon.model.chat_template import JinjaChatTemplate
 from pinyon.model.tokenizer import HfTokenizer
+from services.lb.instances import InstanceView
+from services.lb.key_chains import KeyChains
 from services.lb.openai_parse import PLAIN
 from services.lb.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, Prompts
 
@@ -34,9 +36,7 @@ async def test_what_a_template_writes_beside_messages_is_part_of_their_size(char
         return work(*args)
 
     off_loop: Any = SimpleNamespace(run=run)
-    view: Any = SimpleNamespace(model=lambda _: SimpleNamespace(max_context=1 << 20))
-    chains: Any = None
-    prompts = Prompts(card, view, off_loop, chains, 16, 16)
+    prompts = Prompts(card, InstanceView(lambda _: None), off_loop, KeyChains(), 16, 16)
     messages = [{"role": "user", "content": "hi"}]
     rendering = PLAIN._replace(variables={"names": {"one": [text]}})
     tokens = await prompts.tokenize(messages, "messages", rendering, "a")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
+from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.routing.target import Report
+from services.lb.request import Ask, Request
 from services.lb.ways import Ways, WaysOptions
 
 ROOM = Report(pending=0, room=4, available=2)
@@ -27,7 +27,7 @@ def available(ways: Ways) -> bool:
 def test_a_region_that_refuses_whatever_it_says_is_asked_less_and_less():
     clock = Clock()
     ways = Ways(["m"], WaysOptions(region="us", pushing="pending"), clock)
-    request = SimpleNamespace(ask=SimpleNamespace(model="m"))
+    request = Request(Ask("r", "m", RequestClass(), b"", b"", SamplingParams(1)), 0.0, 1.0)
     asked = 0
     for tick in range(600):
         clock.now_s = tick / 10

@@ -10,23 +10,13 @@ from hypothesis import strategies as st
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from services.lb.worker_stream import WorkerStream
+from services.lb.worker_stream import WorkerStream, WorkerStreams
 
 HOUR_S = 3600.0
 
 
-class Forgetful:
-    """A session that only notes who closes."""
-
-    def __init__(self) -> None:
-        self.forgotten: list[int] = []
-
-    def forget(self, stream: WorkerStream) -> None:
-        self.forgotten.append(stream.stream_id)
-
-
 def make(gap_s: float) -> WorkerStream:
-    return WorkerStream(Forgetful(), 1, gap_s)  # type: ignore[arg-type]
+    return WorkerStreams(1 << 30, lambda _: None).open(gap_s)
 
 
 def update(token: int, last: bool = False) -> worker_pb2.StreamUpdate:

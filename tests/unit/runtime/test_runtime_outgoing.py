@@ -27,7 +27,7 @@ class Stream:
         self.room = room
         self.sent: list[int] = []
         self.written = 0
-        self.free = asyncio.Event()
+        self.free, self.news = asyncio.Event(), asyncio.Event()
 
     @property
     def has_room(self) -> bool:
@@ -38,7 +38,14 @@ class Stream:
             return False
         self.room -= 1
         self.sent += message.cancel_stream_ids
+        self.news.set()
         return True
+
+    async def until_sent(self, count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.sent) < count:
+                self.news.clear()
+                await self.news.wait()
 
     def give(self, room: int) -> None:
         self.room += room
@@ -77,9 +84,7 @@ def test_all_of_it_goes_once_and_in_order(steps: list[int | None], parts: int) -
             else:
                 stream.give(-step)
         stream.give(1 << 20)
-        async with asyncio.timeout(WAIT_S):
-            while len(stream.sent) < put:
-                await asyncio.sleep(0)
+        await stream.until_sent(put)
         assert stream.sent == list(range(put))
         assert len(out) == 0
         writer.cancel()
@@ -109,11 +114,9 @@ async def test_under_load_messages_are_spaced() -> None:
     writer = asyncio.ensure_future(stream.write_all(out))
     began_s = time.monotonic()
     await asyncio.sleep(0)
-    async with asyncio.timeout(WAIT_S):
-        for turn in range(4):
-            out.message(16).cancel_stream_ids.append(turn)
-            while len(stream.sent) <= turn:
-                await asyncio.sleep(0)
+    for turn in range(4):
+        out.message(16).cancel_stream_ids.append(turn)
+        await stream.until_sent(turn + 1)
     assert time.monotonic() - began_s >= 3 * 0.001
     writer.cancel()
 
