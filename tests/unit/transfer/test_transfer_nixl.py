@@ -201,10 +201,41 @@ def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
 def test_where_the_peer_would_have_to_serve_reads_itself_nixl_is_not_used(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "_PROOF_S", 0.1)
+    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
     fake.served_by_peers = True
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert set(ways(pair.engine)) == {"tcp"}
+
+
+@pytest.mark.parametrize("served_by_peers", [False, True])
+def test_engines_that_pair_with_each_other_at_once_prove_nothing_by_each_others_doing(
+    fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
+) -> None:
+    """What one does for its own proof would serve the other's READ, if both were under way."""
+    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
+    fake.served_by_peers = served_by_peers
+    with (
+        TransferEngine(transports=("tcp",), nixl="prefer") as one,
+        TransferEngine(transports=("tcp",), nixl="prefer") as other,
+    ):
+        engines = {one: other, other: one}
+        regions = {engine: engine.register_local_memory(bytearray(b"r" * 100)) for engine in engines}
+        at_once = threading.Barrier(2)
+        ended: list[bool] = []
+
+        def read(engine: TransferEngine, peer: TransferEngine) -> None:
+            local = engine.register_local_memory(bytearray(100))
+            request = TransferRequest(READ, local.key, 0, peer.descriptor(), regions[peer].key, 0, 100)
+            at_once.wait(FAST.stall_s)
+            ended.append(engine.transfer([request])[0].ok)
+
+        threads = [threading.Thread(target=read, args=pair) for pair in engines.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended == [True, True]
+        assert {*ways(one), *ways(other)} == {"tcp" if served_by_peers else "nixl"}
 
 
 def test_another_version_of_nixl_is_not_used(fake: FakeNixl) -> None:
@@ -311,8 +342,8 @@ def test_messages_round_trip() -> None:
     header = wire.parse_request(request[: wire.HEADER_BYTES])
     assert (header.op, wire.request_bytes(header)) == (Op.RESOLVE, 48)
     assert wire.parse_keys(request[wire.HEADER_BYTES :]) == keys
-    answer = wire.pack_answer(Op.PAIR, Code.BUSY)
-    assert wire.parse_answer(answer, Op.PAIR) == (Op.PAIR, Code.BUSY, 0)
+    answer = wire.pack_answer(Op.READY, Code.BUSY)
+    assert wire.parse_answer(answer, Op.READY) == (Op.READY, Code.BUSY, 0)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +423,7 @@ class Liar(threading.Thread):
         wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(PAGE, METADATA)),
         wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(PAGE, b"x" * 1000)),
         wire.pack_answer(Op.PAIR, Code.OK, b"")[:-4] + b"\xff\xff\xff\xff",
-        wire.pack_answer(Op.PAIR, Code.FAILED),
+        wire.pack_answer(Op.PAIR, Code.OTHER_VERSION),
     ],
     ids=["noise", "another engine's", "garbage", "too large", "no"],
 )
@@ -419,7 +450,10 @@ def test_an_initiator_that_never_ends_its_pairing_holds_up_others_for_a_while(pa
     with socket.create_connection(("127.0.0.1", pair.segment.port), 5.0) as sock:
         sock.sendall(handshake.pack_hello(hello) + wire.pack_request(Op.PAIR, b"1.5.1"))
         sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-        sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL)  # it pairs
+        head = sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL)
+        sock.recv(wire.parse_answer(head, Op.PAIR).size, socket.MSG_WAITALL)
+        sock.sendall(wire.pack_request(Op.READY))
+        assert wire.parse_answer(sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL), Op.READY).code is Code.OK
         assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert pair.near[:4096] == pair.far[:4096]
 
