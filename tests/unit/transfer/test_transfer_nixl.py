@@ -121,8 +121,12 @@ def test_auto_leaves_to_tcp_what_tcp_is_better_at(fake: FakeNixl) -> None:
 
 async def test_awaited_reads_end_at_once_or_go_by_threads(pair: Pair, fake: FakeNixl) -> None:
     request = pair.request(READ, 0, 0, 4096)
+    connecting = iter([True])
+    fake.holds = lambda held: next(connecting, False)
+    threading.Timer(0.05, fake.let_go).start()
     assert (await pair.engine.transfer_async([request]))[0].ok
     assert (await pair.engine.transfer_async([request]))[0].ok
+    assert [(one.path.transport, one.short) for one in pair.engine.stats().paths] == [("nixl", 1)]
     fake.holds = lambda held: True
     threading.Timer(0.05, lambda: (setattr(fake, "holds", lambda held: False), fake.let_go())).start()
     assert (await pair.engine.transfer_async([request]))[0].ok

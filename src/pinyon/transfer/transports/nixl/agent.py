@@ -93,12 +93,14 @@ def _calling(what: str) -> Iterator[None]:
 class Buffer:
     """Memory of ours that NIXL may write into: page-aligned, registered, and kept until no transfer uses it."""
 
-    __slots__ = ("_map", "address", "registered", "view")
+    __slots__ = ("_map", "address", "array", "registered", "view")
 
     def __init__(self, nbytes: int) -> None:
         self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.view = memoryview(self._map)
-        self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self.array = np.frombuffer(self._map, np.uint8)
+        """The same for numpy."""
+        self.address = int(self.array.ctypes.data)
         self.registered: Any = None
 
 

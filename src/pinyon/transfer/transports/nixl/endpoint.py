@@ -8,6 +8,8 @@ import time
 from collections.abc import Collection
 from typing import NoReturn
 
+import numpy as np
+
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.limits import TransferLimits
@@ -79,7 +81,7 @@ class NixlEndpoint(Endpoint):
         self._running = 0
         """The request that was posted and has not ended."""
         self._at_once = True
-        """Every READ so far had ended when it was posted, as where the kernel copies."""
+        """Since it is connected every READ had ended when it was posted, as where the kernel copies."""
         self._buffer: Buffer = agent.new_buffer(BUFFER_BYTES + SEAL_BYTES)
         self._seal = self._buffer.view[BUFFER_BYTES:]
         self._seal_address = self._buffer.address + BUFFER_BYTES
@@ -115,6 +117,7 @@ class NixlEndpoint(Endpoint):
             if code is Code.BUSY:
                 return False
             proof = min(deadline, self._clock() + PROOF_S)
+            self._at_once = True  # but for the one that had to wait for the connection
             for nbytes in (SEAL_BYTES, _PROOF_BYTES):
                 self._read_page(nbytes, proof)
         except (DeadlineReached, Stalled):
@@ -208,11 +211,10 @@ class NixlEndpoint(Endpoint):
         if not self._intact(key, deadline):
             self._forget()
             return None
-        data = self._buffer.view[:nbytes]
         if nbytes > SMALL_BYTES:  # pinned
-            region.view[offset : offset + nbytes] = data
+            self._store(region, offset, 0, nbytes)
             return DONE
-        return DONE if self._table.store(region, offset, data) else SHUTDOWN
+        return DONE if self._table.store(region, offset, self._buffer.view[:nbytes]) else SHUTDOWN
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
@@ -278,9 +280,16 @@ class NixlEndpoint(Endpoint):
             return False
         start = 0
         for _, _, nbytes, region, offset in pieces:
-            region.view[offset : offset + nbytes] = self._buffer.view[start : start + nbytes]
+            self._store(region, offset, start, nbytes)
             start += nbytes
         return True
+
+    def _store(self, region: Region, offset: int, start: int, nbytes: int) -> None:
+        """Copy from the buffer to a region that is pinned."""
+        if nbytes > SMALL_BYTES:  # numpy lets go of the GIL meanwhile
+            np.copyto(region.array[offset : offset + nbytes], self._buffer.array[start : start + nbytes])
+        else:
+            region.view[offset : offset + nbytes] = self._buffer.view[start : start + nbytes]
 
     def _intact(self, key: bytes, deadline: float) -> bool:
         """After the last byte was read: was it what the key opens?"""
