@@ -37,7 +37,7 @@ from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
 from tests.tls_files import TestAuthority
-from tests.unit.transfer.conftest import FAST, Pair, eventually
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, fake_nixl
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -188,6 +188,28 @@ def test_a_read_that_is_cancelled_ends_soon(pair: Pair, fake: FakeNixl) -> None:
     assert began.wait(FAST.stall_s)
     handle.cancel()
     assert handle.wait(FAST.stall_s / 2)[0].status is TransferStatus.CANCELLED
+
+
+def test_what_waits_for_nixl_does_not_hold_up_the_rest(fake: FakeNixl) -> None:
+    patient = TransferLimits(stall_s=GENEROUS_S, base_deadline_s=3 * GENEROUS_S)
+    with (
+        TransferEngine(transports=("tcp",), nixl="prefer", limits=patient) as engine,
+        TransferEngine(transports=("tcp",), nixl="prefer") as server,
+    ):
+        local, remote = (one.register_local_memory(bytearray(300_000)) for one in (engine, server))
+        write = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 300_000)
+        read = write._replace(opcode=READ)
+        assert engine.transfer([read])[0].ok
+        began = threading.Event()
+        fake.holds = lambda held: began.set() or True
+        reads = [engine.submit([read]) for _ in range(3)]
+        assert began.wait(GENEROUS_S)
+        writes = [engine.submit([write]) for _ in range(20)]  # more than tcp takes at a time
+        assert all(each.wait(GENEROUS_S / 2)[0].ok for each in writes)
+        assert not any(each.done for each in reads)
+        fake.holds = lambda held: False
+        fake.let_go()
+        assert all(each.wait(GENEROUS_S)[0].ok for each in reads)
 
 
 def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
