@@ -36,6 +36,7 @@ from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.shm.transport import shm_available
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
+from tests.unit.transfer.fake_nixl import fake_nixl
 
 SIZE = 1 << 20
 GENEROUS_S = 20.0
@@ -83,6 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shm": {"transports": ("shm",)},
     "tcp": {"transports": ("tcp",)},
     "tcp-unchecked": {"transports": ("tcp",), "checksum": "off", "secret": b"cluster secret"},
+    "nixl": {"transports": ("tcp",), "nixl": "prefer"},
 }
 
 
@@ -91,12 +93,18 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     arguments = VARIANTS[request.param]
     if request.param == "shm" and (reason := shm_available()) is not None:
         pytest.skip(reason)
+    with fake_nixl():  # the real one: tests/nixl
+        yield from pairs(arguments, same_process=request.param == "local")
+
+
+def pairs(arguments: dict[str, Any], *, same_process: bool) -> Iterator[Pair]:
+    """One pair; ends it afterwards."""
     ahead = [0.0]
     limits = TransferLimits(stall_s=1.0)
     rng = random.Random(1)
     with TransferEngine(limits=limits, clock=lambda: time.monotonic() + ahead[0], **arguments) as server:
         client = server
-        if request.param != "local":
+        if not same_process:
             client = TransferEngine(limits=limits, **arguments)
             client.start()
         near, far = bytearray(rng.randbytes(SIZE)), bytearray(rng.randbytes(SIZE))

@@ -1,13 +1,15 @@
-"""The suite that all transports share, with READs by the real NIXL and WRITEs by tcp, two engines in one process."""
+"""The suites that all transports share, with READs by the real NIXL and WRITEs by tcp, two engines in one process."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from pinyon.transfer import TransferEngine, TransferLimits
+from tests.integration import test_transfer_grants as grants
 from tests.unit.transfer import test_transfer_conformance as conformance
 from tests.unit.transfer.conftest import Pair
 
@@ -39,10 +41,15 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
         engine.close()
 
 
-globals().update(
-    {
-        name: test
-        for name, test in vars(conformance).items()
-        if name.startswith("test_") and "make_pair" in inspect.signature(test).parameters
-    }
-)
+@pytest.fixture
+def pair() -> Iterator[grants.Pair]:
+    yield from grants.pairs({"transports": ("tcp",), "nixl": "prefer"}, same_process=False)
+
+
+def of_a_transport(module: Any, fixture: str) -> dict[str, Any]:
+    tests = {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    return {name: test for name, test in tests.items() if fixture in inspect.signature(test).parameters}
+
+
+globals().update(of_a_transport(conformance, "make_pair"))
+globals().update(of_a_transport(grants, "pair"))

@@ -29,6 +29,7 @@ from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.transports.tcp import wire
 from tests.long import usually
 from tests.unit.transfer.conftest import VARIANTS
+from tests.unit.transfer.fake_nixl import fake_nixl
 
 SIZE = 4096
 SMALL = TransferLimits(max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
@@ -41,7 +42,7 @@ def pair(request: pytest.FixtureRequest):
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
     arguments = {"transports": variant.transports, "limits": SMALL, **variant.arguments}
-    with TransferEngine(**arguments) as engine, TransferEngine(**arguments) as other:
+    with fake_nixl(), TransferEngine(**arguments) as engine, TransferEngine(**arguments) as other:
         server = engine if variant.same_process else other
         yield (
             engine,

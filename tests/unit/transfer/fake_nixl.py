@@ -150,6 +150,7 @@ class Raw:
             return SUCCESS if request.done else IN_PROGRESS
 
     def getXferStatus(self, number: int) -> str:
+        self.getNotifs({}, [])  # whatever makes ours go on makes go on what others want of us
         return SUCCESS if self.requests[number].done else IN_PROGRESS
 
     def releaseXferReq(self, number: int) -> None:

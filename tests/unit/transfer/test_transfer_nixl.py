@@ -37,7 +37,7 @@ from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
 from tests.tls_files import TestAuthority
-from tests.unit.transfer.conftest import FAST, Pair, eventually
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, fake_nixl
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -121,8 +121,12 @@ def test_auto_leaves_to_tcp_what_tcp_is_better_at(fake: FakeNixl) -> None:
 
 async def test_awaited_reads_end_at_once_or_go_by_threads(pair: Pair, fake: FakeNixl) -> None:
     request = pair.request(READ, 0, 0, 4096)
+    connecting = iter([True])
+    fake.holds = lambda held: next(connecting, False)
+    threading.Timer(0.05, fake.let_go).start()
     assert (await pair.engine.transfer_async([request]))[0].ok
     assert (await pair.engine.transfer_async([request]))[0].ok
+    assert [(one.path.transport, one.short) for one in pair.engine.stats().paths] == [("nixl", 1)]
     fake.holds = lambda held: True
     threading.Timer(0.05, lambda: (setattr(fake, "holds", lambda held: False), fake.let_go())).start()
     assert (await pair.engine.transfer_async([request]))[0].ok
@@ -186,6 +190,28 @@ def test_a_read_that_is_cancelled_ends_soon(pair: Pair, fake: FakeNixl) -> None:
     assert handle.wait(FAST.stall_s / 2)[0].status is TransferStatus.CANCELLED
 
 
+def test_what_waits_for_nixl_does_not_hold_up_the_rest(fake: FakeNixl) -> None:
+    patient = TransferLimits(stall_s=GENEROUS_S, base_deadline_s=3 * GENEROUS_S)
+    with (
+        TransferEngine(transports=("tcp",), nixl="prefer", limits=patient) as engine,
+        TransferEngine(transports=("tcp",), nixl="prefer") as server,
+    ):
+        local, remote = (one.register_local_memory(bytearray(300_000)) for one in (engine, server))
+        write = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 300_000)
+        read = write._replace(opcode=READ)
+        assert engine.transfer([read])[0].ok
+        began = threading.Event()
+        fake.holds = lambda held: began.set() or True
+        reads = [engine.submit([read]) for _ in range(3)]
+        assert began.wait(GENEROUS_S)
+        writes = [engine.submit([write]) for _ in range(20)]  # more than tcp takes at a time
+        assert all(each.wait(GENEROUS_S / 2)[0].ok for each in writes)
+        assert not any(each.done for each in reads)
+        fake.holds = lambda held: False
+        fake.let_go()
+        assert all(each.wait(GENEROUS_S)[0].ok for each in reads)
+
+
 def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
     def fail(one: Any) -> None:
         raise FakeError("NIXL_ERR_REMOTE_DISCONNECT")
@@ -201,10 +227,41 @@ def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
 def test_where_the_peer_would_have_to_serve_reads_itself_nixl_is_not_used(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "_PROOF_S", 0.1)
+    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
     fake.served_by_peers = True
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert set(ways(pair.engine)) == {"tcp"}
+
+
+@pytest.mark.parametrize("served_by_peers", [False, True])
+def test_engines_that_pair_with_each_other_at_once_prove_nothing_by_each_others_doing(
+    fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
+) -> None:
+    """What one does for its own proof would serve the other's READ, if both were under way."""
+    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
+    fake.served_by_peers = served_by_peers
+    with (
+        TransferEngine(transports=("tcp",), nixl="prefer") as one,
+        TransferEngine(transports=("tcp",), nixl="prefer") as other,
+    ):
+        engines = {one: other, other: one}
+        regions = {engine: engine.register_local_memory(bytearray(b"r" * 100)) for engine in engines}
+        at_once = threading.Barrier(2)
+        ended: list[bool] = []
+
+        def read(engine: TransferEngine, peer: TransferEngine) -> None:
+            local = engine.register_local_memory(bytearray(100))
+            request = TransferRequest(READ, local.key, 0, peer.descriptor(), regions[peer].key, 0, 100)
+            at_once.wait(FAST.stall_s)
+            ended.append(engine.transfer([request])[0].ok)
+
+        threads = [threading.Thread(target=read, args=pair) for pair in engines.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended == [True, True]
+        assert {*ways(one), *ways(other)} == {"tcp" if served_by_peers else "nixl"}
 
 
 def test_another_version_of_nixl_is_not_used(fake: FakeNixl) -> None:
@@ -311,8 +368,8 @@ def test_messages_round_trip() -> None:
     header = wire.parse_request(request[: wire.HEADER_BYTES])
     assert (header.op, wire.request_bytes(header)) == (Op.RESOLVE, 48)
     assert wire.parse_keys(request[wire.HEADER_BYTES :]) == keys
-    answer = wire.pack_answer(Op.PAIR, Code.BUSY)
-    assert wire.parse_answer(answer, Op.PAIR) == (Op.PAIR, Code.BUSY, 0)
+    answer = wire.pack_answer(Op.READY, Code.BUSY)
+    assert wire.parse_answer(answer, Op.READY) == (Op.READY, Code.BUSY, 0)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +449,7 @@ class Liar(threading.Thread):
         wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(PAGE, METADATA)),
         wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(PAGE, b"x" * 1000)),
         wire.pack_answer(Op.PAIR, Code.OK, b"")[:-4] + b"\xff\xff\xff\xff",
-        wire.pack_answer(Op.PAIR, Code.FAILED),
+        wire.pack_answer(Op.PAIR, Code.OTHER_VERSION),
     ],
     ids=["noise", "another engine's", "garbage", "too large", "no"],
 )
@@ -419,7 +476,10 @@ def test_an_initiator_that_never_ends_its_pairing_holds_up_others_for_a_while(pa
     with socket.create_connection(("127.0.0.1", pair.segment.port), 5.0) as sock:
         sock.sendall(handshake.pack_hello(hello) + wire.pack_request(Op.PAIR, b"1.5.1"))
         sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-        sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL)  # it pairs
+        head = sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL)
+        sock.recv(wire.parse_answer(head, Op.PAIR).size, socket.MSG_WAITALL)
+        sock.sendall(wire.pack_request(Op.READY))
+        assert wire.parse_answer(sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL), Op.READY).code is Code.OK
         assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert pair.near[:4096] == pair.far[:4096]
 

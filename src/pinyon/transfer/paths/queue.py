@@ -48,8 +48,9 @@ class PeerQueue:
         self.last_failure = _NO_PATH
         self._new_lane = new_lane
         self._short_way = short_way
-        self._waiting: dict[tuple[str, str], deque[Chain]] = {}
-        """By memory locations, none empty: what waits for a busy NIC does not hold up what wants another one."""
+        self._waiting: dict[tuple[str, str, bool], deque[Chain]] = {}
+        """By memory locations and whether NIXL was the better road, none empty: what waits for a busy NIC, or for the
+        one connection of NIXL, does not hold up what wants another one."""
         self._short: dict[tuple[str, str, bool], ShortWay] = {}
         """By memory locations, and whether it is for what goes by NIXL; while nothing is wrong with it: small requests
         pass by the board."""
@@ -69,8 +70,9 @@ class PeerQueue:
         regions = (part.remote_region for part in chain.slices)
         where = chain.local_location, chain.remote_location
         tiers = self.paths.tiers(*where, regions)  # first: then it is known whether NIXL is one of them
-        by_nixl = self._by_nixl(*where, chain.opcode, chain.nbytes)
-        return roads(tiers, by_nixl=by_nixl) if self.paths.has_nixl else tiers
+        if not self.paths.has_nixl:
+            return tiers
+        return roads(tiers, by_nixl=self._by_nixl(*where, chain.opcode, chain.nbytes))
 
     def _by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
         """Is it the better road, and not avoided?"""
@@ -164,7 +166,9 @@ class PeerQueue:
         return lane
 
     def _wait(self, chain: Chain, *, first: bool = False) -> None:
-        queue = self._waiting.setdefault((chain.local_location, chain.remote_location), deque())
+        here, there = chain.local_location, chain.remote_location
+        by_nixl = self.paths.has_nixl and self._by_nixl(here, there, chain.opcode, chain.nbytes)
+        queue = self._waiting.setdefault((here, there, by_nixl), deque())
         if first:
             queue.appendleft(chain)
         else:
@@ -217,7 +221,7 @@ class PeerQueue:
         """For one small request. Needs no lock: who uses it looks at ``open`` when others can see that he does."""
         if self.paths.beyond:
             return None
-        by_nixl = self._by_nixl(local_location, remote_location, opcode, nbytes)
+        by_nixl = self.paths.has_nixl and self._by_nixl(local_location, remote_location, opcode, nbytes)
         return self._short.get((local_location, remote_location, by_nixl))
 
     def adopt(self, chain: Chain, way: ShortWay) -> None:

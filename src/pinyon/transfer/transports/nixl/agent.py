@@ -93,12 +93,14 @@ def _calling(what: str) -> Iterator[None]:
 class Buffer:
     """Memory of ours that NIXL may write into: page-aligned, registered, and kept until no transfer uses it."""
 
-    __slots__ = ("_map", "address", "registered", "view")
+    __slots__ = ("_map", "address", "array", "registered", "view")
 
     def __init__(self, nbytes: int) -> None:
         self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.view = memoryview(self._map)
-        self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self.array = np.frombuffer(self._map, np.uint8)
+        """The same for numpy."""
+        self.address = int(self.array.ctypes.data)
         self.registered: Any = None
 
 
@@ -147,6 +149,12 @@ class NixlAgent:
             self._agent: Any = nixl.api.nixl_agent(name, config)
             self._backends = [self._agent.backends["UCX"]]
         self._raw = self._agent.agent
+        self.pairing = threading.Lock()
+        """Held by whoever proves that a peer has no part in a READ, and by whoever is the peer of one that does: what
+        the former does would make the latter's part go on."""
+        self.turn = threading.Lock()
+        """Held by whoever calls what makes transfers go on, our own and those that peers want served. Who holds it as
+        the peer of a proof knows that nothing does."""
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         """What NIXL knows of other agents, by name."""
@@ -261,7 +269,8 @@ class NixlAgent:
     def post(self, request: int) -> bool:
         """Start it. Whether it has ended, well. Raises NixlError: it failed."""
         try:
-            state = self._raw.postXferReq(request, b"")
+            with self.turn:
+                state = self._raw.postXferReq(request, b"")
         except Exception as error:
             raise NixlError(f"a READ failed: {error}") from None
         return self._ended(state)
@@ -269,7 +278,8 @@ class NixlAgent:
     def look(self, request: int) -> bool:
         """Whether what was posted has ended, well; makes it go on. Raises NixlError: it failed."""
         try:
-            state = self._raw.getXferStatus(request)
+            with self.turn:
+                state = self._raw.getXferStatus(request)
         except Exception as error:
             raise NixlError(f"a READ failed: {error}") from None
         return self._ended(state)
@@ -283,8 +293,10 @@ class NixlAgent:
 
     def release(self, request: int) -> None:
         """Forget a request that does not run."""
-        with contextlib.suppress(Exception):  # the agent is closed, and so has forgotten it
+        try:  # not by contextlib.suppress, which would take as long as the call
             self._raw.releaseXferReq(request)
+        except Exception:  # the agent is closed, and so has forgotten it
+            return
 
     def stray(self, name: str, request: int, buffer: Buffer) -> None:
         """Given up while it ran; its endpoint's :meth:`leave` is ours now. NIXL would let us release it, and write into
@@ -296,7 +308,7 @@ class NixlAgent:
 
     def help(self) -> None:
         """Make go on what peers want of this agent, such as a connection."""
-        with contextlib.suppress(Exception):  # what is wrong with a peer shows where it is spoken to
+        with contextlib.suppress(Exception), self.turn:  # what is wrong with a peer shows where it is spoken to
             self._raw.getNotifs({}, self._backends)
 
     def tend(self, now_s: float) -> None:

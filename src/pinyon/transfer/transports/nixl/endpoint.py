@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import select
 import time
 from collections.abc import Collection
 from typing import NoReturn
+
+import numpy as np
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
@@ -21,7 +24,7 @@ from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
 
-__all__ = ["BUFFER_BYTES", "NixlEndpoint"]
+__all__ = ["BUFFER_BYTES", "PROOF_S", "NixlEndpoint"]
 
 BUFFER_BYTES = 1 << 20
 """Of payload, per endpoint; pages that no READ has needed yet take no memory. What is larger comes in pieces."""
@@ -31,11 +34,12 @@ _PIECES = 512
 """Of one READ by NIXL."""
 _READ_TRIES = 4
 """A READ whose keys are taken back one after another while it runs starts again so often."""
-_PROOF_S = 0.5
-"""So long a READ may take that the peer has no part in."""
+PROOF_S = 0.25
+"""So long the READs may take that the peer has no part in."""
 _PROOF_BYTES = 64 << 10
 _SLEEP_S = 0.001
 """Between two looks at a READ that takes longer than the spin limit: NIXL shows no descriptor to wait for."""
+_MOST_REST_MS = 25
 _LOOP_S = 0.001
 """Most that an event loop waits for a READ that was to end at once."""
 
@@ -77,7 +81,7 @@ class NixlEndpoint(Endpoint):
         self._running = 0
         """The request that was posted and has not ended."""
         self._at_once = True
-        """Every READ so far had ended when it was posted, as where the kernel copies."""
+        """Since it is connected every READ had ended when it was posted, as where the kernel copies."""
         self._buffer: Buffer = agent.new_buffer(BUFFER_BYTES + SEAL_BYTES)
         self._seal = self._buffer.view[BUFFER_BYTES:]
         self._seal_address = self._buffer.address + BUFFER_BYTES
@@ -97,14 +101,30 @@ class NixlEndpoint(Endpoint):
         self._agent.meet(self._peer, metadata)
         self._met = True
         self._read_page(SEAL_BYTES, deadline)
-        self._ask(Op.READY, b"", deadline)
-        proof = min(deadline, self._clock() + _PROOF_S)
+        while not self._prove(deadline):
+            time.sleep((1 + secrets.randbelow(_MOST_REST_MS)) / 1000)  # both wait for each other, perhaps
+        self.link.stream.send([wire.pack_request(Op.PROVED)], deadline)
+
+    def _prove(self, deadline: float) -> bool:
+        """Read while the peer does nothing. False: it cannot do nothing now. Raises NixlError: the READ does not end.
+
+        Our own side takes part in no other proof meanwhile.
+        """
+        if not self._agent.pairing.acquire(timeout=max(0.0, deadline - self._clock())):
+            raise DeadlineReached
         try:
+            code, _ = self._answer_to(Op.READY, b"", deadline)
+            if code is Code.BUSY:
+                return False
+            proof = min(deadline, self._clock() + PROOF_S)
+            self._at_once = True  # but for the one that had to wait for the connection
             for nbytes in (SEAL_BYTES, _PROOF_BYTES):
                 self._read_page(nbytes, proof)
         except (DeadlineReached, Stalled):
             raise NixlError("the peer's memory is not read without the peer: no RDMA, no cross-memory attach") from None
-        self.link.stream.send([wire.pack_request(Op.PROVED)], deadline)
+        finally:
+            self._agent.pairing.release()
+        return True
 
     def _read_page(self, nbytes: int, deadline: float) -> None:
         request = self._agent.prepare_one(self._buffer.address, self._page.address, nbytes, self._peer)
@@ -114,14 +134,18 @@ class NixlEndpoint(Endpoint):
             raise NixlError("what is read is not what the peer has there")
 
     def _ask(self, op: Op, body: bytes, deadline: float) -> bytes:
+        code, answer = self._answer_to(op, body, deadline)
+        if code is not Code.OK:
+            raise NixlError(f"the peer answers {op.name} with {code.name}")
+        return answer
+
+    def _answer_to(self, op: Op, body: bytes, deadline: float) -> tuple[Code, bytes]:
         stream = self.link.stream
         self._spoke = self._clock()
         stream.send([wire.pack_request(op, body)], deadline)
         answer = wire.parse_answer(self.link.receive_bytes(wire.HEADER_BYTES, deadline), op)
         self.answered = True
-        if answer.code is not Code.OK:
-            raise NixlError(f"the peer answers {op.name} with {answer.code.name}")
-        return self.link.receive_bytes(answer.size, deadline) if answer.size else b""
+        return answer.code, self.link.receive_bytes(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
 
@@ -187,17 +211,16 @@ class NixlEndpoint(Endpoint):
         if not self._intact(key, deadline):
             self._forget()
             return None
-        data = self._buffer.view[:nbytes]
         if nbytes > SMALL_BYTES:  # pinned
-            region.view[offset : offset + nbytes] = data
+            self._store(region, offset, 0, nbytes)
             return DONE
-        return DONE if self._table.store(region, offset, data) else SHUTDOWN
+        return DONE if self._table.store(region, offset, self._buffer.view[:nbytes]) else SHUTDOWN
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
         """On an event loop, so only where the READ has ended by the time that it is posted."""
-        if not self._at_once:
+        if not self._at_once or self._agent.turn.locked():
             return None
         limit = min(deadline, self._clock() + _LOOP_S)
         try:
@@ -257,9 +280,16 @@ class NixlEndpoint(Endpoint):
             return False
         start = 0
         for _, _, nbytes, region, offset in pieces:
-            region.view[offset : offset + nbytes] = self._buffer.view[start : start + nbytes]
+            self._store(region, offset, start, nbytes)
             start += nbytes
         return True
+
+    def _store(self, region: Region, offset: int, start: int, nbytes: int) -> None:
+        """Copy from the buffer to a region that is pinned."""
+        if nbytes > SMALL_BYTES:  # numpy lets go of the GIL meanwhile
+            np.copyto(region.array[offset : offset + nbytes], self._buffer.array[start : start + nbytes])
+        else:
+            region.view[offset : offset + nbytes] = self._buffer.view[start : start + nbytes]
 
     def _intact(self, key: bytes, deadline: float) -> bool:
         """After the last byte was read: was it what the key opens?"""

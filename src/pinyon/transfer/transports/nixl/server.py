@@ -19,6 +19,7 @@ from pinyon.transfer.request import Reason
 from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
+from pinyon.transfer.transports.nixl.endpoint import PROOF_S
 from pinyon.transfer.transports.nixl.seal_page import SealPage
 from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
 
@@ -27,6 +28,8 @@ __all__ = ["NixlServer"]
 _log = logging.getLogger(__name__)
 REST_S = 4.0
 """A link that was silent for this long is not in use: whoever uses it says so every second or so."""
+_BUSY_S = 0.05
+"""So long a peer that is ready waits for another proof to end before it is told to come again."""
 _HELP_MS = 1
 """Between two turns of our agent while a peer connects to it."""
 
@@ -64,8 +67,6 @@ class NixlServer:
         self._lock = threading.Lock()
         self._shown: dict[Region, _Shown] = {}
         self._numbers = itertools.count(1)
-        self._pairing = threading.Lock()
-        """One peer at a time: while it proves that it reads without us, our agent must not make anything go on."""
         memory.on_revoke.append(self._seals.revoke)
         memory.on_unregister.append(self._hide)
 
@@ -107,24 +108,30 @@ class NixlServer:
             _log.info("a peer has another version of NIXL than %s", self._agent.version)
             stream.send([wire.pack_answer(Op.PAIR, Code.OTHER_VERSION)], deadline)
             return False
-        if not self._pairing.acquire(timeout=max(0.0, deadline - self._clock())):
-            stream.send([wire.pack_answer(Op.PAIR, Code.BUSY)], deadline + self._limits.stall_s)
-            return False
-        try:
-            stream.send(
-                [wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(self._seals.page, self._metadata))], deadline
-            )
-            heard = select.poll()
-            heard.register(stream.sock, select.POLLIN | select.POLLRDHUP)
+        stream.send([wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(self._seals.page, self._metadata))], deadline)
+        heard = select.poll()
+        heard.register(stream.sock, select.POLLIN | select.POLLRDHUP)
+        while True:
             while not heard.poll(_HELP_MS):
                 self._agent.help()
                 if self._clock() >= deadline:
                     return False
             self._expect(inbound, head, Op.READY, deadline)
-            stream.send([wire.pack_answer(Op.READY, Code.OK)], deadline)
-            self._expect(inbound, head, Op.PROVED, deadline)
+            if self._stand_still(inbound, head, deadline):
+                return True
+            stream.send([wire.pack_answer(Op.READY, Code.BUSY)], deadline)
+
+    def _stand_still(self, inbound: Inbound, head: memoryview, deadline: float) -> bool:
+        """Until the peer has proved that it reads without us. False: not now, we take part in another proof."""
+        agent = self._agent
+        if not agent.pairing.acquire(timeout=_BUSY_S):
+            return False
+        try:
+            with agent.turn:
+                inbound.stream.send([wire.pack_answer(Op.READY, Code.OK)], deadline)
+                self._expect(inbound, head, Op.PROVED, min(deadline, self._clock() + 2 * PROOF_S))
         finally:
-            self._pairing.release()
+            agent.pairing.release()
         return True
 
     def _expect(self, inbound: Inbound, head: memoryview, op: Op, deadline: float) -> Header:
@@ -135,12 +142,8 @@ class NixlServer:
         return header
 
     def help(self) -> None:
-        """About once a second: what peers want of our agent besides connecting, unless one is pairing."""
-        if self._pairing.acquire(blocking=False):
-            try:
-                self._agent.help()
-            finally:
-                self._pairing.release()
+        """About once a second: what peers want of our agent besides connecting, such as to be rid of them."""
+        self._agent.help()
 
     # --- what keys open ---
 

@@ -6,7 +6,7 @@ integers big-endian)::
     initiator → PAIR     header + version of NIXL              only equal ones understand each other
     server    → answer   header + page(address length seal) + metadata          or a code alone
     initiator → READY    header                                connected: from now on the server does not help
-    server    → answer   header
+    server    → answer   header                                or BUSY: come again
     initiator → PROVED   header                                it reads the page all the same; no answer
     initiator → RESOLVE  header + count x key
     server    → answer   header + count x place(code spans number address length seal + spans + metadata)
@@ -71,9 +71,7 @@ class Code(IntEnum):
     OK = 0
     OTHER_VERSION = 1
     BUSY = 2
-    """Another peer pairs."""
-    FAILED = 3
-    """Its NIXL does not do it; its log says why."""
+    """It takes part in another proof: READY again."""
 
 
 _REQUEST_COUNTS = {
