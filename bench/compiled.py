@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 from bench.report import progress
@@ -28,6 +29,6 @@ def environment(*, python: bool) -> dict[str, str]:
                 make_tree(TREE, services=ROOT / "services")
             # Safe: else the working folder, a checkout, would come before the tree.
             return {**inherited, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join((str(TREE), str(ROOT)))}
-        except Lacking as error:
+        except (Lacking, subprocess.CalledProcessError) as error:
             progress(f"not compiled, so slower than the image is: {error}")
     return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}

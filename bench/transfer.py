@@ -2,9 +2,7 @@
 
 Each system is a pair of processes on loopback (memcpy: one process). In a repetition every system moves the same
 blocks between memories of the same kind, in an order that rotates; ratios are formed within a repetition. Sources get
-new bytes for each repetition, and what arrived is compared once per system and point, outside the timed part. Where
-there is a C compiler the way of small transfers is compiled, as in the container image; ``--python`` measures it as it
-is in the sources.
+new bytes for each repetition, and what arrived is compared once per system and point, outside the timed part.
 
 ``--fig12`` is another measurement: Fig. 12 of the Mooncake paper (see ``transfer_fig12``).
 """
@@ -21,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pinyon
 from bench import transfer_fig12
 from bench.peers import PeerUnavailable, peer_python
 from bench.report import Report, parser, progress
@@ -42,17 +41,15 @@ from bench.transfer_figures import (
     figures,
     show,
 )
-from bench.transfer_pair import ROOT, Pair, System, SystemFailed
+from bench.transfer_pair import Pair, System, SystemFailed
 from bench.transfer_pinyon import NIXL_AT
-from tools.compiled_modules import COMPILED
-from tools.compiled_tree import Lacking, make_tree
+from pinyon.core.compiled import compiled
 
 PICTURES = Path(__file__).resolve().parent / "results"
 MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13"
 NIXL = "nixl-cu12==1.5.1"
 """With its UCX. What it depends on beside NumPy is PyTorch with CUDA, which it does without on host memory."""
 NUMPY = "numpy>=2"
-WAY = ("core/compiled.py", *(each for each in COMPILED if each.startswith("transfer/")))
 
 
 @dataclass(frozen=True)
@@ -98,17 +95,9 @@ def measure_all(pairs: dict[System, Pair], measured: Measured, effort: Effort, s
         progress(f"{opcode} {point.label}: {done} repetitions, {time.monotonic() - started:.0f} s so far")
 
 
-def where_pinyon_is(*, python: bool) -> tuple[Path, str]:
-    """The folder to import it from, and what it is: compiled, or Python and why."""
-    if python:
-        return ROOT / "src", "Python, as was asked for"
-    tree = ROOT / ".cache" / "bench" / "compiled-transfer"
-    try:
-        if make_tree(tree, patterns=WAY):
-            progress(f"compiled the way of small transfers into {tree}")
-    except Lacking as error:
-        return ROOT / "src", f"Python: {error}"
-    return tree, "compiled"
+def where_pinyon_is() -> tuple[Path, str]:
+    """The folder to import it from, as this process does, and what it is."""
+    return Path(pinyon.__file__).parents[1], "compiled" if compiled() else "Python"
 
 
 def python_of(system: System) -> Path:
@@ -158,11 +147,10 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", choices=[system.name for system in SYSTEMS], help="these systems")
     options.add_argument("--pictures", type=Path, default=PICTURES, help="folder for the SVG files")
-    options.add_argument("--python", action="store_true", help="the sources as they are, nothing compiled")
     options.add_argument("--fig12", action="store_true", help="Fig. 12 of the Mooncake paper instead")
     options.add_argument("--gigabytes", type=float, default=40.0, help="most of --fig12, default 40")
     arguments = options.parse_args()
-    src, kind = where_pinyon_is(python=arguments.python)
+    src, kind = where_pinyon_is()
     if arguments.fig12:
         transfer_fig12.measure(arguments, src, kind, python_of)
         return

@@ -195,7 +195,7 @@ def aims(measured: Measured) -> list[Aim]:
         for mode, ratio in (("on", "tcp"), ("off", "tcp_off")):
             name = f"tcp {opcode}, checksum {mode} / best of 1, 2, 4 connections, 1 MiB and more, least"
             aim(name, f"{ratio}_to_best_sockets_throughput", opcode, large, 0.9)
-    for batch, size in BATCHES[:2]:
+    for batch, size in BATCHES:
         for opcode in OPCODES:
             point = Point(batch, size)
             for mode, ratio in (("on", "tcp"), ("off", "tcp_off")):
