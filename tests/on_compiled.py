@@ -30,7 +30,7 @@ PROPERTY = (
     *("lb", "store_objects", "store_switch"),
 )
 INTEGRATION = (
-    *("lb_front_door", "lb_hostile", "lb_http", "lb_life"),
+    *("lb_faults", "lb_front_door", "lb_hostile", "lb_http", "lb_life", "lb_regions"),
     *("lb_upstream_faults", "lb_upstream_regions*", "lb_upstream_takeover", "lb_upstreams"),
 )
 PURE = (

@@ -72,7 +72,7 @@ def test_a_region_that_comes_later_is_open_to_who_comes_later():
 
 
 def test_tenants_with_a_law_of_their_own_wait_by_themselves():
-    geography = Geography({"us": [], "eu": []}, (), {"acme": ("eu",)})
+    geography = Geography({"us": (), "eu": ()}, (), {"acme": ("eu",)})
     ways = (world := Waiting(geography=geography)).ways
     world.instance(room=1)
     world.hear("lb-eu", "eu", 0)
