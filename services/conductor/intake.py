@@ -100,17 +100,9 @@ class ReportIntake:
         if message.HasField("snapshot"):
             changed = True
             resync = (yield from self._apply_snapshot(reporter, message.snapshot)) is Intake.GAP
-        # A copy of what repeats is a list; the field itself says by an error that it has come to its end.
-        for number, delta in enumerate(message.deltas[:]):
-            if number and number % STEP_PARTS == 0:
-                yield from self._others_turn(reporter)
+        if deltas := message.deltas:
             changed = True
-            taken = yield from self._apply_delta(reporter, delta)
-            if taken is Intake.APPLIED:
-                self._metrics.deltas.add()
-            elif taken is Intake.GAP:  # what follows it is told anew
-                resync = True
-                break
+            resync |= yield from self._apply_deltas(reporter, deltas)
         now_s, inflight = self._clock(), self._fleet.inflight
         if prefills := message.prefills:
             self._learn(state, prefills[-MEASUREMENTS_MAX:], now_s)
@@ -142,6 +134,21 @@ class ReportIntake:
             # Of keys that are wanted no longer, it will not say that they go: a snapshot ends them.
             response.resync |= every > had
         return response
+
+    def _apply_deltas(self, reporter: Reporter, deltas: Sequence[conductor_pb2.CacheDelta]) -> Steps[bool]:
+        """Whether there was a gap: what follows it is told anew."""
+        for at in range(0, len(deltas), STEP_PARTS):
+            if at:
+                yield from self._others_turn(reporter)
+            # A copy of some is a list; the field itself says by an error that it has come to its end. Not of all: an
+            # instance may send millions, and each is made when it is looked at.
+            for delta in deltas[at : at + STEP_PARTS]:
+                taken = yield from self._apply_delta(reporter, delta)
+                if taken is Intake.APPLIED:
+                    self._metrics.deltas.add()
+                elif taken is Intake.GAP:
+                    return True
+        return False
 
     def _learn(self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float) -> None:
         self._fleet.learn_prefills(

@@ -191,7 +191,8 @@ def build(
     decisions = FrontDecisions(config, journal)
     line = Line(decisions.queue, clock, ways.is_open, ways.granted)
     # While nobody waits there is nobody to hand room to: who comes later looks for it.
-    ways.changed = Coalesced(line.availability_changed, CHANGES_S, lambda: line.queued)
+    ways.changed = changes = Coalesced(line.availability_changed, CHANGES_S, lambda: line.queued)
+    line.on_put_back = changes.wanted_now
     ways.waiting = lambda: line.waiting_demands
     own = Peer(instance_id, settings.region, "")
     regions = RegionLinks(

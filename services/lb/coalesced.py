@@ -20,15 +20,24 @@ class Coalesced:
     def __init__(
         self, function: Callable[[], None], seconds: float, wanted: Callable[[], object] = lambda: True
     ) -> None:
-        """A call while it is not ``wanted`` is worth nothing."""
+        """A call while it is not ``wanted`` waits until it is :meth:`wanted_now`."""
         self._function = function
         self._wanted = wanted
         self._seconds = self._pause_s = seconds
         self._timer: asyncio.TimerHandle | None = None
+        self._missed = False
 
     def __call__(self) -> None:
-        if self._timer is None and self._wanted():
-            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._call)
+        if self._timer is None:
+            if self._wanted():
+                self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._call)
+            else:
+                self._missed = True
+
+    def wanted_now(self) -> None:
+        """What was called for while nobody wanted it is worth something again."""
+        if self._missed:
+            self()
 
     def close(self) -> None:
         if self._timer is not None:
@@ -36,6 +45,7 @@ class Coalesced:
 
     def _call(self) -> None:
         self._timer = None
+        self._missed = False
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:

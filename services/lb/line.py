@@ -135,6 +135,10 @@ GRANTS_MAX = 64
 between."""
 
 
+def _nothing() -> None:
+    pass
+
+
 def _always(demand: int) -> bool:
     return True
 
@@ -160,6 +164,8 @@ class Line:
         on_grant: Callable[[int], Held | None] = _nobody,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
+        self.on_put_back: Callable[[], None] = _nothing
+        """What changed while nobody waited may be room for who waits again."""
         self._queue = queue
         self._clock = clock
         self._places: dict[int, Place] = {}
@@ -257,6 +263,7 @@ class Line:
             if place.demand not in closed:
                 closed.append(place.demand)
             self._hand_on(now_s, closed)
+        self.on_put_back()
 
     def availability_changed(self) -> None:
         """There may be room for more, or for others: hand free slots on while somebody can go."""

@@ -100,7 +100,8 @@ class WorkerStream:
             try:
                 heard = self.listener(self._updates)
             except Exception as error:
-                waiter.set_exception(error)
+                stops = isinstance(error, StopIteration)  # which no future takes
+                waiter.set_exception(RuntimeError(repr(error)) if stops else error)
                 return
             if heard:
                 self._updates = []

@@ -537,3 +537,14 @@ def test_a_window_update_of_nothing_is_an_error_of_the_protocol(stream_id: int):
         with pytest.raises(ConnectionFailed) as failed:
             server.connection.receive(update)
         assert failed.value.code is Code.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("stream_id", [0, 1, 3])
+def test_a_header_block_that_nobody_began_is_an_error_of_the_protocol(stream_id: int):
+    there = Wire(Random(0))
+    server, client = Ours(Wire(Random(0)), 1 << 20), Connection(there.write)
+    client.open(HEAD, Kept())
+    server.connection.receive(client.opening + bytes(there.waiting))
+    with pytest.raises(ConnectionFailed) as failed:
+        server.connection.receive(frame(9, 4, stream_id, b"x"))
+    assert failed.value.code is Code.PROTOCOL_ERROR

@@ -163,6 +163,7 @@ def build_upstream_lb(
     line = Line(decisions.queue, clock, models.is_open, models.granted)
     changes = Coalesced(line.availability_changed, CHANGES_S, lambda: line.queued)
     models.changed, models.waiting = changes, lambda: line.waiting_demands
+    line.on_put_back = changes.wanted_now
     metrics = UpstreamMetrics(registry, line, clusters.servers)
     show = show_policies(registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
     off_loop = OffLoop()

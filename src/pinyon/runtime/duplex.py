@@ -86,6 +86,8 @@ class Duplex(Generic[Sent, Received]):
         self._loop = asyncio.get_running_loop()
         self._write_began_s: float | None = None
         """By the loop's clock; None while nothing is written."""
+        self._blocked_s: float | None = None
+        """When the last message was pushed, if the peer had no room for all of it."""
         self._watch: asyncio.TimerHandle | None = None
         """Looks after the writes: one timer for all of them, since a timer for each costs as much as its message."""
         self._ending: asyncio.Future[None] = self._loop.create_future()
@@ -137,8 +139,16 @@ class Duplex(Generic[Sent, Received]):
         return not self._writing.locked() and self._has_room()
 
     def push(self, message: Sent) -> bool:
-        """Send one message now if there is room for it; else nothing happens."""
-        return not self._writing.locked() and self._push(message)
+        """Send one message now if there is room for it; else nothing happens. What the peer has no room for to its end
+        has the same deadline as a write."""
+        if self._writing.locked() or not self._push(message):
+            return False
+        if self._has_room():
+            self._blocked_s = None
+        else:
+            self._blocked_s = self._loop.time()
+            self._watch_writes()
+        return True
 
     def say(self, message: Sent) -> Awaitable[None] | None:
         """As :meth:`write`; what is to be awaited, if anything is."""
@@ -150,19 +160,25 @@ class Duplex(Generic[Sent, Received]):
             return
         async with self._writing:
             self._write_began_s = self._loop.time()
-            if self._watch is None:
-                self._watch = self._loop.call_later(self._write_s, self._look)
+            self._watch_writes()
             try:
                 await self._send(message)
             finally:
                 self._write_began_s = None
 
+    def _watch_writes(self) -> None:
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._write_s, self._look)
+
     def _look(self) -> None:
         """End the stream if a write takes too long."""
         self._watch = None
-        if self._write_began_s is None or self.ending:
+        if self._blocked_s is not None and self._has_room():
+            self._blocked_s = None
+        began_s = self._blocked_s if self._write_began_s is None else self._write_began_s
+        if began_s is None or self.ending:
             return
-        left_s = self._write_began_s + self._write_s - self._loop.time()
+        left_s = began_s + self._write_s - self._loop.time()
         if left_s > 0:
             self._watch = self._loop.call_later(left_s, self._look)
         else:

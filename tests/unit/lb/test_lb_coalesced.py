@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from pinyon.routing.queue import RequestQueue
 from services.lb.coalesced import PAUSE_MAX_S, SHARE_MAX, Coalesced
+from services.lb.line import Line
 
 
 class Loop:
@@ -50,3 +52,21 @@ async def test_what_nobody_wants_is_not_called():
     wanted = True
     coalesced()
     await asyncio.wait_for(called.wait(), 60)
+
+
+async def test_what_was_called_for_before_anybody_waited_is_made_up_for():
+    """A request that was refused elsewhere goes back to the line in the turn of the loop in which room was told of."""
+    called = asyncio.Event()
+    line = Line(RequestQueue(1, 4))
+    coalesced = Coalesced(called.set, 0.0, lambda: line.queued)
+    line.on_put_back = coalesced.wanted_now
+    place = line.reserve("t")
+    await place.turn(1)
+    coalesced()
+    assert coalesced._timer is None
+    waits = asyncio.ensure_future(place.again())
+    await asyncio.wait_for(called.wait(), 60)
+    place.leave()
+    waits.cancel()
+    coalesced.wanted_now()  # nothing was missed since
+    assert coalesced._timer is None

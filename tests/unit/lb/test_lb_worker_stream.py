@@ -150,3 +150,19 @@ async def test_what_a_listener_raises_is_the_readers():
     stream.deliver(update(1))
     with pytest.raises(ValueError, match="broken"):
         await reader
+
+
+@pytest.mark.parametrize("raised", [StopIteration(), KeyError("x")])
+async def test_what_a_listener_raises_is_its_own_request_s(raised: Exception):
+    def fail(_: object) -> bool:
+        raise raised
+
+    stream = make(0.0)
+    stream.deliver(update(1))
+    await stream.take()
+    waiting = asyncio.ensure_future(stream.take())
+    await settle()
+    stream.listener = fail
+    stream.deliver(update(2))  # from where a message is read: it goes on there
+    with pytest.raises((RuntimeError, KeyError)):
+        await waiting

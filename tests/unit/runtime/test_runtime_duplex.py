@@ -344,6 +344,24 @@ async def test_a_caller_that_takes_nothing_is_frozen() -> None:
         assert isinstance(await ends(run), ResourceExhausted)  # told with the status
 
 
+async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
+    """There is no other one behind it that would wait for its turn."""
+    async with Server(deaf) as server:
+        dialed = dial(server.address, 0.5)
+
+        async def some() -> AsyncGenerator[Ask, None]:
+            message = Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(600 << 10))])
+            while True:  # until that ends it
+                if not dialed.push(message) and Ends.dials == "grpcio":  # which sends nothing at once
+                    await dialed.write(message)
+                await asyncio.sleep(0)
+            yield message
+
+        error = await ends(dialed.run(lambda _: None, some()))
+        assert isinstance(error, ResourceExhausted)
+        assert "took no message" in error.message
+
+
 async def test_the_peer_s_error_is_the_reason() -> None:
     async def refuse(stream: Accepted[Answer, Ask]) -> None:
         raise FailedPrecondition("not here", field="hello")

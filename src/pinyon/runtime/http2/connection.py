@@ -254,9 +254,10 @@ class Connection(Link):
             if kind != SETTINGS or flags & ACK:
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "no settings came first")
             self._settled = True
-        expected = kind == CONTINUATION and stream_id == self._block_id
-        if (self._block is not None or kind == CONTINUATION) and not expected:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, "a header block was interrupted")
+        begun = self._block is not None
+        if begun != (kind == CONTINUATION) or (begun and stream_id != self._block_id):
+            what = "a header block was interrupted" if begun else "a header block goes on that nobody began"
+            raise ConnectionFailed(Code.PROTOCOL_ERROR, what)
         if kind == HEADERS:
             self._headers(flags, stream_id, payload)
         elif kind == CONTINUATION:

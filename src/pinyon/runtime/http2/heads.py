@@ -43,9 +43,11 @@ ANSWER: tuple[Field, ...] = ((b":status", b"200"), (b"content-type", b"applicati
 _UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _PRINTABLE = bytes(each for each in range(0x20, 0x7F) if each != ord("%"))
+# What makes a request malformed in HTTP/2 (RFC 9113, 8.2 and 8.3).
 _OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-"""No request has these in HTTP/2, nor capitals in a name, nor what begins with a colon behind the rest (RFC 9113, 8.2
-and 8.3)."""
+_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+_FIELD_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_NOT_IN_VALUES = re.compile(rb"[\0\r\n]")
 _NAME = re.compile(r"[0-9a-z_.-]+")
 MESSAGE_BYTES = 2048
 """Of an error's message on the wire; the rest of a longer one is cut: peers take 8 KiB of headers."""
@@ -82,40 +84,39 @@ def request_head(path: str, authority: str, scheme: str, metadata: Metadata = ()
 
 def parse_request(fields: Iterable[Field]) -> RequestHead | int:
     """Of a request's headers; or the HTTP status that answers what is no request of gRPC's."""
-    path = kind = b""
-    method = b""
+    pseudo: dict[bytes, bytes] = {}
+    regular = False
+    kind = b""
     timeout_s: float | None = None
     metadata: list[tuple[str, str | bytes]] = []
-    regular = False
     for name, value in fields:
+        if _NOT_IN_VALUES.search(value):
+            return 400
         if name.startswith(b":"):
-            if regular:
+            if regular or name not in _PSEUDO or name in pseudo:
                 return 400
-        else:
-            regular = True
-            if name in _OF_CONNECTIONS or name != name.lower() or (name == b"te" and value != b"trailers"):
-                return 400
-        if name == b":path":
-            path = value
-        elif name == b":method":
-            method = value
-        elif name == b"content-type":
+            pseudo[name] = value
+            continue
+        regular = True
+        if name in _OF_CONNECTIONS or not _FIELD_NAME.fullmatch(name) or (name == b"te" and value != b"trailers"):
+            return 400
+        if name == b"content-type":
             kind = value
         elif name == b"grpc-timeout":
             match = _TIMEOUT.fullmatch(value)
             if match is None:
                 return 400
             timeout_s = int(match[1]) * _UNITS_S[match[2]]
-        elif not name.startswith((b":", b"grpc-")) and name not in (b"te", b"user-agent"):
+        elif not name.startswith(b"grpc-") and name not in (b"te", b"user-agent"):
             metadata.extend(_metadata(name, value))
-    if method != b"POST":
+    if pseudo.get(b":method") != b"POST":
         return 405
     if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
         return 415
-    try:
-        return RequestHead(path.decode("ascii"), timeout_s, metadata)
-    except UnicodeDecodeError:
+    path = pseudo.get(b":path", b"")
+    if not path.startswith(b"/") or not path.isascii() or b":scheme" not in pseudo:
         return 400
+    return RequestHead(path.decode("ascii"), timeout_s, metadata)
 
 
 def is_answer(fields: Iterable[Field]) -> bool:
