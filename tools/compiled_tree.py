@@ -177,9 +177,9 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
             ],
             opt_level=optimize,
             debug_level="0",
-            # In one file, what is not optimized compiles in two thirds of the time: each file reads all headers. So
-            # does what is, of few modules: services take a minute so, and several on two processors.
-            multi_file=optimize != "0" and group == "pinyon",
+            # In one file, what is not optimized compiles in two thirds of the time: each file reads all headers. What
+            # is takes one compiler several minutes so, and 1 GB; in many files, two processors half of that.
+            multi_file=optimize != "0",
             group_name=group,
             target_dir=str(work),
         )
