@@ -4,7 +4,11 @@ table. They run compiled, as the container image does, where there is a C compil
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,9 +22,23 @@ from bench.compiled import environment
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 LIMIT_S = 1800
+CLOSE_S = 15
+"""So long a benchmark that was interrupted twice may take to end its processes."""
 PYTHON = "--python"
 NOT_BENCHMARKS = {"compiled", "load", "peers", "pictures", "report"}
 """Neither is a name with an underscore: the part of a benchmark in a file of its own."""
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class Terminated(KeyboardInterrupt):
+    """By SIGTERM: unlike of Ctrl-C, the benchmark has not heard of it."""
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise Terminated
 
 
 def names() -> list[str]:
@@ -29,15 +47,23 @@ def names() -> list[str]:
 
 def run(name: str, arguments: list[str], variables: dict[str, str]) -> tuple[int, str]:
     """Exit status and the last line of stdout; everything else goes through to the terminal."""
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before that
+            os._exit(1)
+
     process = subprocess.Popen(
         [sys.executable, "-m", f"bench.{name}", *arguments],
         cwd=HERE.parent,
         stdout=subprocess.PIPE,
         text=True,
         env=variables,
+        preexec_fn=end_with_parent,  # safe: this process has one thread
     )
     assert process.stdout is not None
-    last, interrupted = "", False
+    last, interrupted, terminated = "", False, False
     started = time.monotonic()
     while True:
         try:
@@ -45,12 +71,23 @@ def run(name: str, arguments: list[str], variables: dict[str, str]) -> tuple[int
                 last = line.strip() or last
                 if time.monotonic() - started > LIMIT_S:
                     process.kill()
-            return process.wait(), last
-        except KeyboardInterrupt:
+            code = process.wait()
+            if terminated:
+                raise SystemExit(128 + signal.SIGTERM)
+            return code, last
+        except KeyboardInterrupt as stop:
             if interrupted:
-                process.kill()
+                try:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(CLOSE_S)
+                finally:
+                    process.kill()
                 raise
             interrupted = True  # it has heard of that, too, and may still say what it has
+            terminated = isinstance(stop, Terminated)
+            if terminated:
+                deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as what a script starts in the background
+                process.send_signal(signal.SIGTERM if deaf else signal.SIGINT)
 
 
 def main(argv: list[str]) -> int:
@@ -67,6 +104,7 @@ def main(argv: list[str]) -> int:
             return 0
         command = [sys.executable, "-m", f"bench.{name}", "--help"]
         return subprocess.call(command, cwd=HERE.parent, env=environment(python=True))
+    signal.signal(signal.SIGTERM, _terminated)
     variables = environment(python=PYTHON in argv)
     table = Table(title="Aims", title_justify="left")
     for column in ("benchmark", "aim", "target", "measured", "met"):

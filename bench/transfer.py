@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -41,7 +42,7 @@ from bench.transfer_figures import (
     figures,
     show,
 )
-from bench.transfer_pair import Pair, System, SystemFailed
+from bench.transfer_pair import Pair, System, SystemFailed, uninterrupted
 from bench.transfer_pinyon import NIXL_AT
 from pinyon.core.compiled import compiled
 
@@ -139,8 +140,9 @@ def start(
 
 
 def close(pairs: dict[System, Pair]) -> None:
-    for pair in pairs.values():
-        pair.close()
+    with uninterrupted():
+        for pair in pairs.values():
+            pair.close()
 
 
 def main() -> None:
@@ -150,6 +152,7 @@ def main() -> None:
     options.add_argument("--fig12", action="store_true", help="Fig. 12 of the Mooncake paper instead")
     options.add_argument("--gigabytes", type=float, default=40.0, help="most of --fig12, default 40")
     arguments = options.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     src, kind = where_pinyon_is()
     if arguments.fig12:
         transfer_fig12.measure(arguments, src, kind, python_of)

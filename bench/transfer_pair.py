@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from bench.transfer_side import INITIATOR, TARGET, WRITE, Plan
 
-__all__ = ["Pair", "Sample", "System", "SystemFailed"]
+__all__ = ["Pair", "Sample", "System", "SystemFailed", "uninterrupted"]
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER_S = 60.0
@@ -40,6 +40,17 @@ class SystemFailed(Exception):
     """A side ended, did not answer in time, or bytes were wrong; the text says which."""
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Neither Ctrl-C nor SIGTERM breaks off what is done here, which has bounds of its own. In the main thread."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Side:
     """One process, asked in JSON lines."""
 
@@ -49,8 +60,9 @@ class Side:
         self._log = log
         self._rest = b""
         with log.open("wb") as stderr:
+            arguments = [role, str(nbytes), system.option, json.dumps(address), str(os.getpid())]
             self._process = subprocess.Popen(
-                [str(python), "-m", system.module, role, str(nbytes), system.option, json.dumps(address)],
+                [str(python), "-m", system.module, *arguments],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join((str(src), str(ROOT)))},
                 stdin=subprocess.PIPE,
@@ -184,5 +196,6 @@ class Pair:
         return Sample(gigabytes / ran["seconds"], ran["p50_us"], ran["p99_us"], cpu_s / gigabytes)
 
     def close(self) -> None:
-        for side in reversed(self._sides.values()):
-            side.close()
+        with uninterrupted():
+            for side in reversed(self._sides.values()):
+                side.close()

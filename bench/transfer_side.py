@@ -159,11 +159,14 @@ class Initiator(Protocol):
 def run(
     target: Callable[[Memory, str], Target] | None, initiator: Callable[[Memory, str, dict[str, Any]], Initiator]
 ) -> None:
-    """The main program of a side: ``ROLE NBYTES OPTION [ADDRESS]``; ADDRESS is what the target answered first.
+    """The main program of a side: ``ROLE NBYTES OPTION ADDRESS PARENT``; ADDRESS is what the target answered first,
+    PARENT the process that started it, which it does not outlive.
 
     Without a target, the initiator moves bytes within its own process, and its second memory is the target's.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would not notice
+    if os.getppid() != int(sys.argv[5]):  # it ended before that
+        sys.exit("the starting process is gone")
     role, nbytes, option = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     answer = _private_stdout()
     memory = Memory(nbytes)

@@ -41,7 +41,7 @@ _MAX_TOKEN_CHARS = 1 << 20
 _MAX_DESCRIPTOR_BYTES = 8 << 20
 _MAX_BATCH = 65536
 _MAX_SECONDS = 3600.0
-_START_S = 20.0
+_START_S = 60.0
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SERVE = """\
 Register memory and serve it until Ctrl-C, so that "pinyon transfer bench" on another host can measure the way here.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import DONE, UNDER_WAY, Outcome
 from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.paths.peers import Peers
@@ -19,6 +19,13 @@ from pinyon.transfer.stats import Meter
 from pinyon.transfer.submissions import Submissions
 
 __all__ = ["AwaitedTransfers"]
+
+_GRACE_S = 1.0
+"""A loop that is only busy notices within this time that a deadline has passed."""
+
+
+def _nobody() -> None:
+    """In place of a reference to a loop."""
 
 
 class AwaitedTransfers:
@@ -34,19 +41,31 @@ class AwaitedTransfers:
         self._limits = limits
         self._meter = meter
         self._clock = clock
-        self._loops: dict[Trip, asyncio.AbstractEventLoop] = {}
-        """Under way, with whose they are. Whoever takes one out, which is atomic, ends it."""
+        self._waiting: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
+        """Under way, with whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out,
+        which is atomic, has its endpoint to himself, and puts it back or ends it."""
 
-    def end_orphans(self) -> None:
-        """End what was under way on a loop that has been closed meanwhile: nobody goes on with it. From any thread."""
-        for trip, loop in list(self._loops.items()):
-            if loop.is_closed():
-                self._give_up(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+    def end_orphans(self, now: float) -> None:
+        """End what nobody goes on with: its loop is gone, or does not run, so that it has missed the deadline. From any
+        thread."""
+        for trip in list(self._waiting):
+            whose = self._waiting.get(trip)
+            if whose is None:  # its loop is at it, or has ended it
+                continue
+            loop = whose()  # which lives on for as long as this takes
+            gone = loop is None or loop.is_closed()
+            if not gone and now < trip.deadline + _GRACE_S:
+                continue
+            if self._waiting.pop(trip, None) is None:
+                continue
+            if gone:
+                self._small.lost(trip)
+                self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+            else:
+                self._small.disown(trip)
+                self._ended(trip, TransferStatus.TIMEOUT, Reason.DEADLINE)
 
-    def _give_up(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
-        if self._loops.pop(trip, None) is None:  # somebody has
-            return
-        self._small.lost(trip)
+    def _ended(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
         self._peers.moving.pop(trip.endpoint, None)
         with self._meter.lock:
             self._meter.finished(status, reason, 1, self._clock() - trip.started)
@@ -72,9 +91,8 @@ class AwaitedTransfers:
         if trip is None:
             return None
         endpoint = trip.endpoint
-        self._loops[trip] = loop
         outcome: Outcome | None = None
-        again = False
+        again, ours = False, True
         try:
             if small.running and trip.way.open:
                 outcome = endpoint.begin(
@@ -87,18 +105,35 @@ class AwaitedTransfers:
                     trip.deadline,
                 )
                 if outcome is UNDER_WAY:
-                    outcome = await self._answer(endpoint, trip.deadline)
+                    self._waiting[trip] = weakref.ref(loop)
+                    try:
+                        outcome = await self._answer(trip)
+                    finally:
+                        ours = self._waiting.pop(trip, None) is not None
+                    if ours:
+                        endpoint.link.stream.waits_itself()
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
-        except BaseException as error:  # the task is cancelled, or a defect
-            if isinstance(error, asyncio.CancelledError | GeneratorExit):  # the latter: its task is thrown away
-                self._give_up(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+        except GeneratorExit:  # thrown away
+            if ours:  # perhaps by the collector in the midst of anything: the books, which have locks, come later
+                self._waiting[trip] = _nobody
             else:
-                self._give_up(trip, TransferStatus.FAILED, Reason.INTERNAL)
+                endpoint.close(hard=True)
             raise
-        finally:
-            self._loops.pop(trip, None)
-            self._peers.moving.pop(endpoint, None)
+        except BaseException as error:  # the task is cancelled, or a defect
+            if not ours:
+                endpoint.close(hard=True)
+                raise
+            self._small.lost(trip)
+            if isinstance(error, asyncio.CancelledError):
+                self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+            else:
+                self._ended(trip, TransferStatus.FAILED, Reason.INTERNAL)
+            raise
+        if not ours:  # whatever came: it was given up, and counted so
+            endpoint.close(hard=True)
+            return [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
+        self._peers.moving.pop(endpoint, None)
         if outcome is DONE:
             return small.arrived(trip)
         if outcome is None:
@@ -120,12 +155,13 @@ class AwaitedTransfers:
             self._meter.finished(result.status, result.reason, 1, self._clock() - trip.started)
         return [result]
 
-    async def _answer(self, endpoint: Endpoint, deadline: float) -> Outcome:
+    async def _answer(self, trip: Trip) -> Outcome:
         """How it ended, once the answer is here.
 
         Raises: what ``Endpoint.proceed`` raises, Stalled, DeadlineReached
         """
-        loop = asyncio.get_running_loop()
+        loop, waiting = asyncio.get_running_loop(), self._waiting
+        endpoint, deadline = trip.endpoint, trip.deadline
         ended: asyncio.Future[Outcome] = loop.create_future()
         clock, stall_s = self._clock, self._limits.stall_s
         moved_at = clock()
@@ -135,11 +171,17 @@ class AwaitedTransfers:
             nonlocal moved_at
             if ended.done():
                 return
+            whose = waiting.pop(trip, None)
+            if whose is None:  # it was given up
+                ended.set_exception(DeadlineReached())
+                return
             try:
                 outcome = endpoint.proceed()
             except Exception as error:
                 ended.set_exception(error)
                 return
+            finally:
+                waiting[trip] = whose
             moved_at = clock()
             if outcome is not None:
                 ended.set_result(outcome)
@@ -156,8 +198,7 @@ class AwaitedTransfers:
             else:
                 timer = loop.call_later(min(deadline, moved_at + stall_s) - now, look)
 
-        stream = endpoint.link.stream
-        descriptor = stream.sock.fileno()
+        descriptor = endpoint.link.stream.sock.fileno()
         timer = loop.call_later(min(deadline - moved_at, stall_s), look)
         loop.add_reader(descriptor, readable)
         try:
@@ -166,4 +207,3 @@ class AwaitedTransfers:
             timer.cancel()
             if not loop.is_closed():  # else the task is only being thrown away
                 loop.remove_reader(descriptor)
-                stream.waits_itself()

@@ -177,7 +177,7 @@ class TransferEngine:
     def _tend(self, now: float) -> None:
         """About once a second, in the thread that looks after the peers."""
         self._memory.expire(now)
-        self._awaited.end_orphans()
+        self._awaited.end_orphans(now)
 
     def _listen(self) -> None:
         self._port = self._acceptor.listen(self._host, self._port)

@@ -220,6 +220,11 @@ class SmallTransfers:
         assert trip.way.endpoints is not None
         trip.way.endpoints.discard(trip.endpoint)
 
+    def disown(self, trip: Trip) -> None:
+        """Its caller has not gone on for too long; if he does, he closes the endpoint."""
+        assert trip.way.endpoints is not None
+        trip.way.endpoints.disown(trip.endpoint)
+
     def begin_again(
         self, trip: Trip, outcome: Outcome, again: bool, start: Callable[[Chain], None]
     ) -> Callable[[Chain], None]:

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import select
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -29,7 +31,7 @@ from bench.transfer_figures import (
     draw,
     figures,
 )
-from bench.transfer_pair import Pair, Sample, System, SystemFailed
+from bench.transfer_pair import Pair, Sample, System, SystemFailed, uninterrupted
 from bench.transfer_raw import CrossMemoryInitiator, CrossMemoryTarget, MemcpyInitiator, SocketsInitiator, SocketsTarget
 from bench.transfer_side import READ, WRITE, Memory, Plan, calls_of
 
@@ -160,6 +162,80 @@ def test_a_side_that_ends_says_why(tmp_path):
     with pytest.raises(SystemFailed, match="No module named"):
         pair.ready()
     pair.close()
+
+
+# --- who ends with whom ---
+
+ANSWER_S = 60
+
+
+def sides_of(pid: int) -> list[int]:
+    """All that this process has started, and what they have."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [each for child in children for each in sides_of(child)]
+
+
+def ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], ANSWER_S)[0])
+
+
+def test_sides_that_are_stopped_end_with_who_started_them(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from bench.transfer_figures import SOCKETS; "
+        "from bench.transfer_pair import Pair; "
+        "pair = Pair(SOCKETS[0], Path(sys.executable), 1 << 20, Path(sys.argv[1])); pair.ready(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        sides = [os.pidfd_open(pid) for pid in sides_of(process.pid)]
+        process.kill()
+    assert len(sides) == 2
+    for side in sides:
+        assert ended(side)
+        os.close(side)
+
+
+def test_a_side_whose_starter_is_gone_ends_at_once():
+    command = [sys.executable, "-m", "bench.transfer_raw", "target", "4096", "1", "{}"]
+    for parent, said in ((os.getppid(), "the starting process is gone"), (os.getpid(), "")):
+        process = subprocess.run([*command, str(parent)], cwd=ROOT, input="", capture_output=True, text=True)
+        assert (process.stderr.strip(), bool(process.stdout)) == (said, not said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_must_not_be_broken_off_is_not(number):
+    before = signal.getsignal(number)
+    with uninterrupted():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("command", [["bench.transfer"], ["bench", "transfer"]])
+def test_sigterm_ends_a_benchmark_and_all_that_it_started(tmp_path, command):
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--quick", "--only", "memcpy", "--pictures", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(tmp_path), "CC": ""},  # nothing to compile with
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        assert any("repetitions" in line for line in process.stderr)
+        started = [os.pidfd_open(pid) for pid in sides_of(process.pid)]
+        process.terminate()
+        rest = process.stderr.read()
+    assert len(started) == len(command)
+    assert process.returncode == (-signal.SIGINT if len(command) == 1 else 128 + signal.SIGTERM)
+    assert "KeyboardInterrupt" in rest
+    for each in started:
+        assert ended(each)
+        os.close(each)
 
 
 def test_a_peer_process_needs_nothing_of_ours():

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import os
 import random
+import select
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +19,7 @@ import pytest
 from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferResult, TransferStatus
 from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
-from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.small import SMALL_BYTES, Trip
 from tests.tls_files import TestAuthority
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair
 
@@ -84,10 +87,10 @@ def test_a_link_that_a_task_has_used_waits_as_before(make_pair, kind: str, monke
     pair = make_pair(kind)
     answer, seen = AwaitedTransfers._answer, []
 
-    async def watched(self: AwaitedTransfers, endpoint: Any, deadline: float) -> Any:
-        descriptor = endpoint.link.stream.sock.fileno()
+    async def watched(self: AwaitedTransfers, trip: Trip) -> Any:
+        descriptor = trip.endpoint.link.stream.sock.fileno()
         seen.append((descriptor, os.get_blocking(descriptor)))
-        return await answer(self, endpoint, deadline)
+        return await answer(self, trip)
 
     monkeypatch.setattr(AwaitedTransfers, "_answer", watched)
     for opcode in (READ, WRITE):
@@ -234,7 +237,7 @@ def test_what_a_closed_loop_leaves_behind_ends(make_pair) -> None:
     with held(pair.server):
         task = loop.run_until_complete(under_way(pair, WRITE))
         loop.close()
-        pair.engine._awaited.end_orphans()
+        pair.engine._awaited.end_orphans(time.monotonic())
         stats = pair.engine.stats()
         assert stats.requests_now == 0
         assert stats.failures == {"cancelled": 1}
@@ -249,6 +252,119 @@ async def test_a_loop_that_lives_keeps_what_is_under_way(make_pair) -> None:
     pair = make_pair("tcp")
     with held(pair.server):
         task = await under_way(pair, READ)
-        pair.engine._awaited.end_orphans()
+        pair.engine._awaited.end_orphans(time.monotonic())
         assert pair.engine.stats().requests_now == 1
     assert (await task)[0].ok
+
+
+LOOPS = pytest.mark.parametrize("maker", ["asyncio", "uvloop"])
+
+
+def new_loop(maker: str) -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = pytest.importorskip(maker).new_event_loop()
+    return loop
+
+
+def drop_loop_in_mid_transfer(pair: Pair, maker: str) -> Callable[[], asyncio.AbstractEventLoop | None]:
+    loop = new_loop(maker)
+    loop.run_until_complete(under_way(pair, READ))._log_destroy_pending = False  # type: ignore[attr-defined]
+    return weakref.ref(loop)
+
+
+def past_the_deadline() -> float:
+    return time.monotonic() + 100 * GENEROUS_S
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@LOOPS
+def test_loops_that_are_dropped_in_mid_transfer_take_no_connection_with_them(make_pair, maker: str) -> None:
+    pair = make_pair("tcp")
+    near = bytes(pair.near)
+    count = FAST.connections_per_peer + 1
+    for _ in range(count):
+        with held(pair.server):
+            dropped = drop_loop_in_mid_transfer(pair, maker)
+            gc.collect()
+            if maker == "asyncio":  # others are not so thorough, and then the deadline ends it
+                assert dropped() is None
+            pair.engine._awaited.end_orphans(time.monotonic() if maker == "asyncio" else past_the_deadline())
+            assert pair.engine.stats().requests_now == 0
+        assert pair.near == near
+        assert pair.engine.transfer([pair.request(WRITE, 0, 0, 4096)])[0].ok
+        assert pair.engine.transfer([pair.request(WRITE, 0, 0, 64)])[0].ok  # whose link lies ready for the next loop
+    assert sum(pair.engine.stats().failures.values()) == count
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    ("kind", "opcode", "answered"),
+    [("tcp", READ, True), ("tcp", WRITE, False), ("tcp-tls", READ, True), ("shm", WRITE, False)],
+)
+def test_a_loop_that_stands_still_does_not_keep_its_request_past_the_deadline(
+    make_pair, kind: str, opcode: Opcode, maker: str, answered: bool
+) -> None:
+    pair, loop = make_pair(kind), new_loop(maker)
+    near = bytes(pair.near)
+    with held(pair.server):
+        task = loop.run_until_complete(under_way(pair, opcode))
+        (endpoint,) = pair.engine._peers.moving
+        descriptor = endpoint.link.stream.sock.fileno()
+        if not answered:
+            pair.engine._awaited.end_orphans(past_the_deadline())
+    if answered:  # the answer lies there, and nobody takes it in
+        assert select.select([descriptor], [], [], GENEROUS_S)[0]
+        pair.engine._awaited.end_orphans(past_the_deadline())
+    assert os.fstat(descriptor)  # the loop would take another file of this number for its own
+    stats = pair.engine.stats()
+    assert (stats.requests_now, stats.failures) == (0, {"deadline": 1})
+    assert pair.engine.transfer([pair.request(WRITE, 0, 0, 64)])[0].ok
+    assert loop.run_until_complete(task) == [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
+    assert endpoint.link.stream.sock.fileno() == -1
+    assert pair.near == near
+    assert pair.engine.stats().failures == {"deadline": 1}
+    assert loop.run_until_complete(pair.engine.transfer_async([pair.request(READ, 0, 0, 64)]))[0].ok
+    loop.close()
+
+
+@LOOPS
+def test_a_loop_that_goes_on_while_it_is_given_up_touches_nothing(make_pair, maker: str) -> None:
+    pair, loop = make_pair("tcp"), new_loop(maker)
+    near = bytes(pair.near)
+    small = pair.engine._awaited._small
+    results: list[TransferResult] = []
+
+    class GoesOn:
+        """The loop is back between the moment at which its request is taken from it and the end of the link."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(small, name)
+
+        def disown(self, trip: Trip) -> None:
+            results.extend(loop.run_until_complete(task))
+            small.disown(trip)
+
+    with held(pair.server):
+        task = loop.run_until_complete(under_way(pair, READ))
+        (endpoint,) = pair.engine._peers.moving
+    assert select.select([endpoint.link.stream.sock], [], [], GENEROUS_S)[0]
+    pair.engine._awaited._small = GoesOn()
+    pair.engine._awaited.end_orphans(past_the_deadline())
+    assert results == [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
+    assert pair.near == near
+    assert pair.engine.stats().failures == {"deadline": 1}
+    loop.close()
+
+
+@LOOPS
+def test_a_task_that_is_cancelled_after_it_was_given_up_is_counted_once(make_pair, maker: str) -> None:
+    pair, loop = make_pair("tcp"), new_loop(maker)
+    with held(pair.server):
+        task = loop.run_until_complete(under_way(pair, WRITE))
+        (endpoint,) = pair.engine._peers.moving
+        pair.engine._awaited.end_orphans(past_the_deadline())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    assert endpoint.link.stream.sock.fileno() == -1
+    assert pair.engine.stats().failures == {"deadline": 1}
+    loop.close()

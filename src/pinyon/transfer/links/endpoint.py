@@ -25,7 +25,8 @@ class TryAgain(Exception):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint(ABC):
-    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from others."""
+    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` and ``reset`` may be
+    called from others."""
 
     __slots__ = ("aborted", "answered", "epoch", "key", "link", "reused")
 
@@ -87,6 +88,11 @@ class Endpoint(ABC):
         """Make its user stop soon; from any thread, any number of times."""
         self.aborted = True
         self.link.stream.abort()
+
+    def reset(self) -> None:
+        """Nothing more goes out or comes in over its link, which its user has still to close; from any thread."""
+        self.aborted = True
+        self.link.stream.reset()
 
     def close(self, *, hard: bool) -> None:
         """On return it touches no memory. ``hard``: after a failure, so that nothing trickles on to the peer."""

@@ -308,6 +308,14 @@ class Endpoints(ABC, Generic[E]):
     def discard(self, endpoint: E) -> None:
         """It broke in its user's hands."""
         endpoint.close(hard=True)
+        self._strike(endpoint)
+
+    def disown(self, endpoint: E) -> None:
+        """Its user is not heard of: the link ends and its place comes free. The user, if he ever goes on, closes it."""
+        endpoint.reset()
+        self._strike(endpoint)
+
+    def _strike(self, endpoint: E) -> None:
         with self._lock:
             self._pool.discard(endpoint)
             self._hand_over()
