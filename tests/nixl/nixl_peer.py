@@ -20,22 +20,28 @@ def main() -> None:
         memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory[:] = (PATTERN * (SIZE // len(PATTERN) + 1))[:SIZE]
         region = engine.register_local_memory(memory, access=Access.NONE)
-        kept = engine.register_local_memory(bytearray(PATTERN * 4))
+        held = bytearray(PATTERN * 4)
+        kept = engine.register_local_memory(held)
         grant = engine.grant(region, [(0, SIZE)], Access.READ)
         print(json.dumps([engine.descriptor().to_dict(), grant.key.hex(), kept.key.hex()]), flush=True)
         for line in sys.stdin:
-            match line.strip():
-                case "revoke":
+            match line.split():
+                case ["revoke"]:
                     engine.revoke(grant)
                     memory[:] = b"\xff" * SIZE  # it serves something else now
-                case "unmap":
+                case ["unmap"]:
                     engine.unregister(region)
                     del region, grant
                     memory.close()
-                case "idle":
+                case ["idle"]:
                     began = time.process_time()
                     time.sleep(1.0)  # what is measured
                     print(time.process_time() - began, flush=True)
+                    continue
+                case ["again", start]:
+                    engine.unregister(kept)
+                    kept = engine.register_local_memory(memoryview(held)[int(start) :])
+                    print(kept.key.hex(), flush=True)
                     continue
             print("done", flush=True)
 

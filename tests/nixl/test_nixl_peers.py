@@ -16,12 +16,16 @@ from pathlib import Path
 import pytest
 
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferEngine, TransferRequest, TransferResult
+from pinyon.transfer.paths.roads import NIXL
+from pinyon.transfer.transports.nixl import attempts as nixl_attempts
+from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
+from pinyon.transfer.transports.nixl.attempts import MOST_CONNECTIONS
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import until_stopped
 from tests.nixl.conftest import FETCHED
 from tests.nixl.nixl_peer import PATTERN
-from tests.unit.transfer.conftest import FAST
+from tests.unit.transfer.conftest import FAST, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 ONLY_THROUGH_THE_PEER = "self,posix,sysv,tcp"
@@ -150,6 +154,85 @@ def test_a_peer_that_would_have_to_serve_reads_itself_is_read_by_tcp(
     assert ways(engine) == {"tcp"}
     engine._peers.transports["nixl"].maintain(time.monotonic())  # what was given up comes late, and lands nowhere
     assert read(engine, peer).ok
+
+
+def sockets(pid: int) -> int:
+    folder = Path(f"/proc/{pid}/fd")
+    count = 0
+    for name in os.listdir(folder):
+        try:
+            count += os.readlink(folder / name).startswith("socket:")
+        except FileNotFoundError:  # closed since
+            continue
+    return count
+
+
+class Sockets:
+    """How many the two processes have, from now on."""
+
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+        self.before = [sockets(pid) for pid in pids]
+
+    def eventually_at_most(self, more: int) -> None:
+        def few() -> bool:
+            return all(sockets(pid) <= count + more for pid, count in zip(self.pids, self.before, strict=True))
+
+        eventually(few, f"{more} more than {self.before}; there are {[sockets(pid) for pid in self.pids]}")
+
+
+def test_no_socket_is_left_behind_however_often_links_end_and_memory_changes(
+    engine: TransferEngine, start_peer: Callable[..., Peer]
+) -> None:
+    """UCX gives none back while both processes live."""
+    peer = start_peer()
+    nixl = engine._peers.transports["nixl"]
+    assert read(engine, peer, 1000, peer.kept).ok
+    both = Sockets(os.getpid(), peer.process.pid)
+    for _ in range(20):
+        nixl.maintain(time.monotonic() + 2 * FAST.idle_s)
+        assert nixl.endpoints == 0
+        assert read(engine, peer, 1000, bytes.fromhex(peer.ask("again 0"))).ok
+    both.eventually_at_most(0)
+    for start in range(1, MOST_CONNECTIONS + 5):
+        assert read(engine, peer, 900, bytes.fromhex(peer.ask(f"again {start}"))).ok
+        assert engine.near.view[:900] == (PATTERN * 4)[start : start + 900]  # type: ignore[attr-defined]
+    assert ways(engine) == {"nixl", "tcp"}, "more connections than there may be"
+    both.eventually_at_most(MOST_CONNECTIONS)  # the first is there already, and there is one by tcp
+
+
+def test_no_socket_is_left_behind_by_proofs_that_fail(
+    engine: TransferEngine, start_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.05)
+    monkeypatch.setattr(nixl_attempts, "MOST_FAILED_PROOFS", 100)
+    peer = start_peer(UCX_TLS=ONLY_THROUGH_THE_PEER)
+    nixl = engine._peers.transports["nixl"]
+
+    def probe() -> bool:
+        eventually(lambda: nixl.maintain(time.monotonic()) or nixl._agent.strays == 0, "what was given up has come")
+        return nixl.probe(peer.segment, NIXL, time.monotonic() + FAST.connect_s)
+
+    assert not probe()
+    both = Sockets(os.getpid(), peer.process.pid)
+    assert not any(probe() for _ in range(4))
+    both.eventually_at_most(1)  # UCX connects both ways
+
+
+def test_programs_that_a_process_starts_inherit_none_of_it(
+    engine: TransferEngine, start_peer: Callable[..., Peer]
+) -> None:
+    peer = start_peer()
+    assert read(engine, peer).ok
+    for pid in (os.getpid(), peer.process.pid):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                is_socket = os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
+                flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
+            except FileNotFoundError:  # closed since
+                continue
+            assert not is_socket or int(flags, 8) & os.O_CLOEXEC
+    assert not [name for name in os.environ if name.startswith(("UCX_", "NIXL_"))]
 
 
 def test_an_idle_process_does_not_spin(engine: TransferEngine, start_peer: Callable[..., Peer]) -> None:

@@ -43,11 +43,14 @@ class TransferSettings(ServiceSettings):
         False, description="with TLS, use shared memory on one host too: whoever may copy can read all of a process"
     )
     transfer_nixl: Literal["off", "auto", "prefer"] = Field(
-        "off", description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer)"
+        "off",
+        description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer); "
+        "an authenticated peer can crash this process then",
     )
     transfer_nixl_without_authentication: bool = Field(
         False,
-        description="with TLS or a cluster secret, use NIXL too, whose connections know neither: see docs/security.md",
+        description="with TLS or a cluster secret, use NIXL too, whose connections know neither, and by which an "
+        "authenticated peer can crash this process: see docs/security.md",
     )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
 

@@ -108,6 +108,7 @@ class Raw:
         self.memory: list[tuple[int, int]] = []
         self.known: dict[str, list[tuple[int, int]]] = {}
         self.requests: dict[int, Request] = {}
+        self.connects = self.forgets = 0
 
     def loadRemoteMD(self, metadata: bytes) -> bytes:
         head, _, span = metadata.partition(b"|Fake")
@@ -117,11 +118,15 @@ class Raw:
         except ValueError:
             raise FakeError("NIXL_ERR_MISMATCH") from None
         with self.fake.lock:
-            self.known.setdefault(name.decode(), []).append((low, high))
+            self.connects += name.decode() not in self.known
+            known = self.known.setdefault(name.decode(), [])
+            assert all(high <= start or end <= low or (low, high) == (start, end) for start, end in known), "overlap"
+            known.append((low, high))
         return name
 
     def invalidateRemoteMD(self, name: str) -> None:
         with self.fake.lock:
+            self.forgets += 1
             del self.known[name]
 
     def createXferReq(self, operation: str, near: Any, far: Any, name: str, notice: bytes, backends: Any) -> int:

@@ -355,7 +355,7 @@ def test_with_authentication_it_needs_a_word(fake: FakeNixl, tmp_path) -> None:
 PAGE = Page(1 << 40, 1 << 20, b"s" * 16)
 METADATA = b"nixlSerDes|Agent" + (32).to_bytes(8, "little") + AGENT.encode() + b"|Conns..."
 PLACES = [
-    Place(0, 7, 1 << 30, 8192, Seal((1 << 40) + 16, b"t" * 16), Spans((0, 100), (50, 200)), METADATA),
+    Place(0, 1 << 30, 8192, Seal((1 << 40) + 16, b"t" * 16), Spans((0, 100), (50, 200)), METADATA),
     Place(Reason.UNKNOWN_REGION),
 ]
 
@@ -395,7 +395,6 @@ def test_metadata_that_is_not_the_peers_own_is_not_given_to_nixl(metadata: bytes
     "place",
     [
         PLACES[0]._replace(code=77),
-        PLACES[0]._replace(number=0),
         PLACES[0]._replace(address=1 << 63),
         PLACES[0]._replace(length=0),
         PLACES[0]._replace(spans=Spans((), ())),

@@ -16,27 +16,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import mmap
-import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from pinyon.transfer.transports.nixl.attempts import Attempts
+from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_environment
 from pinyon.transfer.transports.nixl.wire import Place
 
-__all__ = ["Buffer", "NixlAgent", "NixlError", "nixl_available"]
+__all__ = ["BUFFER_BYTES", "Buffer", "NixlAgent", "NixlError", "nixl_available"]
 
-_RDMA_DEVICES = Path("/sys/class/infiniband")
+_log = logging.getLogger(__name__)
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 _MOST_STRAYS = 64
 """Transfers that were given up and have not ended; with more of them nothing new begins."""
+_MOST_STRAYS_OF_ONE = 8
+"""Of one peer, so that it leaves room for others."""
 _FAILED_S = 60.0
 """So long after it failed a transfer that was given up counts as ended."""
+_MOST_IDLE = 1024
+"""Peers that nobody speaks to and NIXL stays connected to; above it the one that was left first is forgotten."""
+_MOST_FREE_BUFFERS = 16
+"""Kept for the next READ, whoever it is from."""
+BUFFER_BYTES = 1 << 20
+"""Of a READ's payload; pages that no READ has needed yet take no memory."""
+_FIRST_TURNS = 4
+"""In which a new agent takes up its connection to itself."""
 Pieces = Sequence[tuple[int, int]]
 """``(address, bytes)``"""
 
@@ -52,16 +64,11 @@ def _nixl() -> SimpleNamespace:
     Raises:
         NixlError: NIXL cannot be imported.
     """
-    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what fails is told by us; peers could fill a log else
-    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
-    if not any(_RDMA_DEVICES.glob("*")):
-        # Of no use here, and the wheel's libnl beside the system's, which libibverbs brings, ends the process at its
-        # exit with a segmentation fault (1.5.1).
-        os.environ.setdefault("UCX_MODULES", "^ib")
     found: list[str] = []
     for package in _PACKAGES:
         try:
-            api = importlib.import_module(f"{package}._api")
+            with ucx_environment(), closed_on_exec():
+                api = importlib.import_module(f"{package}._api")
             version = metadata.version(package.replace("_", "-"))
             return SimpleNamespace(api=api, bindings=api.nixlBind, version=version)
         except ModuleNotFoundError as error:
@@ -107,30 +114,36 @@ class Buffer:
 class _Stray:
     """A READ that was given up while it ran."""
 
-    __slots__ = ("buffer", "failed_s", "name", "request")
+    __slots__ = ("buffers", "failed_s", "name", "request")
 
-    def __init__(self, name: str, request: int, buffer: Buffer) -> None:
+    def __init__(self, name: str, request: int, buffers: Sequence[Buffer]) -> None:
         self.name = name
         self.request = request
-        self.buffer = buffer
+        self.buffers = buffers
         self.failed_s: float | None = None
 
 
 class _Peer:
-    __slots__ = ("endpoints", "regions")
+    __slots__ = ("endpoints", "metadata", "regions", "spoiled")
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: bytes) -> None:
+        self.metadata = metadata
         self.endpoints = 0
         """That speak to it."""
-        self.regions: dict[int, tuple[int, int]] = {}
-        """By number: first address and end."""
+        self.regions: dict[tuple[int, int], bytes] = {}
+        """The metadata by first address and end."""
+        self.spoiled = False
+        """To be forgotten when nobody speaks to it any more, as what NIXL knows of it is of no use."""
 
 
 class NixlAgent:
     """This process towards NIXL. All methods are thread-safe."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, loopback: bool = False) -> None:
         """
+        Args:
+            loopback: only processes of this host are to reach it.
+
         Raises:
             NixlError: NIXL or its UCX does not work here.
         """
@@ -143,12 +156,14 @@ class NixlAgent:
         self._read = nixl.bindings.NIXL_READ
         self._memory = nixl.bindings.DRAM_SEG
         self._list = nixl.bindings.nixlXferDList
-        with _calling("no NIXL agent"):
+        with _calling("no NIXL agent"), ucx_environment(loopback=loopback), closed_on_exec():
             strict = nixl.api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             config = nixl.api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
             self._agent: Any = nixl.api.nixl_agent(name, config)
             self._backends = [self._agent.backends["UCX"]]
-        self._raw = self._agent.agent
+            self._raw = self._agent.agent
+            for _ in range(_FIRST_TURNS):
+                self._raw.getNotifs({}, self._backends)
         self.pairing = threading.Lock()
         """Held by whoever proves that a peer has no part in a READ, and by whoever is the peer of one that does: what
         the former does would make the latter's part go on."""
@@ -158,6 +173,10 @@ class NixlAgent:
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         """What NIXL knows of other agents, by name."""
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        """Those of them that no endpoint speaks to; who was left last comes last."""
+        self._attempts = Attempts()
+        self._free: list[Buffer] = []
         self._strays: list[_Stray] = []
 
     # --- memory ---
@@ -186,22 +205,59 @@ class NixlAgent:
         """No transfer uses it any more."""
         self.deregister(buffer.registered)
 
+    def take_buffer(self) -> Buffer:
+        """One of ``BUFFER_BYTES``, which nobody else uses until :meth:`give_buffer`. Raises NixlError."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self.new_buffer(BUFFER_BYTES)
+
+    def give_buffer(self, buffer: Buffer) -> None:
+        """No transfer uses it any more."""
+        if len(self._free) < _MOST_FREE_BUFFERS:  # several at once make it some more
+            self._free.append(buffer)
+        else:
+            self.drop_buffer(buffer)
+
     # --- peers ---
 
-    def meet(self, name: str, metadata: bytes) -> None:
-        """An endpoint speaks to this peer from now on, until :meth:`leave`. Raises NixlError."""
+    def check(self, name: str) -> None:
+        """Raises NixlError: it was tried with this peer often enough (:mod:`.attempts`), or too much does not end."""
         with self._lock:
-            if len(self._strays) >= _MOST_STRAYS:
-                raise NixlError(f"{len(self._strays)} transfers by NIXL do not end")
+            self._check(name)
+
+    def _check(self, name: str) -> None:
+        """Lock held."""
+        if len(self._strays) >= _MOST_STRAYS:
+            raise NixlError(f"{len(self._strays)} transfers by NIXL do not end")
+        if sum(stray.name == name for stray in self._strays) >= _MOST_STRAYS_OF_ONE:
+            raise NixlError("earlier transfers from this peer do not end")
+        peer = self._peers.get(name)
+        connected = peer is not None and not (peer.spoiled and not peer.endpoints)
+        if (reason := self._attempts.refusal(name, connected=connected)) is not None:
+            raise NixlError(f"not any more with the process {name}: {reason}")
+
+    def meet(self, name: str, metadata: bytes) -> bool:
+        """An endpoint speaks to this peer from now on, until :meth:`leave`. Whether that is by a connection that was
+        kept while nobody used it. Raises NixlError."""
+        with self._lock:
             peer = self._peers.get(name)
+            kept = peer is not None and not peer.endpoints
+            if peer is not None and kept and (peer.spoiled or peer.metadata != metadata):
+                self._forget(name)
+                peer, kept = None, False
+            self._check(name)
             if peer is None:
+                self._attempts.connects(name)
+                peer = self._peers[name] = _Peer(metadata)
                 try:
                     self._load(name, metadata)
                 except NixlError:
                     self._forget(name)  # it may have taken in a part
                     raise
-                peer = self._peers[name] = _Peer()
             peer.endpoints += 1
+            self._idle.pop(name, None)
+            return kept
 
     def learn(self, name: str, place: Place, most: int) -> bool:
         """That a peer which was met has this region. False: it lies where another one did that NIXL knows, or NIXL
@@ -210,14 +266,14 @@ class NixlAgent:
             peer = self._peers.get(name)
             if peer is None:
                 raise NixlError("the agent is closed")
-            if place.number in peer.regions:
-                return True
-            end = place.address + place.length
-            overlaps = any(start < end and place.address < stop for start, stop in peer.regions.values())
+            where = place.address, place.address + place.length
+            if peer.regions.get(where) == place.metadata:
+                return True  # it may be another region, but NIXL would hear nothing new
+            overlaps = any(start < where[1] and place.address < stop for start, stop in peer.regions)
             if overlaps or len(peer.regions) >= most:
                 return False
             self._load(name, place.metadata)
-            peer.regions[place.number] = place.address, end
+            peer.regions[where] = place.metadata
             return True
 
     def _load(self, name: str, metadata: bytes) -> None:
@@ -226,8 +282,34 @@ class NixlAgent:
         if loaded not in (name, name.encode()):
             raise NixlError("a peer's metadata is another's")
 
+    def renew(self, name: str) -> bool:
+        """Whether NIXL will have forgotten what it knows of this peer by the time that it is met again, if the only
+        endpoint that speaks to it is closed."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is None or peer.endpoints != 1 or self._attempts.refusal(name, connected=False) is not None:
+                return False
+            peer.spoiled = True
+            return True
+
+    def spoil(self, name: str) -> None:
+        """Its connection broke: it is made anew when the peer is met again and nobody else speaks to it."""
+        with self._lock:
+            if (peer := self._peers.get(name)) is not None:
+                peer.spoiled = True
+
+    def proved(self, name: str, *, well: bool) -> None:
+        """Whether this peer, which was met, is read without taking part."""
+        with self._lock:
+            if well:
+                self._attempts.proved(name)
+                return
+            self._attempts.failed(name)
+            if (reason := self._attempts.refusal(name, connected=True)) is not None:
+                _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
+
     def leave(self, name: str) -> None:
-        """One endpoint less. After the last of them NIXL knows nothing of the peer."""
+        """One endpoint less. After the last of them NIXL stays connected, unless that is of no use."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None:
@@ -235,10 +317,19 @@ class NixlAgent:
             peer.endpoints -= 1
             if peer.endpoints:
                 return
-            del self._peers[name]
-            self._forget(name)
+            if peer.spoiled:
+                self._forget(name)
+                if (reason := self._attempts.refusal(name, connected=False)) is not None:
+                    _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
+                return
+            self._idle[name] = None
+            if len(self._idle) > _MOST_IDLE:
+                self._forget(next(iter(self._idle)))
 
     def _forget(self, name: str) -> None:
+        """Lock held."""
+        self._peers.pop(name, None)
+        self._idle.pop(name, None)
         with contextlib.suppress(Exception):  # it does not know the peer
             self._raw.invalidateRemoteMD(name)
 
@@ -298,11 +389,11 @@ class NixlAgent:
         except Exception:  # the agent is closed, and so has forgotten it
             return
 
-    def stray(self, name: str, request: int, buffer: Buffer) -> None:
+    def stray(self, name: str, request: int, buffers: Sequence[Buffer]) -> None:
         """Given up while it ran; its endpoint's :meth:`leave` is ours now. NIXL would let us release it, and write into
-        its buffer all the same when bytes come: so both are kept until :meth:`tend` finds that it has ended."""
+        its buffer all the same when bytes come: so all are kept until :meth:`tend` finds that it has ended."""
         with self._lock:
-            self._strays.append(_Stray(name, request, buffer))
+            self._strays.append(_Stray(name, request, buffers))
 
     # --- keeping house ---
 
@@ -321,7 +412,8 @@ class NixlAgent:
             with self._lock:
                 self._strays.remove(stray)
             self.release(stray.request)
-            self.drop_buffer(stray.buffer)
+            for buffer in stray.buffers:
+                self.drop_buffer(buffer)
             self.leave(stray.name)
 
     def _is_over(self, stray: _Stray, now_s: float) -> bool:
@@ -341,5 +433,8 @@ class NixlAgent:
     def close(self) -> None:
         """End its connections and its thread; every later call fails as :class:`NixlError` or does nothing."""
         with self._lock:  # strays stay: somebody may be in a call
+            for name in list(self._idle):
+                self._forget(name)
             self._peers.clear()
             self._agent = self._raw = None
+            self._free.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import secrets
 import select
 import time
@@ -21,13 +22,11 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.small import SMALL_BYTES
 from pinyon.transfer.transports.nixl import wire
-from pinyon.transfer.transports.nixl.agent import Buffer, NixlAgent, NixlError
+from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
 
-__all__ = ["BUFFER_BYTES", "PROOF_S", "NixlEndpoint"]
+__all__ = ["PROOF_S", "NixlEndpoint"]
 
-BUFFER_BYTES = 1 << 20
-"""Of payload, per endpoint; pages that no READ has needed yet take no memory. What is larger comes in pieces."""
 TOUCH_S = 1.0
 """The peer hears at least this often that the link is in use: it evicts only what was silent for longer."""
 _PIECES = 512
@@ -49,7 +48,7 @@ _Piece = tuple[bytes, int, int, Region, int]
 
 class NixlEndpoint(Endpoint):
     """For one user at a time. NIXL never writes into a region: what it brings is copied out of ``_buffer``, so nothing
-    can land late, whatever becomes of a READ that was given up."""
+    can land late, whatever becomes of a READ that was given up. What is larger than that comes in pieces."""
 
     def __init__(
         self,
@@ -82,9 +81,10 @@ class NixlEndpoint(Endpoint):
         """The request that was posted and has not ended."""
         self._at_once = True
         """Since it is connected every READ had ended when it was posted, as where the kernel copies."""
-        self._buffer: Buffer = agent.new_buffer(BUFFER_BYTES + SEAL_BYTES)
-        self._seal = self._buffer.view[BUFFER_BYTES:]
-        self._seal_address = self._buffer.address + BUFFER_BYTES
+        self._buffer: Buffer | None = None
+        """While a READ needs it."""
+        self._seal_buffer: Buffer = agent.new_buffer(mmap.PAGESIZE)
+        self._seal = self._seal_buffer.view[:SEAL_BYTES]
         self._sleeper = select.poll()
         self._sleeper.register(link.stream.sock.fileno(), select.POLLIN | select.POLLRDHUP)
 
@@ -98,12 +98,27 @@ class NixlEndpoint(Endpoint):
         """
         body = self._ask(Op.PAIR, self._agent.version.encode(), deadline)
         self._page, metadata = wire.parse_paired(body, self._peer)
-        self._agent.meet(self._peer, metadata)
-        self._met = True
-        self._read_page(SEAL_BYTES, deadline)
+        self._meet(metadata, deadline)
         while not self._prove(deadline):
             time.sleep((1 + secrets.randbelow(_MOST_REST_MS)) / 1000)  # both wait for each other, perhaps
+        self._give_buffer()
+        self._agent.proved(self._peer, well=True)
         self.link.stream.send([wire.pack_request(Op.PROVED)], deadline)
+
+    def _meet(self, metadata: bytes, deadline: float) -> None:
+        """Connect, or find that NIXL is connected still: anew, if that connection broke."""
+        agent, again = self._agent, True
+        while again:
+            again = agent.meet(self._peer, metadata)
+            self._met = True
+            try:
+                return self._read_page(SEAL_BYTES, deadline)
+            except NixlError:
+                agent.spoil(self._peer)
+                if not again:
+                    raise
+                self._met = False
+                agent.leave(self._peer)
 
     def _prove(self, deadline: float) -> bool:
         """Read while the peer does nothing. False: it cannot do nothing now. Raises NixlError: the READ does not end.
@@ -121,16 +136,19 @@ class NixlEndpoint(Endpoint):
             for nbytes in (SEAL_BYTES, _PROOF_BYTES):
                 self._read_page(nbytes, proof)
         except (DeadlineReached, Stalled):
+            self._agent.proved(self._peer, well=False)
             raise NixlError("the peer's memory is not read without the peer: no RDMA, no cross-memory attach") from None
         finally:
             self._agent.pairing.release()
         return True
 
     def _read_page(self, nbytes: int, deadline: float) -> None:
-        request = self._agent.prepare_one(self._buffer.address, self._page.address, nbytes, self._peer)
+        buffer = self._take_buffer()
+        request = self._agent.prepare_one(buffer.address, self._page.address, nbytes, self._peer)
         self._complete(request, deadline)
         self._agent.release(request)
-        if self._buffer.view[:SEAL_BYTES] != self._page.seal:
+        if buffer.view[:SEAL_BYTES] != self._page.seal:
+            self._agent.proved(self._peer, well=False)
             raise NixlError("what is read is not what the peer has there")
 
     def _ask(self, op: Op, body: bytes, deadline: float) -> bytes:
@@ -167,6 +185,7 @@ class NixlEndpoint(Endpoint):
         for _ in range(_READ_TRIES):
             refusals = self._read(chain)
             if refusals is not None:
+                self._give_buffer()
                 return Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals)) if any(refusals) else DONE
             self._forget()
             self.prepare(chain)
@@ -178,7 +197,7 @@ class NixlEndpoint(Endpoint):
         pieces: list[_Piece] = []
         filled = 0
         for position, (_, local, local_offset, key, offset, length) in enumerate(chain.slices):
-            code, _, address, _, _, spans, _ = self._known[key]
+            code, address, _, _, spans, _ = self._known[key]
             if code or spans.holding(offset, offset + length) < 0:
                 refusals[position] = code or Reason.OUT_OF_RANGE
                 continue
@@ -205,16 +224,21 @@ class NixlEndpoint(Endpoint):
             return None
         agent = self._agent
         self._touch(deadline)
-        request = agent.prepare_one(self._buffer.address, place.address + remote_offset, nbytes, self._peer)
+        buffer = self._take_buffer()
+        request = agent.prepare_one(buffer.address, place.address + remote_offset, nbytes, self._peer)
         self._complete(request, deadline)
         agent.release(request)
         if not self._intact(key, deadline):
+            self._give_buffer()
             self._forget()
             return None
+        stored = True
         if nbytes > SMALL_BYTES:  # pinned
-            self._store(region, offset, 0, nbytes)
-            return DONE
-        return DONE if self._table.store(region, offset, self._buffer.view[:nbytes]) else SHUTDOWN
+            _store(region, offset, buffer, 0, nbytes)
+        else:
+            stored = self._table.store(region, offset, buffer.view[:nbytes])
+        self._give_buffer()
+        return DONE if stored else SHUTDOWN
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
@@ -248,11 +272,14 @@ class NixlEndpoint(Endpoint):
                     continue
                 if not self._agent.learn(self._peer, place, self._limits.max_regions):
                     # NIXL would mistake it for what the peer has no more: what it knows goes with the connection.
-                    raise TryAgain("the peer has other regions than it had")
+                    if self._agent.renew(self._peer):
+                        raise TryAgain("the peer has other regions than it had")
+                    refused[key] = Place(Reason.OTHER_TRANSPORT)
+                    continue
                 places[key] = place
                 self._spans += len(place.spans.starts)
                 self._looks[key] = self._agent.prepare_one(
-                    self._seal_address, place.seal.address, SEAL_BYTES, self._peer
+                    self._seal_buffer.address, place.seal.address, SEAL_BYTES, self._peer
                 )
         return places | refused if refused else places
 
@@ -269,7 +296,8 @@ class NixlEndpoint(Endpoint):
         """Bring these pieces, which fit into the buffer, and copy each to its place; the chain holds the regions.
         False: some key does not open any more what it did, and nothing was copied."""
         here: list[tuple[int, int]] = []
-        at = self._buffer.address
+        buffer = self._take_buffer()
+        at = buffer.address
         for _, _, nbytes, _, _ in pieces:
             here.append((at, nbytes))
             at += nbytes
@@ -280,16 +308,22 @@ class NixlEndpoint(Endpoint):
             return False
         start = 0
         for _, _, nbytes, region, offset in pieces:
-            self._store(region, offset, start, nbytes)
+            _store(region, offset, buffer, start, nbytes)
             start += nbytes
         return True
 
-    def _store(self, region: Region, offset: int, start: int, nbytes: int) -> None:
-        """Copy from the buffer to a region that is pinned."""
-        if nbytes > SMALL_BYTES:  # numpy lets go of the GIL meanwhile
-            np.copyto(region.array[offset : offset + nbytes], self._buffer.array[start : start + nbytes])
-        else:
-            region.view[offset : offset + nbytes] = self._buffer.view[start : start + nbytes]
+    def _take_buffer(self) -> Buffer:
+        """After a READ that failed it is still here. Raises NixlError."""
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = self._agent.take_buffer()
+        return buffer
+
+    def _give_buffer(self) -> None:
+        """No request that would write into it runs."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._agent.give_buffer(buffer)
 
     def _intact(self, key: bytes, deadline: float) -> bool:
         """After the last byte was read: was it what the key opens?"""
@@ -349,9 +383,20 @@ class NixlEndpoint(Endpoint):
         for request in looks.values():
             if request != running:
                 agent.release(request)
+        buffers = (self._seal_buffer,) if self._buffer is None else (self._seal_buffer, self._buffer)
         if running:
-            agent.stray(self._peer, running, self._buffer)
+            self._buffer = None
+            agent.stray(self._peer, running, buffers)
             return
-        agent.drop_buffer(self._buffer)
+        self._give_buffer()
+        agent.drop_buffer(self._seal_buffer)
         if met:
             agent.leave(self._peer)
+
+
+def _store(region: Region, offset: int, buffer: Buffer, start: int, nbytes: int) -> None:
+    """Copy from the buffer to a region that is pinned."""
+    if nbytes > SMALL_BYTES:  # numpy lets go of the GIL meanwhile
+        np.copyto(region.array[offset : offset + nbytes], buffer.array[start : start + nbytes])
+    else:
+        region.view[offset : offset + nbytes] = buffer.view[start : start + nbytes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import select
 import threading
@@ -20,6 +19,7 @@ from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.endpoint import PROOF_S
+from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.seal_page import SealPage
 from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
 
@@ -37,10 +37,9 @@ _HELP_MS = 1
 class _Shown:
     """A region that NIXL has registered."""
 
-    __slots__ = ("metadata", "number", "registered")
+    __slots__ = ("metadata", "registered")
 
-    def __init__(self, number: int, registered: Any, metadata: bytes) -> None:
-        self.number = number
+    def __init__(self, registered: Any, metadata: bytes) -> None:
         self.registered = registered
         self.metadata = metadata
 
@@ -66,13 +65,14 @@ class NixlServer:
         self._metadata = agent.metadata(self._seals.registered, connection=True)
         self._lock = threading.Lock()
         self._shown: dict[Region, _Shown] = {}
-        self._numbers = itertools.count(1)
         memory.on_revoke.append(self._seals.revoke)
         memory.on_unregister.append(self._hide)
 
     def serve(self, inbound: Inbound) -> None:
         head = memoryview(bytearray(wire.HEADER_BYTES))
-        if not self._pair(inbound, head):
+        with closed_on_exec(only_tcp=True):
+            paired = self._pair(inbound, head)
+        if not paired:
             return
         while self._wait(inbound, head):
             header = wire.parse_request(head)
@@ -173,7 +173,7 @@ class NixlServer:
             seal = self._seals.issue(grant) if shown is not None else None
             if shown is None or seal is None:
                 return Place(Reason.OTHER_TRANSPORT if grant.alive else Reason.UNKNOWN_REGION)
-            return Place(0, shown.number, region.address, region.length, seal, grant.spans, shown.metadata)
+            return Place(0, region.address, region.length, seal, grant.spans, shown.metadata)
         finally:
             self._memory.unpin([grant], inbound)
 
@@ -197,7 +197,7 @@ class NixlServer:
                 self._agent.deregister(registered)
                 _log.warning("memory cannot be shown by NIXL: %s", error)
                 return None
-            shown = self._shown[region] = _Shown(next(self._numbers), registered, metadata)
+            shown = self._shown[region] = _Shown(registered, metadata)
             return shown
 
     def _hide(self, region: Region) -> None:

@@ -10,7 +10,6 @@ transport is needed beside it, which takes the WRITEs and the READs that are not
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 from pinyon.core.clock import Clock
@@ -23,13 +22,15 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.path import Path
 from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.stats import Meter
-from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError, nixl_available
-from pinyon.transfer.transports.nixl.endpoint import BUFFER_BYTES, NixlEndpoint
+from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlError, nixl_available
+from pinyon.transfer.transports.nixl.endpoint import NixlEndpoint
+from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
 
 __all__ = ["NixlError", "NixlTransport", "nixl_available"]
 
 _log = logging.getLogger(__name__)
+_MOST_TOLD = 64
 
 
 class NixlTransport(Endpoints[NixlEndpoint]):
@@ -55,15 +56,19 @@ class NixlTransport(Endpoints[NixlEndpoint]):
         """
         super().__init__(1, limits, meter, clock)  # NIXL knows one connection to each peer
         self.moves_bytes = BUFFER_BYTES
-        if loopback:
-            os.environ.setdefault("UCX_NET_DEVICES", "lo")
         self._memory = memory
         self._identity = identity
-        self._agent = NixlAgent(identity.boot_id.hex())
+        self._agent = NixlAgent(identity.boot_id.hex(), loopback=loopback)
         self.service = NixlServer(memory, limits, self._agent, meter, clock)
         self._told: set[str] = set()
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> NixlEndpoint:
+        name = remote.boot_id.hex()
+        try:
+            self._agent.check(name)
+        except NixlError as error:
+            self._tell(remote, error)
+            raise
         limit = min(deadline, self._clock() + self._limits.connect_s)
         link = dial(
             (remote.host, remote.port),
@@ -77,18 +82,24 @@ class NixlTransport(Endpoints[NixlEndpoint]):
         )
         endpoint = None
         try:
-            endpoint = NixlEndpoint(link, self._agent, remote.boot_id.hex(), self._memory, self._limits, self._clock)
-            endpoint.pair(limit)
+            endpoint = NixlEndpoint(link, self._agent, name, self._memory, self._limits, self._clock)
+            with closed_on_exec(only_tcp=True):
+                endpoint.pair(limit)
         except BaseException as error:
             if endpoint is None:
                 link.stream.close(hard=True)
             else:
                 endpoint.close(hard=True)
-            if isinstance(error, NixlError) and str(error) not in self._told and len(self._told) < 64:
-                self._told.add(str(error))
-                _log.info("not using NIXL with a peer: %s", error)
+            if isinstance(error, NixlError):
+                self._tell(remote, error)
             raise
         return endpoint
+
+    def _tell(self, remote: SegmentDescriptor, error: NixlError) -> None:
+        """Each reason once, up to a bound: peers could fill a log else."""
+        if str(error) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(str(error))
+            _log.info("not using NIXL with %s:%d: %s", remote.host, remote.port, error)
 
     def maintain(self, now: float) -> None:
         """See ``Transport.maintain``."""

@@ -9,7 +9,7 @@ integers big-endian)::
     server    → answer   header                                or BUSY: come again
     initiator → PROVED   header                                it reads the page all the same; no answer
     initiator → RESOLVE  header + count x key
-    server    → answer   header + count x place(code spans number address length seal + spans + metadata)
+    server    → answer   header + count x place(code spans address length seal + spans + metadata)
     initiator → TOUCH    header                                no answer: the link is in use
 
 *Metadata* is what one NIXL agent must know of another: how to connect, and the keys of registered memory. It is opaque
@@ -41,11 +41,10 @@ MAX_KEYS = 64
 """Per RESOLVE."""
 MAX_SPANS = 1 << 16
 """Of all places in one answer."""
-MAX_REGION_NUMBER = 1 << 62
 
 _HEADER = Struct("!HBBI")
 _PAGE = Struct("!QQ16s")
-_PLACE = Struct("!BIQQQQ16sI")
+_PLACE = Struct("!BIQQQ16sI")
 _SPAN = Struct("!QQ")
 _ADDRESS_SPACE = 1 << 63
 _PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
@@ -113,8 +112,6 @@ class Place(NamedTuple):
 
     code: int
     """0, or a ``Reason`` number."""
-    number: int = 0
-    """Of the region, never used twice by a process."""
     address: int = 0
     """Of the region's first byte."""
     length: int = 0
@@ -141,8 +138,8 @@ def pack_paired(page: Page, metadata: bytes) -> bytes:
 def pack_places(places: Sequence[Place]) -> bytes:
     """The body of the answer to RESOLVE: one place per key, with at most ``MAX_SPANS`` spans together."""
     parts: list[bytes] = []
-    for code, number, address, length, seal, (starts, ends), metadata in places:
-        parts.append(_PLACE.pack(code, len(starts), number, address, length, *seal, len(metadata)))
+    for code, address, length, seal, (starts, ends), metadata in places:
+        parts.append(_PLACE.pack(code, len(starts), address, length, *seal, len(metadata)))
         parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
         parts.append(metadata)
     return b"".join(parts)
@@ -229,7 +226,7 @@ def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]
     for _ in range(count):
         if at + _PLACE.size > len(data):
             raise WireError("a place is missing")
-        code, spans, number, address, length, seal_at, seal, nbytes = _PLACE.unpack_from(data, at)
+        code, spans, address, length, seal_at, seal, nbytes = _PLACE.unpack_from(data, at)
         at += _PLACE.size
         rest = at + spans * _SPAN.size + nbytes
         if code not in _PLACE_CODES or nbytes > MAX_METADATA_BYTES or rest > len(data):
@@ -239,7 +236,7 @@ def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]
                 raise WireError("a refusal that opens something")
             places.append(Place(code))
             continue
-        if not spans or not 0 < number < MAX_REGION_NUMBER or not 0 < address < _ADDRESS_SPACE:
+        if not spans or not 0 < address < _ADDRESS_SPACE:
             raise WireError("a place out of its bounds")
         if not 0 < length <= MAX_LENGTH or length >= _ADDRESS_SPACE - address:
             raise WireError("a region out of its bounds")
@@ -247,7 +244,7 @@ def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]
             raise WireError("a seal outside the page")
         found = _spans(data, at, spans, length)
         metadata = _checked(data[rest - nbytes : rest], agent)
-        places.append(Place(0, number, address, length, Seal(seal_at, seal), found, metadata))
+        places.append(Place(0, address, length, Seal(seal_at, seal), found, metadata))
         at = rest
     if at != len(data):
         raise WireError("bytes after the places")
