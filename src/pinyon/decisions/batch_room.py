@@ -40,11 +40,13 @@ class BatchLoad:
 class BatchRoom:
     """Looks at the parts of an instance; changes nothing, so any thread may ask."""
 
-    def __init__(self, admission: Admission, prompts: PromptQueue, max_batch: int, pool_blocks: int) -> None:
+    def __init__(self, admission: Admission, prompts: PromptQueue, max_batch: int, shared_blocks: int) -> None:
+        """``shared_blocks``: of the pool, without those that are left to those that run."""
         self._admission = admission
         self._prompts = prompts
         self._max_batch = max_batch
-        self._pool_blocks = pool_blocks
+        self._share = shared_blocks // max_batch
+        """A place's, of the pool."""
 
     def look(self, owned: int, elsewhere: int) -> BatchLoad:
         """``owned``: requests that came to be decoded here and are not gone, those included that have not asked for KV
@@ -67,6 +69,6 @@ class BatchRoom:
             return BatchLoad(waiting, running, 0)
         coming = max(0, with_memory - admission.decoded)
         places = min(self._max_batch - in_batch, admission.free_slots - coming)
-        each = max(1, math.ceil(admission.next_blocks or self._pool_blocks // self._max_batch))
+        each = max(1, math.ceil(admission.next_blocks or self._share))
         by_memory = admission.room_for(each) - coming - prompts.foreign_queued
         return BatchLoad(0, running, max(0, min(places, by_memory)))

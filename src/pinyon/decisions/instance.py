@@ -96,18 +96,14 @@ class InstanceDecisions:
         self.eviction = Eviction(self.pool)
         batching = BATCHING_POLICIES.make(config.batching)
         self.reservations = reservations
-        self.admission = Admission(
-            batching.policy,
-            self.pool,
-            reservations,
-            slots=ADMITTED_PER_PLACE * config.max_batch,
-            headroom=math.ceil(config.pool_blocks / HEADROOM_SHARE),
-        )
+        headroom = math.ceil(config.pool_blocks / HEADROOM_SHARE)
+        slots = ADMITTED_PER_PLACE * config.max_batch
+        self.admission = Admission(batching.policy, self.pool, reservations, slots=slots, headroom=headroom)
         waiting: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         computed: ServiceOrder[Any] = SERVICE_ORDERS.make(config.service_order)
         self.prompts = PromptQueue(self.pool, active=config.active_prefills, limit=config.max_prefills, order=waiting)
         self.steps = StepScheduler(limits, computed, batching.rounds(config.kernel), config.kernel)
-        self.room = BatchRoom(self.admission, self.prompts, config.max_batch, config.pool_blocks)
+        self.room = BatchRoom(self.admission, self.prompts, config.max_batch, config.pool_blocks - headroom)
         if journal is not None:
             self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
             self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])
