@@ -219,19 +219,33 @@ def test_no_socket_is_left_behind_by_proofs_that_fail(
     both.eventually_at_most(1)  # UCX connects both ways
 
 
+def inheritable_sockets(pid: int) -> set[str]:
+    """Of a process, by names that no two ever have."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            what = os.readlink(f"/proc/{pid}/fd/{name}")
+            flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
+        except FileNotFoundError:  # closed since
+            continue
+        if what.startswith("socket:") and not int(flags, 8) & os.O_CLOEXEC:
+            found.add(what)
+    return found
+
+
+@pytest.fixture
+def left_by_others() -> set[str]:
+    """Connections that the peers of other tests opened to this process, outside of pairings: docs/transfer.md."""
+    return inheritable_sockets(os.getpid())
+
+
 def test_programs_that_a_process_starts_inherit_none_of_it(
-    engine: TransferEngine, start_peer: Callable[..., Peer]
+    left_by_others: set[str], engine: TransferEngine, start_peer: Callable[..., Peer]
 ) -> None:
     peer = start_peer()
     assert read(engine, peer).ok
-    for pid in (os.getpid(), peer.process.pid):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                is_socket = os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
-                flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
-            except FileNotFoundError:  # closed since
-                continue
-            assert not is_socket or int(flags, 8) & os.O_CLOEXEC
+    assert inheritable_sockets(os.getpid()) <= left_by_others
+    assert not inheritable_sockets(peer.process.pid)
     assert not [name for name in os.environ if name.startswith(("UCX_", "NIXL_"))]
 
 
