@@ -186,7 +186,7 @@ class ReportIntake:
     def _first_tokens(self, state: InstanceState, told: Sequence[conductor_pb2.FirstTokenMeasurement]) -> None:
         if self._log is None:
             return
-        for each in told[:]:
+        for each in told:
             ttft_us = each.ttft_us
             if ttft_us > MEASURED_US_MAX:
                 continue

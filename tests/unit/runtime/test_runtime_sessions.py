@@ -352,8 +352,9 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         channels = Channels(authority.tls("lb", "lb-7"))
         dialed = Dialed(address, METHOD, WAIT_S, channels.sessions_to(peer_name("worker", "decode-1")))
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable) as failed:
             await once(dialed)
+        assert "not HTTP/2" in failed.value.message
 
 
 async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:

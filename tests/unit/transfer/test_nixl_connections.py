@@ -20,6 +20,7 @@ from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_en
 from pinyon.transfer.transports.nixl.transport import NixlTransport
 from tests.unit.transfer.conftest import FAST, Pair
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, Raw, Request, fake_nixl
+from tests.unit.transfer.nixl_pairs import nixl_pair
 
 READ = Opcode.READ
 SIZE = 1 << 20
@@ -33,11 +34,8 @@ def fake() -> Iterator[FakeNixl]:
 
 @pytest.fixture
 def pair(fake: FakeNixl) -> Iterator[Pair]:
-    engine, server = (TransferEngine(transports=("tcp",), nixl="prefer", limits=FAST) for _ in range(2))
-    with engine, server:
-        near, far = bytearray(SIZE), bytearray(b"f" * SIZE)
-        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
-        yield Pair(engine, server, near, far, local, remote, server.descriptor())
+    with nixl_pair(b"f" * SIZE) as pair:
+        yield pair
 
 
 def nixl_of(engine: TransferEngine) -> NixlTransport:

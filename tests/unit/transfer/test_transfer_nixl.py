@@ -39,6 +39,7 @@ from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
 from tests.tls_files import TestAuthority
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair, eventually
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, fake_nixl
+from tests.unit.transfer.nixl_pairs import nixl_pair
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 3 << 20
@@ -72,12 +73,8 @@ def fake() -> Iterator[FakeNixl]:
 
 @pytest.fixture
 def pair(fake: FakeNixl) -> Iterator[Pair]:
-    """What it READs goes by NIXL, what it WRITEs by tcp."""
-    engine, server = (TransferEngine(transports=("tcp",), nixl="prefer", limits=FAST) for _ in range(2))
-    with engine, server:
-        near, far = bytearray(SIZE), bytearray(bytes(range(251)) * (SIZE // 251 + 1))[:SIZE]
-        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
-        yield Pair(engine, server, near, far, local, remote, server.descriptor())
+    with nixl_pair((bytes(range(251)) * (SIZE // 251 + 1))[:SIZE]) as pair:
+        yield pair
 
 
 def ways(engine: TransferEngine) -> dict[str, int]:
