@@ -78,12 +78,13 @@ def chain_block_keys(parent: BlockKey, tokens_le32: bytes, block_tokens: int) ->
         raise ValueError(f"block_tokens must be positive, got {block_tokens}")
     step = 4 * block_tokens
     keys: list[BlockKey] = []
-    append = keys.append
-    key, place = parent, parent[-1]
+    digest, places = xxh3_128_digest, _PLACES  # compiled, a name of the module is looked up in a dictionary each time
+    key, place, begin = parent, parent[-1], 0
     for end in range(step, len(tokens_le32) + 1, step):
         place = place + 1 & 0xFF
-        key = xxh3_128_digest(key + tokens_le32[end - step : end])[:-1] + _PLACES[place]
-        append(key)
+        key = digest(key + tokens_le32[begin:end])[:-1] + places[place]
+        keys.append(key)
+        begin = end
     return keys
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 
 from pinyon.core.errors import InvalidArgument
 
@@ -71,9 +70,10 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True)
+# Not frozen, like the other two: each process makes one of each request, and what is frozen takes five times as long.
+@dataclass(slots=True, unsafe_hash=True)
 class SamplingParams:
-    """How the next token is chosen.
+    """How the next token is chosen. Nobody changes one.
 
     ``temperature`` 0 is greedy. Sampling is a pure function of (logits, ``seed``, index of the generated token), so a
     request that is resumed elsewhere goes on with the same tokens. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
@@ -104,7 +104,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     """Also of the prompt's tokens from the second one on; its KV is computed anew for that."""
 
-    @cached_property
+    @property
     def penalised(self) -> bool:
         """The next token depends on which ones came before, beside what the model makes of them."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
@@ -198,7 +198,6 @@ def check_geographies(names: tuple[str, ...], field: str) -> tuple[str, ...]:
     return names
 
 
-# Not frozen: each process makes one of each request, and what is frozen takes five times as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class RequestClass:
     """What kind of request it is, and whose. Said once, where the request arrives, and the same on every hop. Nobody
@@ -261,9 +260,10 @@ UNKNOWN_CLASS = RequestClass()
 """Of a request that nobody said anything of."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Token counts of one finished request. ``cached_tokens`` are prompt tokens whose KV was reused, not computed."""
+    """Token counts of one finished request; nobody changes one. ``cached_tokens`` are prompt tokens whose KV was reused,
+    not computed."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -350,7 +350,7 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        channels = Channels(authority.tls("lb", "lb-7"))
+        channels = Channels(authority.tls("lb", "lb-7"), HTTP2)
         dialed = Dialed(address, METHOD, WAIT_S, channels.sessions_to(peer_name("worker", "decode-1")))
         with pytest.raises(Unavailable) as failed:
             await once(dialed)
