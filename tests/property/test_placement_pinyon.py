@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
+from pinyon.placement.cost_arrays import CostArrays
+from pinyon.placement.cost_loops import CostLoops
 from pinyon.placement.cost_model import KnownPrefillCost
-from pinyon.placement.costs import EXAMINED_MAX, CostArrays, CostLoops, Costs, CostTerms
+from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.hotness_tree import HotnessSettings

@@ -262,8 +262,8 @@ UNKNOWN_CLASS = RequestClass()
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Token counts of one finished request; nobody changes one. ``cached_tokens`` are prompt tokens whose KV was reused,
-    not computed."""
+    """Token counts of one finished request; nobody changes one. ``cached_tokens`` are prompt tokens whose KV was
+    reused, not computed."""
 
     prompt_tokens: int
     completion_tokens: int

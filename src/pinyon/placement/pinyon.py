@@ -30,9 +30,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon.core.compiled import in_loops
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late
-from pinyon.placement.costs import Cost, Costs, CostTerms, costs_of
+from pinyon.placement.cost_arrays import CostArrays
+from pinyon.placement.cost_loops import CostLoops
+from pinyon.placement.costs import Cost, Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
@@ -88,7 +91,11 @@ class Pinyon:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         gains_s = None if self._sharing is None else self._sharing(request, pool, match)
-        costs = costs_of(self._terms, request, pool, match, now_s, gains_s)
+        costs: Costs
+        if in_loops(len(pool.prefills)):
+            costs = CostLoops(self._terms, request, pool, match, now_s, gains_s)
+        else:
+            costs = CostArrays(self._terms, request, pool, match, now_s, gains_s)
         cheapest = place = costs.cheapest()
         if self._settings.pair and len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)

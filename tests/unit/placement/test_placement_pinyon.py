@@ -6,8 +6,10 @@ import pytest
 
 from pinyon.core.errors import Rejected
 from pinyon.core.layout import KvLayout
+from pinyon.placement.cost_arrays import CostArrays
+from pinyon.placement.cost_loops import CostLoops
 from pinyon.placement.cost_model import KnownPrefillCost
-from pinyon.placement.costs import CostArrays, CostLoops, Costs, CostTerms
+from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
