@@ -1,4 +1,4 @@
-"""Tests once more on the modules that mypyc compiled, pure rooms' and the load balancer's: ``./dev test --compiled
+"""Tests once more on the modules that mypyc compiled, those of pure rooms and of services: ``./dev test --compiled
 [SUITE] [..]``.
 
 ``compiled_tree`` makes the modules where a C compiler is at hand; that all of them are what runs is looked at first.
@@ -23,7 +23,10 @@ __all__ = ["PURE", "REPLACES_METHODS", "run_on_compiled"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TREES = ROOT / ".cache" / "compiled"
-UNIT = ("batching", "core", "decisions", "eviction", "lb", "paging", "placement", "routing", "simulator", "transfer")
+UNIT = (
+    *("batching", "conductor", "core", "decisions", "eviction", "lb", "model", "paging", "placement", "routing"),
+    *("runtime", "simulator", "transfer"),
+)
 PROPERTY = (
     *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
     "http2_connection",

@@ -17,6 +17,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import MOVES_EVERY_S, MOVES_NONE_S, Placer
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import make_fleet
 
 
@@ -33,6 +34,7 @@ def answered(placer: Placer, name: str) -> conductor_pb2.ScheduleResponse:
     return response
 
 
+@REPLACES_METHODS
 def test_a_defect_is_the_answer_to_one_request():
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE))
     registry = CollectorRegistry()
@@ -61,6 +63,7 @@ class Moving(DualMap):
         return [Move(request, decision.prefill, decision.alternate)] if self.finds == "one" else []
 
 
+@REPLACES_METHODS
 @pytest.mark.parametrize(
     ("finds", "every_s", "asked", "counted"),
     [
