@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pinyon.core.request import RequestClass, SamplingParams
 
 __all__ = ["Ask"]
@@ -15,18 +13,42 @@ FIXED_BYTES = 1216
 traceparent."""
 
 
-class Ask(NamedTuple):
-    """``block_keys`` are packed and may be empty (layout unknown)."""
+class Ask:
+    """``block_keys`` are packed and may be empty (layout unknown). Nobody changes one."""
 
-    request_id: str
-    model: str
-    request_class: RequestClass
-    tokens_le32: bytes
-    block_keys: bytes
-    sampling: SamplingParams
-    no_reuse: bool = False
-    ttft_slo_ms: int = 0
-    traceparent: str = ""
+    __slots__ = (
+        "block_keys",
+        "model",
+        "no_reuse",
+        "request_class",
+        "request_id",
+        "sampling",
+        "texts_bytes",
+        "tokens_le32",
+        "traceparent",
+        "ttft_slo_ms",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        request_class: RequestClass,
+        tokens_le32: bytes,
+        block_keys: bytes,
+        sampling: SamplingParams,
+        no_reuse: bool = False,
+        ttft_slo_ms: int = 0,
+        traceparent: str = "",
+    ) -> None:
+        self.request_id, self.model, self.request_class = request_id, model, request_class
+        self.tokens_le32, self.block_keys, self.sampling = tokens_le32, block_keys, sampling
+        self.no_reuse, self.ttft_slo_ms, self.traceparent = no_reuse, ttft_slo_ms, traceparent
+        whose = request_class
+        texts = [request_id, model, traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
+        texts += whose.geographies
+        self.texts_bytes = _UTF8_MAX * len("".join(texts)) + 4 * len(texts)
+        """What they take in a message at most."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -35,10 +57,7 @@ class Ask(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """What it takes in a message at most; the placement, and tokens that were generated already, come to it."""
-        ask = self.request_class
-        texts = [self.request_id, self.model, self.traceparent, ask.session, ask.user, ask.tenant, ask.cache_salt]
-        texts += ask.geographies
-        texts += self.sampling.stop
-        tokens = len(self.tokens_le32) + len(self.block_keys)
-        tokens += _STOP_TOKEN_BYTES * len(self.sampling.stop_token_ids) + _BIAS_BYTES * len(self.sampling.logit_bias)
-        return tokens + _UTF8_MAX * len("".join(texts)) + 4 * len(texts) + FIXED_BYTES
+        sampling = self.sampling
+        stop = _UTF8_MAX * len("".join(sampling.stop)) + 4 * len(sampling.stop)
+        ends = _STOP_TOKEN_BYTES * len(sampling.stop_token_ids) + _BIAS_BYTES * len(sampling.logit_bias)
+        return len(self.tokens_le32) + len(self.block_keys) + self.texts_bytes + stop + ends + FIXED_BYTES

@@ -95,8 +95,8 @@ class ConductorSession:
         if self._watch is not None:
             self._watch.cancel()
 
-    async def place(self, request: conductor_pb2.ScheduleRequest) -> common_pb2.Placement:
-        """Where the request runs.
+    async def place(self, request: conductor_pb2.ScheduleRequest, size_bytes: int) -> common_pb2.Placement:
+        """Where the request runs, which takes so many bytes at most.
 
         Raises :class:`ConductorAway` when no conductor answers in time, else the :class:`PinyonError` it answered with.
         A placement that comes too late, or after a cancel, is given back.
@@ -108,7 +108,7 @@ class ConductorSession:
         request_id = request.request_id
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[conductor_pb2.ScheduleResponse | None] = loop.create_future()
-        self._outgoing.message(FRAME_BYTES + request.ByteSize()).requests.append(request)
+        self._outgoing.message(FRAME_BYTES + size_bytes).requests.append(request)
         if (before := self._pending.pop(request_id, None)) is not None and not before[0].done():
             # Other regions choose ids as well; an answer under this one is the later request's.
             before[0].set_exception(ConductorAway("another request has its id"))

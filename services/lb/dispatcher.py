@@ -311,7 +311,8 @@ class Dispatcher:
         error: PinyonError
         try:
             keys = None if self._keys_are(cluster, request.ask.model) else b""
-            return await cluster.conductor.place(request.schedule_request(exclude, keys)), _FINE
+            asked = request.schedule_request(exclude, keys)
+            return await cluster.conductor.place(asked, request.schedule_bytes(exclude)), _FINE
         except ConductorAway as away:
             error = away
         except ResourceExhausted as rejected:

@@ -8,7 +8,6 @@ the text from the first generated token on; what was handed to the client alread
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import put_sampling
 from pinyon.routing.target_policy import Routed
-from services.lb.ask import Ask
+from services.lb.ask import FIXED_BYTES, Ask
 
 __all__ = ["REGION_FIELD", "REJECTED_FIELD", "RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request"]
 
@@ -57,13 +56,16 @@ QUICK_S = 0.5
 TRIES_MAX = 64
 
 
-class Delta(NamedTuple):
+class Delta:
     """What is new for the client."""
 
-    text: str
-    tokens: Sequence[int]
-    logprobs: common_pb2.Logprobs = NO_LOGPROBS
-    """Of ``tokens``, if they were asked for. Never changed: it may be a part of what arrived."""
+    __slots__ = ("logprobs", "text", "tokens")
+
+    def __init__(self, text: str, tokens: Sequence[int], logprobs: common_pb2.Logprobs = NO_LOGPROBS) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.logprobs = logprobs
+        """Of ``tokens``, if they were asked for. Never changed: it may be a part of what arrived."""
 
 
 class Request:
@@ -200,6 +202,11 @@ class Request:
             no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not self.tokens),
             traceparent=self.traceparent,
         )
+
+    def schedule_bytes(self, exclude: Collection[str] = ()) -> int:
+        """What :meth:`schedule_request` takes in a message at most, ``exclude`` holding those that failed, too."""
+        names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
+        return min(KEYS_BYTES_MAX, len(self.ask.block_keys)) + self.ask.texts_bytes + names + FIXED_BYTES
 
     @property
     def attempt_id(self) -> str:

@@ -359,7 +359,9 @@ async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
         one = TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0)))
         await run(
             request, ticket,
-            lambda delta: take(delta._replace(logprobs=logprobs_to_proto([one for _ in delta.tokens]))),
+            lambda delta: take(
+                Delta(delta.text, delta.tokens, logprobs_to_proto([one for _ in delta.tokens]))
+            ),
         )  # fmt: skip
 
     dispatcher.run = collide

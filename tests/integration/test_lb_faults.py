@@ -288,7 +288,7 @@ async def test_a_list_that_cannot_be_taken_ends_nobody_s_request():
         await spin(lambda: session.connected)
         await conductor.until(lambda: conductor.messages)  # the hello's answer would be late, too
         conductor.late.clear()
-        placing = asyncio.ensure_future(session.place(conductor_pb2.ScheduleRequest(request_id="r")))
+        placing = asyncio.ensure_future(session.place(conductor_pb2.ScheduleRequest(request_id="r"), 8))
         await conductor.until(lambda: conductor.requests)
         conductor.push()
         await spin(lambda: len(lists) == 2)

@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import i64
 from xxhash import xxh3_128_digest
 
 __all__ = [
@@ -76,15 +77,18 @@ def chain_block_keys(parent: BlockKey, tokens_le32: bytes, block_tokens: int) ->
     """
     if block_tokens <= 0:
         raise ValueError(f"block_tokens must be positive, got {block_tokens}")
-    step = 4 * block_tokens
+    # Compiled, a name of the module is looked up in a dictionary each time, and an int that is not native made anew.
+    digest, places = xxh3_128_digest, _PLACES
     keys: list[BlockKey] = []
-    digest, places = xxh3_128_digest, _PLACES  # compiled, a name of the module is looked up in a dictionary each time
-    key, place, begin = parent, parent[-1], 0
-    for end in range(step, len(tokens_le32) + 1, step):
-        place = place + 1 & 0xFF
+    key, place, begin = parent, i64(parent[-1]), i64(0)
+    step: i64 = 4 * block_tokens
+    end, size = step, i64(len(tokens_le32))
+    while end <= size:
+        place = (place + 1) & 0xFF
         key = digest(key + tokens_le32[begin:end])[:-1] + places[place]
         keys.append(key)
         begin = end
+        end += step
     return keys
 
 

@@ -80,7 +80,7 @@ async def test_a_placement_that_comes_as_the_time_runs_out_is_used(session):
     session, stream = session
     # in the same turn of the loop as the time-out, right before it
     asyncio.get_running_loop().call_soon(stream.say, PLACED)
-    placement = await session.place(REQUEST)
+    placement = await session.place(REQUEST, REQUEST.ByteSize())
     assert placement.decode_instance_id == "d0"
     assert not stream.ending
 
@@ -88,7 +88,7 @@ async def test_a_placement_that_comes_as_the_time_runs_out_is_used(session):
 async def test_one_that_comes_after_it_is_given_back(session):
     session, stream = session
     with pytest.raises(ConductorAway):
-        await session.place(REQUEST)
+        await session.place(REQUEST, REQUEST.ByteSize())
     stream.say(PLACED)
     await stream.until_sent(3)
     assert stream.sent[-1].released_request_ids == ["r"]
@@ -98,13 +98,13 @@ async def test_two_requests_of_one_name_both_end(session):
     """Other regions choose names, too: the later one has the answer, and nobody waits for ever or ends the session."""
     session, stream = session
     session._answer_timeout_s = 60.0
-    first, second = (asyncio.ensure_future(session.place(REQUEST)) for _ in range(2))
+    first, second = (asyncio.ensure_future(session.place(REQUEST, REQUEST.ByteSize())) for _ in range(2))
     with pytest.raises(ConductorAway):
         await first
     stream.say(PLACED)
     assert (await second).decode_instance_id == "d0"
     assert session.pending == 0
-    first, second = (asyncio.ensure_future(session.place(REQUEST)) for _ in range(2))
+    first, second = (asyncio.ensure_future(session.place(REQUEST, REQUEST.ByteSize())) for _ in range(2))
     await stream.until_sent(3)
     first.cancel()
     await asyncio.wait({first})
@@ -119,8 +119,10 @@ async def test_what_is_asked_fits_its_messages_and_goes_in_order(session):
     session._answer_timeout_s = 60.0
     keys = [bytes(700_000)] * 20 + [b""] * 130
     asked = [
-        asyncio.ensure_future(session.place(conductor_pb2.ScheduleRequest(request_id=str(number), block_keys=each)))
-        for number, each in enumerate(keys)
+        asyncio.ensure_future(session.place(each, each.ByteSize()))
+        for each in (
+            conductor_pb2.ScheduleRequest(request_id=str(number), block_keys=each) for number, each in enumerate(keys)
+        )
     ]
     async with asyncio.timeout(60):
         while sum(len(each.requests) for each in stream.sent) < len(keys):

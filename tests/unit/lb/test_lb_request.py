@@ -12,7 +12,7 @@ from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
 from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
-from services.lb.request import QUICK_S, TRIES_MAX, Ask, Request
+from services.lb.request import QUICK_S, TRIES_MAX, Ask, Delta, Request
 
 NOTHING = common_pb2.Logprobs()
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")
@@ -42,6 +42,10 @@ def lost(field: str = "", code: str = "UNAVAILABLE") -> worker_pb2.StreamUpdate:
     return update(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)
 
 
+def parts(delta: Delta) -> tuple[str, list[int], common_pb2.Logprobs]:
+    return delta.text, list(delta.tokens), delta.logprobs
+
+
 @pytest.mark.parametrize(("field", "excluded"), [("", {"d"}), ("prefill_instance", {"p"})])
 def test_a_resumed_request_drops_what_was_sent(field, excluded):
     request = make()
@@ -57,7 +61,7 @@ def test_a_resumed_request_drops_what_was_sent(field, excluded):
     assert submission.timeout_ms == 6000
     # the new instance replays in pieces of its own
     assert request.fold(update("a"), 5.0).text == ""
-    assert request.fold(update("bc", (3,)), 5.0) == ("c", [3], NOTHING)
+    assert parts(request.fold(update("bc", (3,)), 5.0)) == ("c", [3], NOTHING)
     done = update("d", (4,), finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(cached_tokens=99))
     assert request.fold(done, 6.0).text == "d"
     assert request.finish_reason is FinishReason.STOP
@@ -72,7 +76,7 @@ def test_when_only_the_end_was_lost_the_last_token_is_made_again():
     assert request.retry(3, 10.0, 3.0)
     assert begin(request, 4.0).generated_tokens == 1
     last = request.fold(update("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)
-    assert last == ("", [], NOTHING)
+    assert parts(last) == ("", [], NOTHING)
     assert request.tokens == [1, 2]
 
 
@@ -184,7 +188,7 @@ def test_what_nobody_has_seen_may_begin_again():
     assert submission.prompt_tokens_le32 == request.ask.tokens_le32
     for number, last in ((7, 0), (8, common_pb2.FINISH_REASON_LENGTH)):
         request.hold(request.fold(update("x", (number,), finish_reason=last), 5.0))
-    assert request.held() == ("xx", [7, 8], NOTHING)
+    assert parts(request.held()) == ("xx", [7, 8], NOTHING)
     assert request.usage().completion_tokens == 2
 
 
@@ -220,13 +224,13 @@ def test_log_probabilities_stay_with_their_tokens_over_attempts():
     request = make(logprobs=2, prompt_logprobs=True)
     assert request.schedule_request().no_reuse
     assert not request.prompt_logprobs.logprobs
-    assert request.fold(telling("ab", (1, 2), prompt=8), 2.0) == ("ab", [1, 2], told(1, 2))
+    assert parts(request.fold(telling("ab", (1, 2), prompt=8), 2.0)) == ("ab", [1, 2], told(1, 2))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
     submission = fail_and_resume(request)
     assert (submission.sampling.logprobs, submission.sampling.prompt_logprobs) == (2, False)
     assert not request.schedule_request().no_reuse
-    assert request.fold(update("ab"), 5.0) == ("", [], NOTHING)
-    assert request.fold(telling("c", (3,)), 5.0) == ("c", [3], told(3))
+    assert parts(request.fold(update("ab"), 5.0)) == ("", [], NOTHING)
+    assert parts(request.fold(telling("c", (3,)), 5.0)) == ("c", [3], told(3))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
 
 
@@ -234,12 +238,16 @@ def test_a_token_that_is_made_again_is_not_told_again():
     request = make(max_tokens=2, logprobs=2, prompt_logprobs=True)
     request.fold(telling("ab", (1, 2), prompt=8), 2.0)
     assert fail_and_resume(request).generated_tokens == 1
-    assert request.fold(telling("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0) == ("", [], NOTHING)
+    assert parts(request.fold(telling("ab", (2,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)) == (
+        "",
+        [],
+        NOTHING,
+    )
     one = make(max_tokens=1, logprobs=2, prompt_logprobs=True)
     one.fold(telling("a", (1,), prompt=8), 2.0)
     submission = fail_and_resume(one)
     assert (submission.generated_tokens, submission.sampling.prompt_logprobs) == (0, False)
-    assert one.fold(telling("a", (1,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0) == ("", [], NOTHING)
+    assert parts(one.fold(telling("a", (1,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0)) == ("", [], NOTHING)
     assert logprobs_from_proto(one.prompt_logprobs) == logprobs(*range(1, 8))
 
 
@@ -253,7 +261,7 @@ def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began
     assert begin(request, 4.0).sampling.prompt_logprobs
     request.hold(request.fold(telling("x", (7,), prompt=8), 5.0))
     request.hold(request.fold(telling("y", (8,), finish_reason=common_pb2.FINISH_REASON_LENGTH), 5.0))
-    assert request.held() == ("xy", [7, 8], told(7, 8))
+    assert parts(request.held()) == ("xy", [7, 8], told(7, 8))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
 
 
@@ -288,6 +296,11 @@ def test_a_submission_is_no_larger_than_was_said(generated):
         prompt = logprobs_to_proto([TokenLogprob(-1.0)] * (ask.prompt_tokens - 1))
         request.fold(update("x", (7,) * generated, logprobs=logprobs, prompt_logprobs=prompt), 2.0)
         request.fold(lost(), 3.0)
+    request.exclude = {long[:64], "b"}
+    for keys in (None, b""):
+        assert request.schedule_request(("b", "cd"), keys).ByteSize() <= request.schedule_bytes(
+            {*request.exclude, "cd"}
+        )
     submission = begin(request, 4.0)
     said = ask.size_bytes + 4 * len(request.tokens) + PLACEMENT.ByteSize()
     assert submission.ByteSize() <= said
