@@ -13,9 +13,9 @@ chunk has none. Keys are packed: ``n`` of them are ``8 * n`` bytes.
 from __future__ import annotations
 
 import hmac
-from struct import iter_unpack
 from typing import Final
 
+from mypy_extensions import i64
 from xxhash import xxh3_64_digest
 
 __all__ = ["CHUNK_BYTES", "CHUNK_TOKENS", "KEYS_MAX", "KEY_BYTES", "byte_keys", "routing_root", "token_keys"]
@@ -47,6 +47,14 @@ def byte_keys(root: bytes, text: bytes, chunk_bytes: int = CHUNK_BYTES) -> bytes
     """Of the full chunks of ``text``. Raises ``ValueError`` if ``chunk_bytes`` is not positive."""
     if chunk_bytes <= 0:
         raise ValueError(f"chunks must have a size, got {chunk_bytes}")
-    whole = min(len(text) // chunk_bytes, KEYS_MAX) * chunk_bytes
+    keys: list[bytes] = []
+    # Compiled, names of the module are looked up in a dictionary each time, and ints that are not native made anew.
     key, digest = root, xxh3_64_digest
-    return b"".join([key := digest(key + chunk) for (chunk,) in iter_unpack(f"{chunk_bytes}s", text[:whole])])
+    step, begin = i64(chunk_bytes), i64(0)
+    end, size = step, step * min(len(text) // chunk_bytes, KEYS_MAX)
+    while end <= size:
+        key = digest(key + text[begin:end])
+        keys.append(key)
+        begin = end
+        end += step
+    return b"".join(keys)

@@ -12,9 +12,10 @@ __all__ = ["UNKNOWN", "Report", "Target"]
 UNKNOWN: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # what is frozen takes five times as long to make
 class Report:
-    """What a target says of itself, or a probe found out; all in requests, :data:`UNKNOWN` where it did not say.
+    """What a target says of itself, or a probe found out; all in requests, :data:`UNKNOWN` where it did not say. Nobody
+    changes one.
 
     Of an instance, ``pending`` are those it has accepted and has no room in its batch for: not those whose prompt it
     computes (SkyWalker §3.3). Of a region, ``pending`` is the queue of its load balancer and ``room`` what that grants
