@@ -22,7 +22,8 @@ def request_from_proto(
     """The request, under ``request_id``, with the given SLOs, the conductor's, where it names none."""
     check_id(request_id, "request_id")
     model = check_id(message.model, "model")
-    if message.prompt_tokens < 1:
+    prompt_tokens = message.prompt_tokens
+    if prompt_tokens < 1:
         raise InvalidArgument("must be at least 1", field="prompt_tokens")
     exclude: frozenset[str] = frozenset()
     if message.exclude_instance_ids:
@@ -34,7 +35,7 @@ def request_from_proto(
     return PlacementRequest(
         request_id,
         model,
-        message.prompt_tokens,
+        prompt_tokens,
         check_keys(message.block_keys, "block_keys"),
         message.max_tokens,
         ttft_slo_ms / 1e3 if ttft_slo_ms else ttft_slo_s,

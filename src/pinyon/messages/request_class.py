@@ -40,7 +40,7 @@ def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
             message.priority,
             message.arrived_unix_s,
             message.tenant,
-            tuple(message.geographies),
+            tuple(message.geographies) if message.geographies else (),  # an empty field takes as long to go through
             message.cache_salt,
             message.no_store,
         )
