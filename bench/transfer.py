@@ -161,6 +161,7 @@ def main() -> None:
             arguments,
             kind,
             lambda systems, nbytes, logs, pairs, missing: start(systems, nbytes, logs, src, pairs, missing),
+            close,
         )
         return
     effort = QUICK if arguments.quick else FULL

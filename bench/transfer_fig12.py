@@ -68,7 +68,9 @@ class Measured:
         return statistics.median(ratios) if ratios else None
 
 
-def measure(arguments: argparse.Namespace, kind: str, start: Start) -> None:
+def measure(
+    arguments: argparse.Namespace, kind: str, start: Start, close: Callable[[dict[System, Pair]], None]
+) -> None:
     """Move each size by each system, print the tables and the report. A system that fails has no figures from there."""
     sizes = [size for size in SIZES_GB if size <= (1.0 if arguments.quick else arguments.gigabytes)]
     wanted = [system for system in SYSTEMS if not arguments.only or system.name in arguments.only]
@@ -76,7 +78,7 @@ def measure(arguments: argparse.Namespace, kind: str, start: Start) -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
         pairs: dict[System, Pair] = {}
-        stack.callback(lambda: [pair.close() for pair in pairs.values()])
+        stack.callback(close, pairs)
         start(wanted, MEMORY_BYTES, Path(logs), pairs, measured.missing)
         budget_s = QUICK_BUDGET_S if arguments.quick else BUDGET_S
         for opcode in OPCODES:
