@@ -107,6 +107,8 @@ def python_of(system: System) -> Path:
         return peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
     if system in (NIXL_SHM, NIXL_TCP):
         return _nixl_python()
+    if system == transfer_fig12.GLOO:
+        return peer_python(transfer_fig12.TORCH, "torch.distributed", also=(NUMPY,))
     if system == OURS_BY_NIXL:
         os.environ[NIXL_AT] = str(next(_nixl_python().parent.parent.glob("lib/python3.*/site-packages")))
     return Path(sys.executable)
@@ -155,7 +157,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     src, kind = where_pinyon_is()
     if arguments.fig12:
-        transfer_fig12.measure(arguments, src, kind, python_of)
+        transfer_fig12.measure(
+            arguments,
+            kind,
+            lambda systems, nbytes, logs, pairs, missing: start(systems, nbytes, logs, src, pairs, missing),
+            close,
+        )
         return
     effort = QUICK if arguments.quick else FULL
     wanted = [system for system in SYSTEMS if system.in_quick or not effort.quick]

@@ -121,6 +121,8 @@ class Sample:
     p50_us: float
     p99_us: float
     cpu_s_per_gb: float
+    gigabytes: float
+    """What was moved, less than was planned where the time was up."""
 
 
 class Pair:
@@ -193,7 +195,7 @@ class Pair:
             if wrong:
                 raise SystemFailed(f"{wrong} blocks of {plan} did not arrive")
         gigabytes = plan.size * plan.batch * ran["calls"] / 1e9
-        return Sample(gigabytes / ran["seconds"], ran["p50_us"], ran["p99_us"], cpu_s / gigabytes)
+        return Sample(gigabytes / ran["seconds"], ran["p50_us"], ran["p99_us"], cpu_s / gigabytes, gigabytes)
 
     def close(self) -> None:
         with uninterrupted():

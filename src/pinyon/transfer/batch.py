@@ -60,8 +60,7 @@ class BatchState:
         finals: dict[tuple[TransferStatus, Reason], int] = {}
         left, moved, failures = self._left, self._moved, self._failures
         completed = moved_bytes = 0
-        for position, part in enumerate(slices):
-            index, length = part.request, part.length
+        for position, (index, _, _, _, _, length) in enumerate(slices):
             rest = left[index] - length
             if length <= 0 or rest < 0:
                 raise AssertionError(f"request {index}: a slice of {length} bytes ended, {left[index]} were left")

@@ -9,7 +9,7 @@ a path moves in a fraction of a millisecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.request import Opcode, TransferRequest
@@ -31,6 +31,10 @@ class Slice(NamedTuple):
     remote_region: bytes
     remote_offset: int
     length: int
+
+
+_tuple: Final = tuple.__new__
+"""``_tuple(Slice, fields)``: what ``Slice(*fields)`` does in Python takes longer than all else that a slice costs."""
 
 
 class ChainPlan(NamedTuple):
@@ -61,26 +65,26 @@ def plan_chains(
         locations: of the local regions, by key.
         streams: how many NICs a peer's chains are spread over.
     """
-    groups: dict[Where, list[tuple[int, TransferRequest]]] = {}
-    members: list[tuple[int, TransferRequest]] = []
-    last: TransferRequest | None = None
+    groups: dict[Where, tuple[SegmentDescriptor, list[Slice]]] = {}
+    whole: list[Slice] = []
+    last_remote: SegmentDescriptor | None = None
+    last_opcode: Opcode | None = None
+    last_local = last_region = b""
     for index, request in enumerate(requests, first_index):
+        opcode, local, local_offset, remote, region, remote_offset, length = request
         if (
-            last is None
-            or request.remote is not last.remote
-            or request.opcode is not last.opcode
-            or request.local is not last.local
-            or request.remote_region is not last.remote_region
+            remote is not last_remote
+            or opcode is not last_opcode
+            or local is not last_local
+            or region is not last_region
         ):
-            last = request
-            region = request.remote.region(request.remote_region)
-            there = region.location if region is not None else ""
-            where = (request.remote.peer, request.opcode, locations[request.local], there)
-            members = groups.setdefault(where, [])
-        members.append((index, request))
+            last_remote, last_opcode, last_local, last_region = remote, opcode, local, region
+            published = remote.region(region)
+            there = published.location if published is not None else ""
+            _, whole = groups.setdefault((remote.peer, opcode, locations[local], there), (remote, []))
+        whole.append(_tuple(Slice, (index, local, local_offset, region, remote_offset, length)))
     plans: list[ChainPlan] = []
-    for (_, opcode, here, there), group in groups.items():
-        remote = group[0][1].remote
+    for (_, opcode, here, there), (remote, group) in groups.items():
         _cut(group, ChainPlan(remote, opcode, [], 0, here, there), streams(remote), limits, plans)
     return plans
 
@@ -93,14 +97,15 @@ def plan_one(
     streams: Callable[[SegmentDescriptor], int],
 ) -> ChainPlan | None:
     """The plan when one uncut chain is enough, slice i for request i; else None. The short way for small transfers."""
-    remote, opcode, local, region = requests[0].remote, requests[0].opcode, requests[0].local, requests[0].remote_region
+    opcode, local, _, remote, region, _, _ = requests[0]
     if len(requests) > limits.max_frame_requests or nbytes > chain_bytes(nbytes, streams(remote), limits):
         return None
     slices: list[Slice] = []
-    for index, one in enumerate(requests):
-        if one.remote is not remote or one.opcode is not opcode or one.local != local or one.remote_region != region:
+    for index, request in enumerate(requests):
+        its_opcode, its_local, local_offset, its_remote, its_region, remote_offset, length = request
+        if its_remote is not remote or its_opcode is not opcode or its_local != local or its_region != region:
             return None
-        slices.append(Slice(index, local, one.local_offset, region, one.remote_offset, one.length))
+        slices.append(_tuple(Slice, (index, local, local_offset, region, remote_offset, length)))
     published = remote.region(region)
     there = published.location if published is not None else ""
     return ChainPlan(remote, opcode, slices, nbytes, locations[local], there)
@@ -119,30 +124,34 @@ def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
 
 
 def _cut(
-    group: list[tuple[int, TransferRequest]],
+    group: list[Slice],
     head: ChainPlan,
     streams: int,
     limits: TransferLimits,
     plans: list[ChainPlan],
 ) -> None:
-    total = sum(request.length for _, request in group)
-    most_bytes = chain_bytes(total, streams, limits)
+    """``group``: whole requests, one after another."""
+    most_bytes = chain_bytes(sum([part[5] for part in group]), streams, limits)
     most_slices = limits.max_frame_requests
     slices: list[Slice] = []
     nbytes = 0
-    for index, (_, local, local_offset, _, region, remote_offset, length) in group:
+    for whole in group:
+        request, local, local_offset, region, remote_offset, length = whole
         while True:
             # Small requests stay whole: the next chain takes one that does not fit. Only a larger one is cut.
-            if slices and (nbytes + min(length, most_bytes) > most_bytes or len(slices) == most_slices):
+            taken = length if length < most_bytes else most_bytes
+            if slices and (nbytes + taken > most_bytes or len(slices) == most_slices):
                 plans.append(head._replace(slices=slices, nbytes=nbytes))
                 slices, nbytes = [], 0
-            part = length if length < most_bytes else most_bytes
-            slices.append(Slice(index, local, local_offset, region, remote_offset, part))
-            nbytes += part
-            length -= part
+            part = whole
+            if taken != whole[5]:
+                part = _tuple(Slice, (request, local, local_offset, region, remote_offset, taken))
+            slices.append(part)
+            nbytes += taken
+            length -= taken
             if not length:
                 break
-            local_offset += part
-            remote_offset += part
+            local_offset += taken
+            remote_offset += taken
     if slices:
         plans.append(head._replace(slices=slices, nbytes=nbytes))

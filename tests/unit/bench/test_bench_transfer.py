@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import transfer_fig12 as fig12
 from bench.__main__ import names
 from bench.peers import PeerUnavailable, peer_python
 from bench.pictures import Panel, Series, chart
@@ -259,7 +260,8 @@ def _measured(faster: float, systems=SYSTEMS, repetitions: int = 5) -> Measured:
         for opcode in OPCODES:
             for point in POINTS:
                 measured.samples[system.name, opcode, point.name] = [
-                    Sample(turn * factor, 50 / factor, 90 / factor, 1 / factor) for turn in range(1, repetitions + 1)
+                    Sample(turn * factor, 50 / factor, 90 / factor, 1 / factor, 1.0)
+                    for turn in range(1, repetitions + 1)
                 ]
     return measured
 
@@ -275,7 +277,7 @@ def test_aims_follow_the_ratios(faster, met):
 def test_the_worst_point_decides():
     measured = _measured(2.5)
     slow = Point(1, 16 << 20).name
-    measured.samples[TCP.name, READ, slow] = [Sample(1.0, 50, 90, 1)] * 5
+    measured.samples[TCP.name, READ, slow] = [Sample(1.0, 50, 90, 1, 1.0)] * 5
     unmet = [aim.name for aim in aims(measured) if not aim.met]
     assert "tcp read / Mooncake, 1 MiB and more, least" in unmet
     assert "tcp write / Mooncake, 1 MiB and more, least" not in unmet
@@ -299,9 +301,55 @@ def test_ratios_are_within_a_repetition():
 def test_the_best_number_of_connections_counts():
     measured = _measured(1.0)
     point = POINTS[2]
-    measured.samples[SOCKETS[1].name, WRITE, point.name] = [Sample(100.0, 1, 1, 1)] * 5
+    measured.samples[SOCKETS[1].name, WRITE, point.name] = [Sample(100.0, 1, 1, 1, 1.0)] * 5
     assert measured.best_sockets(WRITE, point) == SOCKETS[1]
     assert measured.best_sockets(READ, point) == SOCKETS[0]
+
+
+# --- Fig. 12 ---
+
+
+class Moving:
+    """Stands for a pair: its rates one after another."""
+
+    def __init__(self, rates: list[float], order: list[float]) -> None:
+        self.rates, self.order, self.plans, self.closed = iter(rates), order, [], False
+
+    def measure(self, plan, seed: int, verify: bool) -> Sample:
+        rate = next(self.rates, None)
+        if rate is None:
+            raise SystemFailed("gone")
+        self.order.append(rate)
+        self.plans.append(plan)
+        return Sample(rate, 1.0, 1.0, 1.0, 1.0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_fig12_systems_take_turns_and_a_ratio_is_within_a_repetition():
+    order: list[float] = []
+    pairs = {TCP: Moving([2, 4, 6], order), SOCKETS[0]: Moving([1, 1, 9], order), SOCKETS[1]: Moving([5, 5, 5], order)}
+    measured = fig12.Measured([1.0])
+    fig12._measure(pairs, measured, READ, 1.0, 9.0, 1)
+    assert order == [2, 1, 5, 1, 5, 4, 5, 6, 9]  # another is first each time
+    assert {plan.limit_s for pair in pairs.values() for plan in pair.plans} == {1.0}  # nine samples in nine seconds
+    assert measured.best_sockets(READ, 1.0) == SOCKETS[1]
+    assert measured.ratio(TCP, SOCKETS[0], READ, 1.0) == 2.0  # of 2/1, 4/1 and 6/9
+    assert fig12._aim(measured, None, READ).measured == 0.8
+    assert fig12._aim(measured, fig12.GLOO, READ).reason == "not measured"
+
+
+def test_fig12_goes_on_without_a_system_that_fails():
+    measured = fig12.Measured([1.0])
+    gone = Moving([1], [])
+    pairs = {TCP: Moving([2, 2, 2], []), PEER: gone}
+    fig12._measure(pairs, measured, WRITE, 1.0, 6.0, 1)
+    assert gone.closed
+    assert list(pairs) == [TCP]
+    assert measured.missing == {PEER.name: "write 1 GB: gone"}
+    assert measured.rates(TCP, WRITE, 1.0) == [2, 2, 2]
+    assert measured.ratio(TCP, PEER, WRITE, 1.0) == 2.0
 
 
 # --- pictures and peers ---

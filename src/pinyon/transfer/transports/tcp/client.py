@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Final
 
 from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
@@ -11,6 +13,7 @@ from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.slicing import Slice
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
@@ -19,6 +22,8 @@ __all__ = ["Connection"]
 
 SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 """A payload that is taken in together with its header, on both sides."""
+_there: Final[Callable[[Slice], tuple[bytes, int, int]]] = itemgetter(3, 4, 5)
+"""Key, offset and length of a slice, as the peer is told."""
 _BAD_CHECKSUM: Final = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 _FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
@@ -59,7 +64,7 @@ class Connection(Endpoint):
             _, local, offset, key, remote_offset, _ = slices[0]
             return self.move(chain.opcode, chain.regions[local], offset, key, remote_offset, nbytes, deadline)
         frame = wire.Frame(chain.opcode, len(slices), self._next_frame_id(), nbytes, self._checked)
-        head = wire.pack_frame(frame, [part[3:] for part in slices])
+        head = wire.pack_frame(frame, map(_there, slices))
         seed = seed_of(head) if frame.checksum else None
         if chain.opcode is Opcode.READ:
             self._stream.send([head], deadline)
@@ -274,15 +279,17 @@ def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:
         return [chain.regions[local].view[offset : offset + length]]
     buffers: list[memoryview] = []
     key, start, end = b"", 0, 0
+    view = memoryview(b"")
     for position, (_, local, offset, _, _, length) in enumerate(chain.slices):
         if refusals is not None and refusals[position]:
             continue
-        if offset == end and local == key:
-            end += length
-            continue
-        if end:
-            buffers.append(chain.regions[key].view[start:end])
-        key, start, end = local, offset, offset + length
+        if offset != end or local != key:
+            if end:
+                buffers.append(view[start:end])
+            if local != key:
+                key, view = local, chain.regions[local].view
+            start = offset
+        end = offset + length
     if end:
-        buffers.append(chain.regions[key].view[start:end])
+        buffers.append(view[start:end])
     return buffers

@@ -225,13 +225,17 @@ def _gather(ranges: list[Range], found: list[Region | None], *, drain: bool) -> 
     buffers: list[memoryview] = []
     scratch: memoryview | None = None
     last: Region | None = None
+    view = memoryview(b"")
     start = end = 0
-    for (_, offset, length), region in zip(ranges, found, strict=True):
+    for position, (_, offset, length) in enumerate(ranges):
+        region = found[position]
         if region is last and offset == end and region is not None:
             end += length
             continue
         if last is not None:
-            buffers.append(last.view[start:end])
+            buffers.append(view[start:end])
+        if region is not None and region is not last:
+            view = region.view
         last, start, end = region, offset, offset + length
         if region is None and drain:
             scratch = scratch or memoryview(bytearray(_SCRATCH_BYTES))
@@ -240,5 +244,5 @@ def _gather(ranges: list[Range], found: list[Region | None], *, drain: bool) -> 
             if rest:
                 buffers.append(scratch[:rest])
     if last is not None:
-        buffers.append(last.view[start:end])
+        buffers.append(view[start:end])
     return buffers

@@ -14,7 +14,7 @@ Every count and length is checked against the bounds here before anything is all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain as chained
 from struct import Struct
@@ -86,12 +86,10 @@ class Reply(NamedTuple):
     payload: int
 
 
-def pack_frame(frame: Frame, ranges: Sequence[tuple[bytes, int, int]]) -> bytes:
+def pack_frame(frame: Frame, ranges: Iterable[tuple[bytes, int, int]]) -> bytes:
     """Header and descriptors; ``ranges`` are ``(key, offset, length)``, ``frame.requests`` of them."""
     opcode, count, frame_id, payload, checksum = frame
     flags = FLAG_CHECKSUM if checksum else 0
-    if count == 1:
-        return _FRAME_OF_ONE.pack(FRAME_MAGIC, opcode, flags, 1, frame_id, payload, *ranges[0])
     head = _FRAME.pack(FRAME_MAGIC, opcode, flags, count, frame_id, payload)
     return head + _descriptors(count).pack(*chained.from_iterable(ranges))
 
@@ -137,8 +135,11 @@ def parse_descriptors(data: memoryview, frame: Frame) -> list[Range]:
     else:
         # Plain tuples stand for Ranges: a thousand of them in a tenth of the time.
         ranges = cast("list[Range]", list(_DESCRIPTOR.iter_unpack(data)))
-        lengths = [length for _, _, length in ranges]
-        total = sum(lengths) if 0 not in lengths else 0
+        total = 0
+        for _, _, length in ranges:
+            if not length:
+                raise WireError("a range of no bytes")
+            total += length
     if not total:
         raise WireError("a range of no bytes")
     if total != frame.payload:
