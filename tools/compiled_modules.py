@@ -62,9 +62,17 @@ SERVICES = (
         )
     ),
     *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions", "turns")),
+    *(
+        f"worker/{name}.py"
+        for name in (
+            *("abort", "convert", "engine_loop", "ledger", "load", "metrics", "orders", "parts", "report", "served"),
+            *("step_members", "decode/*", "engines/checks", "engines/instant", "engines/paced", "kv/cache"),
+            *("prefill/job", "prefill/prefills"),
+        )
+    ),
 )
-"""Where each request is, of instances and of ``--upstream``: most of what one costs the load balancer. And what
-messages to the conductor do."""
+"""Where each request is, of instances and of ``--upstream``: most of what one costs the load balancer. What messages to
+the conductor do. And a request's way through a worker, up to the engine."""
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",
