@@ -22,7 +22,7 @@ COMPILED = (
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
     *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
-    *(f"model/{name}.py" for name in ("markers", "merges", "word_table", "word_tokens")),
+    *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
     *(f"runtime/{name}.py" for name in ("outbox", "outgoing", "pace", "tally")),
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
