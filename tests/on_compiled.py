@@ -1,5 +1,5 @@
-"""Tests once more on the modules that mypyc compiled, pure rooms' and the load balancer's: ``./dev test --compiled
-[SUITE] [..]``.
+"""Tests once more on the modules that mypyc compiled, pure rooms', the load balancer's and the worker's: ``./dev test
+--compiled [SUITE] [..]``.
 
 ``compiled_tree`` makes the modules where a C compiler is at hand; that all of them are what runs is looked at first.
 """
@@ -23,7 +23,10 @@ __all__ = ["PURE", "REPLACES_METHODS", "run_on_compiled"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TREES = ROOT / ".cache" / "compiled"
-UNIT = ("batching", "core", "decisions", "eviction", "lb", "paging", "placement", "routing", "simulator", "transfer")
+UNIT = (
+    *("batching", "core", "decisions", "eviction", "lb", "paging", "placement", "routing", "simulator", "transfer"),
+    "worker",
+)
 PROPERTY = (
     *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
     "http2_connection",
@@ -32,6 +35,7 @@ PROPERTY = (
 INTEGRATION = (
     *("lb_faults", "lb_front_door", "lb_hostile", "lb_http", "lb_life", "lb_regions"),
     *("lb_upstream_faults", "lb_upstream_regions*", "lb_upstream_takeover", "lb_upstreams"),
+    *("worker_cancel", "worker_faults", "worker_load"),
 )
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),
