@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TREES = ROOT / ".cache" / "compiled"
 UNIT = (
     *("batching", "conductor", "core", "decisions", "eviction", "lb", "model", "paging", "placement", "routing"),
-    *("runtime", "simulator", "transfer"),
+    *("runtime", "simulator", "transfer", "worker"),
 )
 PROPERTY = (
     *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
@@ -35,6 +35,7 @@ PROPERTY = (
 INTEGRATION = (
     *("lb_faults", "lb_front_door", "lb_hostile", "lb_http", "lb_life", "lb_regions"),
     *("lb_upstream_faults", "lb_upstream_regions*", "lb_upstream_takeover", "lb_upstreams"),
+    *("worker_cancel", "worker_faults", "worker_load"),
 )
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),

@@ -22,7 +22,7 @@ COMPILED = (
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
     *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
-    *(f"model/{name}.py" for name in ("markers", "merges", "word_table", "word_tokens")),
+    *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
     *(f"runtime/{name}.py" for name in ("outbox", "outgoing", "pace", "tally")),
     *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
@@ -62,9 +62,17 @@ SERVICES = (
         )
     ),
     *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions", "turns")),
+    *(
+        f"worker/{name}.py"
+        for name in (
+            *("abort", "convert", "engine_loop", "ledger", "load", "metrics", "orders", "parts", "report", "served"),
+            *("step_members", "decode/*", "engines/checks", "engines/instant", "engines/paced", "kv/cache"),
+            *("prefill/job", "prefill/prefills"),
+        )
+    ),
 )
-"""Where each request is, of instances and of ``--upstream``: most of what one costs the load balancer. And what
-messages to the conductor do."""
+"""Where each request is, of instances and of ``--upstream``: most of what one costs the load balancer. What messages to
+the conductor do. And a request's way through a worker, up to the engine."""
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",

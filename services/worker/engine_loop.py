@@ -51,7 +51,8 @@ class EngineLoop:
         self._clock = clock
         self._observe = observe
         self._steps: queue.SimpleQueue[EngineStep | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
+        # Not _thread: __thread is a word of C, where this is compiled.
+        self._computing = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stepping = False
         self._scheduled = False
@@ -74,7 +75,7 @@ class EngineLoop:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._computing.start()
         self._watchdog.start()
 
     def wake(self) -> None:
@@ -102,8 +103,8 @@ class EngineLoop:
         if self._stepping:
             _log.error("a step that does not end is given up")
             self._step_over()
-        elif self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        elif self._computing.is_alive():
+            await asyncio.to_thread(self._computing.join)
 
     # -- on the event loop
 

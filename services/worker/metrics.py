@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -16,6 +16,7 @@ from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.paging import BlockPool, SecondTier
 from pinyon.runtime.eviction_metrics import show_eviction
+from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.kv.storage import Drop, Storage
@@ -31,60 +32,64 @@ __all__ = ["WorkerMetrics", "register_gauges"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LOCAL, PEER, STORE = ("local",), ("peer",), ("store",)
+PREFILL_PARTS = ("queue", "fetch", "compute", "push")
 
 
 class WorkerMetrics:
     """What happens, counted where it happens: once per step or request, never per token."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sampled = Counter("pinyon_worker_generated_tokens", "Tokens sampled.", registry=registry)
-        self._computed = Counter("pinyon_worker_prefill_tokens", "Prompt tokens computed.", registry=registry)
-        reused = Counter(
-            "pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ["source"], registry=registry
+        self._sampled = Count("pinyon_worker_generated_tokens", "Tokens sampled.", registry=registry)
+        self._computed = Count("pinyon_worker_prefill_tokens", "Prompt tokens computed.", registry=registry)
+        self._reused = Count(
+            "pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ("source",), registry=registry
         )
-        self._local, self._peer, self._store = (reused.labels(source) for source in ("local", "peer", "store"))
-        ended = Counter("pinyon_worker_requests", "Requests ended.", ["reason"], registry=registry)
-        self._ended = {finish_reason_to_proto(reason): ended.labels(reason.value) for reason in FinishReason}
-        self._step = Histogram(
+        for source in (LOCAL, PEER, STORE):
+            self._reused.add(source, 0)
+        self._ended = Count("pinyon_worker_requests", "Requests ended.", ("reason",), registry=registry)
+        self._reasons = {finish_reason_to_proto(reason): (reason.value,) for reason in FinishReason}
+        for reason in self._reasons.values():
+            self._ended.add(reason, 0)
+        self._step = Tally(
             "pinyon_worker_step_seconds", "Length of an engine step.", buckets=_SECONDS, registry=registry
         )
-        self._rows = Counter("pinyon_worker_step_tokens", "Tokens that went through engine steps.", registry=registry)
-        self._ttft = Histogram(
+        self._rows = Count("pinyon_worker_step_tokens", "Tokens that went through engine steps.", registry=registry)
+        self._ttft = Tally(
             "pinyon_worker_first_token_seconds",
             "From a request's arrival here to its first token.",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._room = Histogram(
+        self._room = Tally(
             "pinyon_worker_room_wait_seconds",
             "How long a request or prompt waited for its KV blocks.",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._passed_over = Histogram(
+        self._passed_over = Tally(
             "pinyon_worker_passed_over_seconds",
             "How long others that came later got KV blocks before a request, where the batching policy bounds it.",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._batch = Histogram(
+        self._batch = Tally(
             "pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS, registry=registry
         )
-        parts = Histogram(
+        self._parts = Tally(
             "pinyon_worker_prefill_seconds",
             "Parts of a prefill: queue, fetch, compute, push.",
-            ["part"],
+            "part",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._queue, self._fetch, self._compute, self._push = (
-            parts.labels(part) for part in ("queue", "fetch", "compute", "push")
-        )
+        for part in PREFILL_PARTS:
+            self._parts.show(part)
 
     def step(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._step.observe(outcome.elapsed_s)
-        self._rows.inc(step.tokens)
-        self._sampled.inc(sampled)
+        self._rows.add(amount=step.tokens)
+        self._sampled.add(amount=sampled)
         if step.decodes:
             self._batch.observe(len(step.decodes))
 
@@ -93,20 +98,19 @@ class WorkerMetrics:
         self._passed_over.observe(passed_over_s)
 
     def prefill(self, outcome: PrefillOutcome) -> None:
-        self._computed.inc(outcome.computed_tokens)
-        self._local.inc(outcome.local_tokens)
-        self._peer.inc(outcome.peer_tokens)
-        self._store.inc(outcome.store_tokens)
-        self._queue.observe(outcome.queue_s)
-        self._fetch.observe(outcome.fetch_s)
-        self._compute.observe(outcome.compute_s)
-        self._push.observe(outcome.push_s)
+        self._computed.add(amount=outcome.computed_tokens)
+        self._reused.add(LOCAL, outcome.local_tokens)
+        self._reused.add(PEER, outcome.peer_tokens)
+        self._reused.add(STORE, outcome.store_tokens)
+        times = (outcome.queue_s, outcome.fetch_s, outcome.compute_s, outcome.push_s)
+        for part, seconds in zip(PREFILL_PARTS, times, strict=True):
+            self._parts.observe(seconds, part)
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
     def request_ended(self, update: worker_pb2.StreamUpdate) -> None:
-        self._ended[update.finish_reason].inc()
+        self._ended.add(self._reasons[update.finish_reason])
 
 
 class _Totals(Collector):

@@ -71,7 +71,7 @@ class Model(RuleBasedStateMachine):
             return
         self.queue.add(prompt, 0.0)
         keys = prompt.keys[: prompt.reusable]
-        self.wants[self.next] = list(keys[: self.match_prefix(keys)])
+        self.wants[self.next] = [] if owned else list(keys[: self.match_prefix(keys)])  # which has them
         self.prompts[self.next] = prompt
         self.waiting.append(self.next)
         self.left[self.next] = tokens

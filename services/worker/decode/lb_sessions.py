@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
-from pinyon.runtime.duplex import Accepted
-from pinyon.runtime.outbox import MESSAGE_BYTES, in_messages
 from pinyon.runtime.pace import Pace
 from services.worker.convert import failed_update
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.load_news import LoadNews, LoadTeller
+from services.worker.decode.outgoing_updates import LbStream, OutgoingUpdates
 from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 
@@ -71,7 +70,9 @@ class LbSession:
 
     def __init__(self, sessions: LbSessions) -> None:
         settings = sessions.decodes.parts.settings
-        self.updates = UpdateBuffer(settings.outbox_tokens, Pace(lambda: len(self._requests), time.monotonic))
+        self.updates = UpdateBuffer(settings.outbox_tokens)
+        pace = Pace(lambda: len(self._requests), time.monotonic)
+        self._outgoing = OutgoingUpdates(self.updates, self._load, pace)
         self._write_timeout_s = settings.write_timeout_s
         self._sessions = sessions
         self._decodes = sessions.decodes
@@ -87,10 +88,11 @@ class LbSession:
         Raises:
             ResourceExhausted: the load balancer reads too slowly.
         """
-        stream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest](context, self._write_timeout_s)
+        stream = LbStream(context, self._write_timeout_s)
         self.updates.overflow.add_done_callback(lambda overflow: stream.end(cast("PinyonError", overflow.exception())))
+        self._outgoing.by(stream)
         try:
-            await stream.run(self._take, self._messages(), self._drain)
+            await stream.run(self._take, self._outgoing, self._drain)
         finally:
             if self._teller is not None:
                 self._teller.close()
@@ -124,20 +126,8 @@ class LbSession:
             load.room = max(1, load.room // max(1, self._sessions.told))
         return load
 
-    async def _messages(self) -> AsyncGenerator[worker_pb2.SessionResponse, None]:
-        while (message := await self.updates.take()) is not None:
-            load = None if self._teller is None else self._teller.take()
-            if message.ByteSize() <= MESSAGE_BYTES:
-                if load is not None:
-                    message.load.CopyFrom(load)
-                elif not message.updates:
-                    continue  # somebody else's message was on its way, and had it
-                yield message
-            else:  # many resumed requests replay their texts at once
-                for updates in in_messages(message.updates):
-                    yield worker_pb2.SessionResponse(updates=updates)
-                if load is not None:
-                    yield worker_pb2.SessionResponse(load=load)
+    def _load(self) -> worker_pb2.Load | None:
+        return None if self._teller is None else self._teller.take()
 
     async def _drain(self) -> None:
         """Nothing more comes in; what was asked is still answered."""

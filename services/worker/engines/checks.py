@@ -74,7 +74,7 @@ def _check_positions(
         raise InvalidArgument(f"block table has {len(table)} blocks, {end} tokens need {need}", field="block_table")
     if need > num_blocks:
         raise InvalidArgument(f"{end} tokens need {need} blocks, the pool has {num_blocks}", field="block_table")
-    used = table[:need]
+    used = table if len(table) == need else table[:need]  # of each that is decoded, in every step
     if min(used) < 0 or max(used) >= num_blocks:
         raise InvalidArgument(f"block table names a block outside [0, {num_blocks})", field="block_table")
 

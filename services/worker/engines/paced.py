@@ -60,9 +60,10 @@ class PacedEngine:
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
         check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
         chunks = [(chunk.start, chunk.start + len(chunk.tokens)) for chunk in prefills]
-        contexts = [slot.position + 1 for slot in decodes]
-        seconds = self._profile.step_seconds(chunks, contexts)
-        share = self._profile.step_seconds((), contexts) / seconds if chunks and contexts and seconds else 0.0
+        count = len(decodes)
+        kv_tokens = sum([slot.position for slot in decodes]) + count
+        seconds = self._profile.seconds(chunks, count, kv_tokens)
+        share = self._profile.seconds((), count, kv_tokens) / seconds if chunks and decodes and seconds else 0.0
         now_s = self._clock()
         end_s = (self._ended_s if now_s - self._ended_s < CATCH_UP_S else now_s) + seconds
         hooked = [chunk for chunk in prefills if chunk.wait_layer is not None or chunk.on_layer is not None]
@@ -86,7 +87,7 @@ class PacedEngine:
                 for chunk in prefills
             ],
             [self._token(slot.sampling, slot.sample_index, slot.position) for slot in decodes],
-            kv_tokens_read=sum(contexts),
+            kv_tokens_read=kv_tokens,
             decode_share=share,
         )
 

@@ -11,6 +11,8 @@ Repetition penalty: Keskar et al.: CTRL (2019), section 4.1. min-p: Nguyen et al
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,7 +37,7 @@ def uniform(seed: int, index: int) -> float:
     Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014). Neighbouring seeds are mixed
     before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide.
     """
-    return (_mix(_mix(seed) + (index + 1) * _GOLDEN) >> 11) * 2.0**-53
+    return (_mix(_mixed(seed) + (index + 1) * _GOLDEN) >> 11) * 2.0**-53
 
 
 def _mix(value: int) -> int:
@@ -43,6 +45,10 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
+
+
+_mixed = lru_cache(maxsize=4096)(_mix)
+"""Of a seed: a request has the same one for all its tokens."""
 
 
 class Sampler:

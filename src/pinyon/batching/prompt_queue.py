@@ -150,7 +150,8 @@ class PromptQueue:
             self._owned[prompt.number] = None
         self._order.add(prompt.number, now_s, prompt.seconds, prompt.deadline_s or math.inf)
         self._left[prompt.number] = prompt.tokens
-        self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
+        if not prompt.owned:  # which has what is held of it
+            self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
         self._pending_tokens += prompt.tokens
 
     def start(self, now_s: float) -> list[int]:
@@ -162,10 +163,13 @@ class PromptQueue:
         if room > 0 and self._queue:
             for number in self._next(now_s):  # each turn has its price: of those alone that are looked at
                 prompt = self._queue[number]
-                if not self._may_start(prompt):
+                if self._roomless and not prompt.owned:
+                    continue  # others wait for KV memory before it
+                held = self._prefixes.match_prefix(prompt.keys)
+                if self._behind(prompt, held):
                     continue
                 self._active[number] = prompt
-                self._claim(prompt)
+                self._claim(prompt, held)
                 started.append(number)
                 if len(started) == room:
                     break
@@ -179,8 +183,9 @@ class PromptQueue:
         gone: list[int] = []
         for number in self._back:
             prompt = self._active[number]
-            if not self._behind(prompt):
-                self._claim(prompt)
+            held = self._prefixes.match_prefix(prompt.keys)
+            if not self._behind(prompt, held):
+                self._claim(prompt, held)
                 gone.append(number)
         for number in gone:
             del self._back[number]
@@ -193,15 +198,8 @@ class PromptQueue:
             return islice(self._owned, LOOK_AHEAD)
         return islice(self._order.turns(now_s), LOOK_AHEAD)
 
-    def _may_start(self, prompt: Prompt) -> bool:
-        """False: what it needs next is being computed by another one, or others wait for KV memory before it."""
-        return (prompt.owned or not self._roomless) and not self._behind(prompt)
-
-    def _behind(self, prompt: Prompt) -> bool:
-        """Another one computes (or fetches) what it needs next."""
-        if not prompt.reusable:
-            return False
-        held = self._prefixes.match_prefix(prompt.keys)
+    def _behind(self, prompt: Prompt, held: int) -> bool:
+        """Another one computes (or fetches) what it needs next, after the ``held`` leading keys."""
         return held < prompt.reusable and self._claims.get(prompt.keys[held], prompt.number) != prompt.number
 
     def waits(self, number: int) -> bool:
@@ -216,7 +214,8 @@ class PromptQueue:
     def has_room(self, number: int) -> None:
         """It does not wait for KV memory any more."""
         self._roomless.remove(number)
-        self._claim(self._active[number])
+        prompt = self._active[number]
+        self._claim(prompt, self._prefixes.match_prefix(prompt.keys))
 
     def reserved(self, number: int) -> None:
         """What is held of it is its own now."""
@@ -227,20 +226,27 @@ class PromptQueue:
         something that was held is not any more. True: it waits until :meth:`start` says its number again, and then
         looks for what is held once more."""
         prompt = self._active[number]
-        self._claim(prompt)
-        behind = self._behind(prompt)
+        held = self._prefixes.match_prefix(prompt.keys)
+        self._claim(prompt, held)
+        behind = self._behind(prompt, held)
         if behind:
             self._back[number] = None
         return behind
 
     def _unwant(self, prompt: Prompt) -> None:
-        self._prefixes.unwant(prompt.keys[: self._wanted.pop(prompt.number, 0)])
+        wanted = self._wanted.pop(prompt.number, 0)
+        if wanted:
+            self._prefixes.unwant(prompt.keys[:wanted])
 
     def published(self, number: int, keys: Sequence[BlockKey]) -> None:
         """The prompt's blocks with these keys can be reused now."""
+        claims = self._claims
+        if not claims:
+            return
         for key in keys:
-            if self._claims.get(key) == number:
-                del self._claims[key]
+            claimed = claims.pop(key, None)
+            if claimed is not None and claimed != number:
+                claims[key] = claimed
 
     def advanced(self, number: int, tokens: int) -> None:
         """``tokens`` tokens less need to be computed; below 0 when something reused turned out not to be there."""
@@ -266,11 +272,12 @@ class PromptQueue:
 
     # -- claims
 
-    def _claim(self, prompt: Prompt) -> None:
-        """What the prompt will compute (or fetch) others need not."""
+    def _claim(self, prompt: Prompt, held: int) -> None:
+        """What the prompt will compute (or fetch), all but the ``held`` leading keys, others need not."""
         if prompt.shared:
-            for key in prompt.keys[self._prefixes.match_prefix(prompt.keys) :]:
-                self._claims.setdefault(key, prompt.number)
+            claims, number = self._claims, prompt.number
+            for key in prompt.keys[held:]:
+                claims.setdefault(key, number)
 
     def _unclaim(self, prompt: Prompt) -> None:
         self.published(prompt.number, prompt.keys)

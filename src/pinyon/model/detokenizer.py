@@ -6,7 +6,7 @@ special tokens' texts or without.
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable
 from functools import partial
 
@@ -43,15 +43,22 @@ class IncrementalDetokenizer:
 class _Bytes:
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""
+        """Of a character that is not whole."""
 
     def push(self, tokens: Iterable[int]) -> str:
         table = self._table
         size = len(table)
-        return self._decoder.decode(b"".join([table[token] for token in tokens if 0 <= token < size]))
+        return self._decode(b"".join([table[token] for token in tokens if 0 <= token < size]), False)
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", True)
+
+    def _decode(self, more: bytes, final: bool) -> str:
+        data = self._begun + more if self._begun else more
+        text, used = utf_8_decode(data, "replace", final)
+        self._begun = data[used:]
+        return text
 
 
 class _Window:

@@ -42,7 +42,7 @@ def test_nothing_learned_leaves_what_was_kept(tmp_path: Path) -> None:
         ({"batching": BANDIT, "kernel": "grouped", "table": TABLE}, "kernel 'grouped'"),
         ({"batching": "feather:stop=q_learning", "kernel": "whole", "table": TABLE}, "q_learning"),
         ({"batching": BANDIT, "kernel": "whole", "table": {"1/1/4": [1.0]}}, "4 numbers"),
-        ({"batching": BANDIT, "kernel": "whole", "table": {"1/1/4": "none"}}, "4 numbers"),
+        ({"batching": BANDIT, "kernel": "whole", "table": {"1/1/4": "none"}}, "not used"),
         ({"batching": BANDIT, "kernel": "whole", "table": {"1/1/4": 7}}, "not used"),
         ({"batching": BANDIT, "kernel": "whole"}, "no table"),
         ([], "no table"),

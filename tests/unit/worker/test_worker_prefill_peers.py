@@ -14,7 +14,6 @@ from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.runtime.channel import PLAIN_CHANNELS
 from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.transfer import Access, TransferError, TransferLimitReached
-from services.worker.decode.lb_sessions import LbSession
 from services.worker.prefill import peers
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill, _messages
 from tests.unit.worker.caches import FakeDoors
@@ -45,17 +44,6 @@ def test_a_large_start_goes_alone() -> None:
     messages = _messages([start(1), large, start(1)])
     assert [len(message.starts) for message in messages] == [1, 1, 1]
     assert all(message.ByteSize() < GRPC_BYTES for message in messages)
-
-
-async def test_texts_that_are_replayed_at_once_fit_their_messages() -> None:
-    parts = SimpleNamespace(settings=SimpleNamespace(outbox_tokens=10_000, write_timeout_s=1.0))
-    session = LbSession(SimpleNamespace(decodes=SimpleNamespace(parts=parts)))  # type: ignore[arg-type]
-    for number in range(1000):
-        session.updates.update(number).text = "x" * 8000
-    session.updates.close()
-    messages = [message async for message in session._messages()]
-    assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
-    assert [each.stream_id for message in messages for each in message.updates] == list(range(1000))
 
 
 class Stream:

@@ -1,0 +1,147 @@
+"""How a session's updates go: past the writer while there is room, through it when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.runtime.pace import Pace
+from services.worker.decode.outgoing_updates import OutgoingUpdates
+from services.worker.decode.updates import UpdateBuffer
+
+
+class Peer:
+    """A stream that takes what is pushed while it has room."""
+
+    def __init__(self) -> None:
+        self.has_room = True
+        self.got: list[worker_pb2.SessionResponse] = []
+
+    def push(self, message: worker_pb2.SessionResponse) -> bool:
+        if self.has_room:
+            self.got.append(message)
+        return self.has_room
+
+
+class Session:
+    """Updates, with a writer that asks for messages as a stream's does."""
+
+    def __init__(self) -> None:
+        self.updates = UpdateBuffer(10_000)
+        self.loads: list[worker_pb2.Load] = []
+        self.broken = False
+        self.peer = Peer()
+        self.now_s = 0.0
+        self.outgoing = OutgoingUpdates(self.updates, self._load, Pace(lambda: 0, lambda: self.now_s))
+        stream: Any = self.peer
+        self.outgoing.by(stream)
+        self.written: list[worker_pb2.SessionResponse] = []
+        self.taken = asyncio.Event()
+        """The peer takes what is written."""
+        self.taken.set()
+        self.writer = asyncio.ensure_future(self._write())
+
+    def _load(self) -> worker_pb2.Load | None:
+        if self.broken:
+            raise RuntimeError("no load")
+        return self.loads.pop() if self.loads else None
+
+    async def _write(self) -> None:
+        async for message in self.outgoing:
+            self.written.append(message)
+            await self.taken.wait()
+
+    async def turns(self) -> None:
+        """Until everybody who can do something has: a few turns of the loop, none of which waits for time."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def session():
+    made = Session()
+    await made.turns()
+    yield made
+    made.updates.close()
+    async with asyncio.timeout(60):
+        await made.writer
+    await made.outgoing.aclose()
+
+
+def texts(messages: list[worker_pb2.SessionResponse]) -> list[dict[int, str]]:
+    return [{each.stream_id: each.text for each in message.updates} for message in messages]
+
+
+async def test_what_comes_in_one_turn_goes_past_the_writer_in_one_message(session: Session) -> None:
+    for number in (1, 2, 1):
+        session.updates.update(number).text += "a"
+    assert not session.peer.got
+    await session.turns()
+    session.updates.update(2).text = "b"
+    await session.turns()
+    assert texts(session.peer.got) == [{1: "aa", 2: "a"}, {2: "b"}]
+    assert not session.written
+
+
+async def test_without_room_the_writer_has_them_merged_and_nothing_overtakes_it(session: Session) -> None:
+    session.peer.has_room = False
+    session.taken.clear()
+    session.updates.update(1).text = "a"
+    await session.turns()
+    for letter in "bc":
+        session.updates.update(1).text += letter
+        await session.turns()
+    session.peer.has_room = True
+    session.updates.update(1).text += "d"
+    await session.turns()
+    assert (texts(session.written), session.peer.got) == ([{1: "a"}], [])
+    session.taken.set()
+    await session.turns()
+    session.updates.update(1).text = "e"
+    await session.turns()
+    assert (texts(session.written), texts(session.peer.got)) == ([{1: "a"}, {1: "bcd"}], [{1: "e"}])
+
+
+async def test_the_end_comes_after_all_that_was_said(session: Session) -> None:
+    session.updates.update(1).text = "last"
+    session.updates.close()
+    async with asyncio.timeout(60):
+        await session.writer
+    assert texts(session.written + session.peer.got) == [{1: "last"}]
+
+
+async def test_a_load_goes_with_updates_and_alone(session: Session) -> None:
+    session.loads.append(worker_pb2.Load(seq=1))
+    session.updates.update(1).text = "a"
+    await session.turns()
+    session.loads.append(worker_pb2.Load(seq=2))
+    session.updates.nudge()
+    await session.turns()
+    session.updates.nudge()  # somebody else's message has had it
+    await session.turns()
+    assert [(len(each.updates), each.load.seq) for each in session.peer.got] == [(1, 1), (0, 2)]
+    assert not session.written
+
+
+async def test_a_message_that_cannot_be_made_ends_the_writer(session: Session) -> None:
+    session.broken = True
+    session.updates.update(1).text = "a"
+    with pytest.raises(RuntimeError, match="no load"):
+        async with asyncio.timeout(60):
+            await session.writer
+    session.writer = asyncio.ensure_future(asyncio.sleep(0))
+
+
+async def test_texts_that_are_replayed_at_once_fit_their_messages() -> None:
+    updates = UpdateBuffer(10_000)
+    outgoing = OutgoingUpdates(updates, lambda: None, Pace(lambda: 0, lambda: 0.0))
+    for number in range(1000):
+        updates.update(number).text = "x" * 8000
+    updates.close()
+    messages = [message async for message in outgoing]
+    assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
+    assert [each.stream_id for message in messages for each in message.updates] == list(range(1000))
