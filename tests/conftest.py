@@ -16,6 +16,7 @@ from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_configure_node,
     pytest_runtest_protocol,
     pytest_sessionfinish,
+    pytest_testnodedown,
     pytest_unconfigure,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
