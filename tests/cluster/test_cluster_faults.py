@@ -50,7 +50,7 @@ MANY = 16
 LONG = 480
 """Tokens of an answer, for the same."""
 THINK_S = 0.2
-"""Between two requests of a client, in the mix of faults: those are what is tried, not how much two processors compute."""
+"""Between two requests of a client, in the mix of faults: those are tried, not how much two processors compute."""
 
 
 @pytest.fixture(scope="module")
