@@ -34,7 +34,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
 settings.register_profile(
     "pinyon",
-    max_examples=usually(50, long=100),
+    max_examples=usually(35, long=100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
