@@ -16,6 +16,7 @@ from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_configure_node,
     pytest_runtest_protocol,
     pytest_sessionfinish,
+    pytest_testnodedown,
     pytest_unconfigure,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
@@ -33,7 +34,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
 settings.register_profile(
     "pinyon",
-    max_examples=usually(50, long=100),
+    max_examples=usually(35, long=100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.process import ROOT, Child, child_environment
+from tests.small_model import use_small_model
 
 __all__ = ["DrivenChild", "forked", "until_stopped"]
 
@@ -105,6 +106,10 @@ class ForkServer:
 
     def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
         return ForkedChild(*self._forked("service", module, arguments, (log.fileno(), ready_fd)))
+
+    def with_small_model(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+        """The same, and its built-in model is a smaller one (:mod:`tests.small_model`)."""
+        return ForkedChild(*self._forked("small", module, arguments, (log.fileno(), ready_fd)))
 
     def driven(self, module: str, arguments: Sequence[str], netns: str = "") -> DrivenChild:
         """A module's ``main(arguments)``, in a network namespace as ``ip netns exec`` would start it."""
@@ -192,7 +197,9 @@ def serve(asked: socket.socket) -> Callable[[], None] | None:
             kind, _, netns = kind.partition(" ")
             if netns:
                 enter(netns)
-            return (service if kind == "service" else driven)(*what, *fds[:2])
+            if kind == "small":
+                use_small_model()
+            return (driven if kind == "driven" else service)(*what, *fds[:2])
         status_fds[pid] = fds[2]
         os.close(fds[0])
         os.close(fds[1])

@@ -75,10 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Twice the processors: half of what the larger tests take is waiting for other processes. At most eight."""
+    """Half as many again as there are processors: a third of what they take is waiting for other processes, and each
+    imports and collects everything first. At most eight."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return min(max(2, 2 * len(os.sched_getaffinity(0))), 8)
+    return min(max(2, 3 * len(os.sched_getaffinity(0)) // 2), 8)
 
 
 def next_unit(units: Iterable[str], worker: int) -> str:
@@ -86,6 +87,15 @@ def next_unit(units: Iterable[str], worker: int) -> str:
     queue = list(units)
     wanted = worker % 2 == 0
     return next((unit for unit in queue if unit.startswith(WAITING) is wanted), queue[0])
+
+
+def left_by(work: dict[str, dict[str, bool]]) -> tuple[dict[str, dict[str, bool]], str | None]:
+    """What others must run of what a worker was given (by unit: each test, and whether it is done), and the test during
+    which it ended, which is not run again. pytest-xdist would hand out its finished units too: whoever is given one has
+    nothing to report, is given nothing more for that, and the run never ends."""
+    ended_by = next((test for tests in work.values() for test, done in tests.items() if not done), None)
+    left = {unit: {test: done or test == ended_by for test, done in tests.items()} for unit, tests in work.items()}
+    return {unit: tests for unit, tests in left.items() if not all(tests.values())}, ended_by
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -102,8 +112,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             self.workqueue.move_to_end(next_unit(self.workqueue, int(node.gateway.id.removeprefix("gw"))), last=False)
             super()._assign_work_unit(node)
 
+        def remove_node(self, node: Any) -> str | None:
+            left, ended_by = left_by(self.assigned_work.pop(node))
+            self.workqueue.update(left)
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return ended_by
+
     config.option.loadscopereorder = False
     return UnitScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """A worker that ends before it is told to is a failure, also when all of its tests had passed by then."""
+    if error is None:
+        return
+    name = f"worker {node.gateway.id}"
+    said = pytest.TestReport(name, (name, None, name), {}, "failed", f"{name} ended: {error}", "teardown")
+    said.node = node
+    node.config.hook.pytest_runtest_logreport(report=said)
 
 
 # -- A worker that was given a file of tests would run it to its end though the session is over (-x). This tells it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pinyon.core.request import SamplingParams
-from pinyon.model import load_card
+from pinyon.model import ModelCard, load_card
 from services.worker.engines.sampling import uniform
 from tests.cluster.reference import Ask, Reference, random_sampling, text_tokens
 
@@ -90,10 +90,13 @@ def paced_text(seed: int, prompt_tokens: int, max_tokens: int) -> str:
 class ExactJobs:
     """For the real engine: a set of prompts that share beginnings, their answers computed by an engine without a cache.
 
-    Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes.
+    Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes. ``card`` is of what
+    serves, by default the built-in model.
     """
 
-    def __init__(self, random_: random.Random, count: int = 16, prompt_tokens: int = 1_200) -> None:
+    def __init__(
+        self, random_: random.Random, count: int = 16, prompt_tokens: int = 1_200, card: ModelCard | None = None
+    ) -> None:
         documents = [text_tokens(random_, prompt_tokens * 3 // 4) for _ in range(SHARED)]
         self.asks = [
             Ask(
@@ -102,8 +105,8 @@ class ExactJobs:
             )
             for _ in range(count)
         ]
-        decode = load_card(None).tokenizer.decode
-        self._texts = [decode(tokens) for tokens in Reference().all_tokens(self.asks)]
+        card = card or load_card(None)
+        self._texts = [card.tokenizer.decode(tokens) for tokens in Reference(card).all_tokens(self.asks)]
 
     def make(self, random_: random.Random, size: str, stream: bool) -> Job:
         number = random_.randrange(len(self.asks))

@@ -11,6 +11,7 @@ from tests.cluster.reference import Reference
 from tests.cluster.specs import CHUNKS, cluster_spec
 from tests.forks import forked
 from tests.side_by_side import CLUSTER, unit_of
+from tests.small_model import small_card
 
 RUNNING = pytest.StashKey[LocalCluster]()
 
@@ -37,3 +38,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 def reference() -> Reference:
     """What the tokens must be."""
     return Reference()
+
+
+@pytest.fixture(scope="session")
+def small_reference() -> Reference:
+    """What they must be where clusters serve the smaller model (``forked.with_small_model``)."""
+    return Reference(small_card())

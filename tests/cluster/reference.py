@@ -12,7 +12,7 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.batching import TokenCounts
 from pinyon.core.request import SamplingParams
 from pinyon.messages.sampling import sampling_to_proto
-from pinyon.model import load_card
+from pinyon.model import ModelCard, load_card
 from services.worker.engines import DecodeSlot, PrefillChunk, create_engine
 
 BLOCK_TOKENS = 32
@@ -60,8 +60,9 @@ class Reference:
     again: neither changes a token (tests/property/test_engine_invariance.py).
     """
 
-    def __init__(self) -> None:
-        self._engine = create_engine("numpy", load_card(None), KEPT * ASK_BLOCKS, BLOCK_TOKENS)
+    def __init__(self, card: ModelCard | None = None) -> None:
+        """Of the built-in model, or of another."""
+        self._engine = create_engine("numpy", card or load_card(None), KEPT * ASK_BLOCKS, BLOCK_TOKENS)
         self._known: dict[Ask, list[int]] = {}
         self._tables: dict[tuple[int, ...], range] = {}
         """By prompt, the one used last at the end."""

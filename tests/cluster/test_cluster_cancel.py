@@ -141,7 +141,7 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
     random_ = random.Random(SEED)
     print(f"seed {SEED}")
     spec = cluster_spec(prefill=1, decode=1, pool_blocks=64, store_mib=4)
-    with LocalCluster(spec, tmp_path, forked) as small:
+    with LocalCluster(spec, tmp_path, forked.with_small_model) as small:
         streams = [Stream(small, f"{number} {LONG[: random_.randrange(100, 750)]}", 60) for number in range(24)]
         for stream in streams:
             await stream.send()

@@ -94,13 +94,13 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
     await wait_idle(cluster)
 
 
-async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
+async def test_tokens_are_exact_while_blocks_are_evicted(small_reference, tmp_path):
     asks = make_asks(usually(30, long=160), SEED + 1)
-    # Pools that hold a few requests, and a store of 2 MiB = 16 KV objects: everything is evicted all the time.
-    spec = cluster_spec(pool_blocks=28, store_mib=2, extra=CHUNKS)
-    with LocalCluster(spec, tmp_path, forked) as small:
+    # Pools that hold a few requests, and a store of 1 MiB = 32 KV objects: everything is evicted all the time.
+    spec = cluster_spec(pool_blocks=28, store_mib=1, extra=CHUNKS)
+    with LocalCluster(spec, tmp_path, forked.with_small_model) as small:
         answers = await send_all(small, asks)
-        check(reference, asks, answers)
+        check(small_reference, asks, answers)
         await wait_idle(small)
         scrape = Scrape(small)
         assert scrape.total("pinyon_worker_evicted_blocks_total") > 0
@@ -110,22 +110,22 @@ async def test_tokens_are_exact_while_blocks_are_evicted(reference, tmp_path):
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
     # Long enough for the node to be read rather than that they are computed again, also beside other work; pools that
     # hold a few requests, so that others push the rest out.
-    asks = make_asks(72, SEED + 2, shared=32, longest=520)
+    asks = make_asks(48, SEED + 2, shared=22, longest=520)
     with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
         lost: list[Ask] = []
 
         def disturb(finished: int) -> None:
-            if finished == 32:
-                lost.extend(ask for ask in asks[:32] if stored(ask))
+            if finished == 20:
+                lost.extend(ask for ask in asks[:20] if stored(ask))
                 cluster.services["kvstore-0"].kill()
-            elif finished == 56:
+            elif finished == 36:
                 cluster.restart("kvstore-0")
 
         def stored(ask: Ask) -> int:
             return lookup(cluster, ask.prompt).get("kvstore-0", 0)
 
         async def push_out(seed: int) -> None:
-            others = make_asks(16, seed, shared=16, longest=520)
+            others = make_asks(12, seed, shared=12, longest=520)
             check(reference, others, await send_all(cluster, others))
 
         answers = await send_all(cluster, asks, disturb)

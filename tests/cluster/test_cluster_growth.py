@@ -25,25 +25,25 @@ POOL_BLOCKS = 44
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     spec = cluster_spec(prefill=1, decode=1, pool_blocks=POOL_BLOCKS)
-    with LocalCluster(spec, tmp_path_factory.mktemp("growth-logs"), forked) as running:
+    with LocalCluster(spec, tmp_path_factory.mktemp("growth-logs"), forked.with_small_model) as running:
         yield running
 
 
 @pytest.fixture
-async def clients(small: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+async def clients(small: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
     async with small.access.aio_channel(small.services["lb-0"]) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
         yield clients
         await clients.end()
 
 
-async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients, reference: Reference) -> None:
+async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients, small_reference: Reference) -> None:
     print(f"seed {SEED}")
     dice = random.Random(SEED)
     sampling = SamplingParams(max_tokens=LONG_TOKENS, ignore_eos=True)
     long = clients.start([Ask(tuple(text_tokens(dice, 30 + number)), sampling) for number in range(4)])
     await until("all stream", lambda: _true(all(answer.tokens for answer in long)))
-    others = Clients(clients.stub, reference)
+    others = Clients(clients.stub, small_reference)
     short = others.start(make_asks(dice, 40, 20, 4))
     await until("a short one is through", lambda: _true(any(len(answer.tokens) == 4 for answer in short)))
     assert not any(len(answer.tokens) == LONG_TOKENS for answer in long), "the short ones waited for a long one"

@@ -16,8 +16,12 @@ from tests.chaos.jobs import PacedJobs
 from tests.chaos.leaving import MOMENTS, leave_once, leaving_spec
 from tests.cluster.observe import wait_idle
 from tests.forks import forked
+from tests.long import usually
 
 SEED = 77
+ALL = [*itertools.product(MOMENTS, (2_000, 90_000)), ("prompt", 200_000), ("stream", 200_000)]
+EACH = [each for number, each in enumerate(ALL) if number // 2 % 2 == number % 2]
+"""Every moment once, and both sizes alike often; the largest while the prompt is computed."""
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +31,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.mark.parametrize(
-    ("moment", "size_bytes"),
-    [*itertools.product(MOMENTS, (2_000, 90_000)), ("prompt", 200_000), ("stream", 200_000)],
-)
+@pytest.mark.parametrize(("moment", "size_bytes"), ALL if usually(0, long=1) else EACH)
 async def test_every_hop_stops_when_the_client_has_left(slow, size_bytes, moment):
     random_ = random.Random(f"{SEED} {size_bytes} {moment}")
     result = await leave_once(slow, PacedJobs(random_), random_, size_bytes, moment)

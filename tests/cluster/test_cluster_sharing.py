@@ -9,8 +9,6 @@ import pytest
 
 from tests.cluster.observe import wait_idle
 
-openai = pytest.importorskip("openai", reason="the openai client is not installed")
-
 TEXT = "Pines are planted by jays that forget where they have cached the seeds. " * 8
 _numbers = itertools.count()
 
@@ -24,6 +22,8 @@ def prompt() -> str:
 @pytest.fixture
 def cached(cluster):
     """Asks, and returns how many tokens were reused."""
+    import openai  # not above: every worker that collects this would import it, in half a second
+
     http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
     with openai.OpenAI(
         base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http

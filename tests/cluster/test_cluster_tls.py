@@ -38,8 +38,6 @@ from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 from tests.tls_files import TestAuthority
 
-openai = pytest.importorskip("openai", reason="the openai client is not installed")
-
 SEED = 8088
 WAIT_S = 60.0
 FIRST_KEY, SECOND_KEY = "sk-first", "sk-second"
@@ -89,6 +87,8 @@ def status_of(call: object) -> grpc.StatusCode:
 
 
 def client_of(cluster: LocalCluster, key: str = FIRST_KEY) -> object:
+    import openai  # not above: every worker that collects this would import it, in half a second
+
     http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context())
     return openai.OpenAI(base_url=f"{cluster.http}/v1", api_key=key, max_retries=0, timeout=WAIT_S, http_client=http)
 
@@ -284,11 +284,13 @@ def test_certificates_are_renewed_without_a_restart(
 
 
 def test_api_keys_are_renewed_without_a_restart(secured: LocalCluster, keys_file: Path) -> None:
+    from openai import AuthenticationError  # as above
+
     def accepted(key: str) -> bool:
         with client_of(secured, key) as client:
             try:
                 return bool(client.completions.create(model="pinyon-tiny", prompt="a", max_tokens=1).choices)
-            except openai.AuthenticationError:
+            except AuthenticationError:
                 return False
 
     log = secured.services["lb-0"].log_path

@@ -18,6 +18,7 @@ from tests.chaos.jobs import ExactJobs
 from tests.chaos.run_faults import FaultResult, run_configuration
 from tests.chaos.victims import Pace
 from tests.forks import forked
+from tests.small_model import small_card
 
 SEED = "4711"
 PACE = Pace(calm_s=1.0, after_s=1.0)
@@ -35,10 +36,10 @@ STRIKES = {
 
 
 def calmer(configuration: Configuration) -> Configuration:
-    """Half as many requests, or answers to compare with: every client asks at the fault and at its end anyway."""
+    """Fewer requests, or answers to compare with, of a smaller model: every client asks at a fault and at its end."""
     if configuration.name == "exact":
-        return replace(configuration, jobs=functools.partial(ExactJobs, count=10))
-    clients = tuple(replace(each, period_s=2 * each.period_s) for each in configuration.clients)
+        return replace(configuration, jobs=functools.partial(ExactJobs, count=10, card=small_card()))
+    clients = tuple(replace(each, period_s=3 * each.period_s) for each in configuration.clients)
     return replace(configuration, clients=clients)
 
 
@@ -56,7 +57,7 @@ async def test_no_request_fails_while_services_come_and_go(name, tmp_path):
             PACE,
             lambda text: None,
             results.append,
-            launch=forked,
+            launch=forked.with_small_model if name == "exact" else forked,
         )
     assert [(result.victim, result.fault) for result in results] == strikes
     for result in results:

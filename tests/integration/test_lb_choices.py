@@ -14,14 +14,20 @@ from services.lb import http_choices, openai_choices
 from services.lb.request import Delta
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 
-openai = pytest.importorskip("openai", reason="the openai client is not installed")
-
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 
 def client_of(bench):
+    import openai  # not above: every worker that collects this would import it, in half a second
+
     return openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=20)
+
+
+def bad_request() -> type[Exception]:
+    from openai import BadRequestError  # as above
+
+    return BadRequestError
 
 
 def texts(choices) -> list[str]:
@@ -222,7 +228,7 @@ async def test_an_echo_comes_before_the_text(prompts):
         assert (only.usage.prompt_tokens, only.usage.completion_tokens) == (6, 0)
         parts = [part async for part in await client.completions.create(**{**ask, "max_tokens": 0}, stream=True)]
         assert sorted(part.choices[0].text for part in parts) == ["jay ", "pi"]
-        with pytest.raises(openai.BadRequestError, match="only with echo"):
+        with pytest.raises(bad_request(), match="only with echo"):
             await client.completions.create(model=MODEL, prompt="a", max_tokens=0)
         await bench.idle()
 
@@ -422,7 +428,7 @@ async def test_log_probabilities_of_a_chat(told):
         assert [entry.logprob for entry in entries] == pytest.approx([-token / 100 for token in GENERATED])
         assert not any(entry.top_logprobs for entry in entries)
         assert "".join(choice.delta.content or "" for choice in own) == "né!"
-    with pytest.raises(openai.BadRequestError, match="needs logprobs"):
+    with pytest.raises(bad_request(), match="needs logprobs"):
         await client.chat.completions.create(**ask, top_logprobs=2)
 
 

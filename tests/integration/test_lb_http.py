@@ -13,8 +13,6 @@ from xxhash import xxh3_128_hexdigest
 from pinyon.api.common.v1 import common_pb2
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
 
-openai = pytest.importorskip("openai", reason="the openai client is not installed")
-
 
 async def test_a_completion_has_openai_s_shape():
     async with running_lb() as bench:
@@ -65,6 +63,8 @@ async def test_a_streamed_chat_has_openai_s_events():
 
 
 async def test_the_official_client_works():
+    import openai  # not above: every worker that collects this would import it, in half a second
+
     async with running_lb() as bench:
         client = openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=20)
         async with client:

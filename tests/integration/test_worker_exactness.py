@@ -68,7 +68,7 @@ def check(asks, answers):
 async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch):
     p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch)
     client = await fleet.client(d)
-    asks = make_asks(40, seed=blocks)
+    asks = make_asks(30, seed=blocks)
     check(asks, await run_all(client, p, d, asks))
     await fleet.idle()
     assert p.engine.steps
@@ -89,8 +89,16 @@ async def test_a_mixed_worker_gives_the_tokens_of_one_engine(fleet):
     await fleet.idle()
 
 
-@pytest.mark.parametrize("no_reuse", [False, True], ids=["cached", "nothing kept"])
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
+GIVING_WAY = [
+    pytest.param(False, True, id="mixed-nothing kept"),
+    pytest.param(True, False, id="pair-cached"),
+    pytest.param(False, False, id="mixed-cached"),
+    pytest.param(True, True, id="pair-nothing kept"),
+]
+"""The first two have each way of computing prompts, and of keeping them."""
+
+
+@pytest.mark.parametrize(("elsewhere", "no_reuse"), GIVING_WAY if usually(0, long=1) else GIVING_WAY[:2])
 async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, elsewhere, no_reuse):
     """A pool that holds two of them at their end: most are sent away again and again, at any place in a block."""
     rng = random.Random(f"{elsewhere} {no_reuse}")
@@ -148,14 +156,14 @@ async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, bloc
     else:
         p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=12, **options)
     client = await fleet.client(d)
-    asks = make_asks(40, seed=blocks)
+    asks = make_asks(30, seed=blocks)
     answers = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks))
     for answer in answers[::5]:
         await client.cancel(answer)
     for answer in answers:
         await answer.wait()
     kept = [place for place, answer in enumerate(answers) if answer.finish in ("stop", "length")]
-    assert len(kept) >= 32
+    assert len(kept) >= 24
     check([asks[place] for place in kept], [answers[place] for place in kept])
     sizes = {decodes for _, decodes in d.engine.steps}
     assert max(sizes) > 1

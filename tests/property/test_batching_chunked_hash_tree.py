@@ -13,7 +13,7 @@ from pinyon.batching import ChunkedHashTree
 from pinyon.batching.chunked_hash_tree import chunk_hashes
 from tests.long import usually
 
-EXAMPLES = usually(40, long=125)
+EXAMPLES = usually(25, long=125)
 OPERATIONS = 200
 """Times four chunk sizes: 32,000 operations (100,000 in long runs), each followed by a look at all it can be asked."""
 

@@ -120,7 +120,7 @@ def good_class(message) -> bool:
 
 
 @given(CLASSES)
-@settings(max_examples=usually(120, long=300))
+@settings(max_examples=usually(70, long=300))
 def test_classes(message):
     assert names_a_field(lambda: class_from_proto(message)) is not good_class(message)
     if good_class(message):
@@ -131,7 +131,7 @@ def test_classes(message):
 
 
 @given(REQUESTS, TEXT)
-@settings(max_examples=usually(80, long=200))
+@settings(max_examples=usually(50, long=200))
 def test_requests(message, request_id):
     refused = names_a_field(lambda: request_from_proto(message, request_id, 30.0, 0.0))
     good = (
@@ -147,7 +147,7 @@ def test_requests(message, request_id):
 
 
 @given(INFOS)
-@settings(max_examples=usually(80, long=200))
+@settings(max_examples=usually(50, long=200))
 def test_registrations(message):
     if not names_a_field(lambda: info_from_proto(message)):
         info = info_from_proto(message)

@@ -41,8 +41,8 @@ SAMPLED = SamplingParams(temperature=1.0, top_k=50, top_p=0.95, seed=7)
 @cache
 def engine_of(model: str) -> NumpyLlamaEngine:
     if model == "builtin":
-        # Two of the four layers: as many shapes, half the time.
-        config = replace(builtin_config(), num_layers=2)
+        # Two of the four layers, and narrower ones: as many shapes of tiles in a third of the time.
+        config = replace(builtin_config(), num_layers=2, hidden_size=usually(128, long=256))
         return NumpyLlamaEngine(config, builtin_weights(config), BLOCKS, BLOCK_TOKENS)
     if model == "mha":
         config = replace(builtin_config(), num_layers=2, num_heads=1, num_kv_heads=1, hidden_size=64)
@@ -86,7 +86,7 @@ def run(
 
 
 @seed(1)
-@settings(max_examples=usually(120, long=600))
+@settings(max_examples=usually(80, long=600))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 200),

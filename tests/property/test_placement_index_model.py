@@ -302,7 +302,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("in_loops", [False, True])
-@pytest.mark.parametrize("seed", range(usually(3, long=8)))
+@pytest.mark.parametrize("seed", range(usually(2, long=8)))
 def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, in_loops, monkeypatch):
     """Keys of a full bucket may move to where the round through the table has been already."""
     monkeypatch.setattr(key_table, "_GROWING", 7.6)
@@ -324,7 +324,7 @@ def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, i
 
 
 for machine in (IndexMachine, FullIndexMachine, FewSetsMachine):
-    machine.TestCase.settings = settings(max_examples=usually(30, long=50), stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=usually(20, long=50), stateful_step_count=40, deadline=None)
 TestIndexModel = pytest.mark.usefixtures("small")(IndexMachine.TestCase)
 TestFullIndex = pytest.mark.usefixtures("small")(FullIndexMachine.TestCase)
 TestFewSets = pytest.mark.usefixtures("small")(FewSetsMachine.TestCase)

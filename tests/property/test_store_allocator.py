@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.store.allocator import OffsetAllocator
+from tests.long import usually
 
 CAPACITY = 4096
 steps = st.lists(st.one_of(st.integers(1, 1500), st.integers(-20, -1)), max_size=60)
 
 
-@settings(max_examples=150)
+@settings(max_examples=usually(60, long=150))
 @given(steps=steps, alignment=st.sampled_from([1, 64, 256]))
 def test_ranges_never_overlap_and_all_room_comes_back(steps: list[int], alignment: int) -> None:
     allocator = OffsetAllocator(CAPACITY, alignment)

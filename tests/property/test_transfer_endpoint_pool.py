@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer.links.endpoint_pool import EndpointPool
+from tests.long import usually
 
 KEYS = st.sampled_from("ab")
 WHICH = st.integers(0, 11)
@@ -194,7 +195,7 @@ class PoolModel(RuleBasedStateMachine):
 
 
 TestPoolModel = PoolModel.TestCase
-TestPoolModel.settings = settings(max_examples=120, stateful_step_count=50)
+TestPoolModel.settings = settings(max_examples=usually(50, long=120), stateful_step_count=50)
 
 
 def fill(pool: EndpointPool[str, str], *endpoints: str) -> None:

@@ -71,7 +71,7 @@ def move(first: int, second: int) -> tuple[Opcode, int, int, int, str]:
 moves = st.builds(move, st.integers(0, len(Opcode) * len(KINDS) * SIZE - 1), st.integers(0, OFFSETS * LENGTHS - 1))
 
 
-EXAMPLES = usually(75 if "PINYON_RDMA_GUEST" not in os.environ else 20, long=150)
+EXAMPLES = usually(45 if "PINYON_RDMA_GUEST" not in os.environ else 12, long=150)
 """An emulated processor takes a third of a second for one."""
 
 

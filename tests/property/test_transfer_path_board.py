@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pinyon.transfer import InvalidTransfer
 from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits
+from tests.long import usually
 
 MIB = 1 << 20
 STALL_S = 2.0
@@ -237,7 +238,7 @@ class BoardModel(RuleBasedStateMachine):
 
 
 TestBoardModel = BoardModel.TestCase
-TestBoardModel.settings = settings(max_examples=120, stateful_step_count=50)
+TestBoardModel.settings = settings(max_examples=usually(50, long=120), stateful_step_count=50)
 
 
 # ---------------------------------------------------------------- simulated networks

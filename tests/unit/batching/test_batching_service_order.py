@@ -18,6 +18,7 @@ from pinyon.batching.service_order import (
     ShortestInTime,
     ShortestInTimeSettings,
 )
+from tests.long import usually
 
 
 def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -> int:
@@ -29,7 +30,7 @@ def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -
     return min(in_time)[1] if in_time else next(iter(waiting))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.0, 1.0, 10.0)))
 def test_the_shortest_in_time_then_as_they_came(seed: int, age_s: float) -> None:
     rng, order = Random(seed), ShortestInTime[int](ShortestInTimeSettings(age_s))
@@ -120,7 +121,7 @@ def most_in_time(prompts: Prompts, now_s: float) -> int:
     return 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=usually(120, long=300), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 25)), min_size=1, max_size=8))
 def test_as_many_are_in_time_as_can_be(rows: list[tuple[int, int]]) -> None:
     prompts: Prompts = {number: (float(seconds), float(end)) for number, (seconds, end) in enumerate(rows)}
@@ -140,7 +141,7 @@ def test_as_many_are_in_time_as_can_be(rows: list[tuple[int, int]]) -> None:
         assert in_time + most_in_time(prompts, now_s) == best
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, long=200), deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=10))
 def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
     order = MostInTime[int]()
@@ -149,7 +150,7 @@ def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
     assert [lengths[number] for number in order.turns(0.0)] == sorted(lengths)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.1, 0.5, 4.0)))
 def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
     """Who came and did not leave is there, each once, whatever was late or old in between; and turns are told as they
@@ -281,7 +282,7 @@ def test_where_the_clock_stands_each_turn_counts_a_little() -> None:
     assert [number < 20 for number in turns[:10]] == [True, False, False, False, False] * 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=usually(40, long=100), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.25, 0.5, 1.0)))
 def test_who_is_late_for_long_waits_for_no_more_than_the_share(seed: int, share: float) -> None:
     """Whatever others take, said or not; there are always some."""

@@ -20,6 +20,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
+from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import hold, info, keys, make_fleet, member
 
@@ -59,14 +60,14 @@ CASES = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=usually(60, long=150), deadline=None)
 @given(**CASES)
 def test_the_least_predicted_ttft(queues, held):
     times = {name: queues[name] + 129 - 16 * held[name] for name in NAMES}
     assert placed("min_ttft", fleet_of(queues, held)) == min(NAMES, key=lambda name: (times[name], name))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=usually(60, long=150), deadline=None)
 @given(**CASES)
 def test_preble_exploits_more_than_half_and_else_explores(queues, held):
     most = max(held.values())
@@ -82,7 +83,7 @@ def test_preble_exploits_more_than_half_and_else_explores(queues, held):
         assert placed("preble:combined=false", fleet_of(queues, held)) == least
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=usually(60, long=150), deadline=None)
 @given(**CASES)
 def test_dynamo_takes_the_greatest_match_less_load(queues, held):
     longest = max(queues.values()) or 1
@@ -91,7 +92,7 @@ def test_dynamo_takes_the_greatest_match_less_load(queues, held):
     assert score[placed("dynamo", fleet_of(queues, held))] == pytest.approx(best)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=usually(60, long=150), deadline=None)
 @given(**CASES)
 def test_affinity_alone_takes_what_holds_most(queues, held):
     most = max(held.values())
@@ -147,7 +148,7 @@ def pair_of(settings_: DualMapSettings, fleet, request: PlacementRequest) -> tup
     return first.info.instance_id, second.info.instance_id
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, long=200), deadline=None)
 @given(
     **CASES,
     seed=st.integers(0, 50),
@@ -301,7 +302,7 @@ def moved(
 
 
 @REPLACES_METHODS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, long=200), deadline=None)
 @given(**CASES, reading=st.sampled_from(list(Reading)), slo_s=st.sampled_from((0.5, 1.0, 1.5, 2.0, 3.0)))
 def test_what_may_move_is_looked_for_where_both_are_overloaded(queues, held, reading, slo_s):
     """A.2.2: what is expected of this request at both, or what both have to compute."""
@@ -352,7 +353,7 @@ def test_an_instance_that_nothing_comes_from_is_overloaded_for_as_long():
     assert moved(busy, others_tokens=560, count=5, now_s=103.1, placed_s=100.2) == [], "before, nobody waited"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=usually(120, long=300), deadline=None)
 @example([(24, True, False), (14, False, True)], 24, 100, [0.0, 2.5] * 4)
 @example(
     [

@@ -24,7 +24,7 @@ SERVED = [*OF_ONE, "mooncake-fig5", "mooncake-fig8", "mooncake-fig11", "mooncake
 ALL = [*SERVED, "mooncake-eq2", "mooncake-fig14"]
 
 
-def workload(name: str, requests: int = 60) -> Workload:
+def workload(name: str, requests: int = 36) -> Workload:
     rng = random.Random(name)
     rows, now_s = [], 0.0
     for number in range(requests):

@@ -12,6 +12,7 @@ from pinyon.routing.least_loaded import LeastLoaded
 from pinyon.routing.pair import choose_pair as choose
 from pinyon.routing.pushing import Blind
 from pinyon.routing.target_policy import Routed
+from tests.long import usually
 
 
 def choose_pair(fleet, in_flight, total_tokens, exclude=(), avoided=()) -> Pair | None:
@@ -73,7 +74,7 @@ def test_excluded_and_too_small_ones_are_left_out():
     assert choose_pair(fleet, {}, 50, {"a", "c"}) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, long=200), deadline=None)
 @given(
     st.lists(
         st.builds(

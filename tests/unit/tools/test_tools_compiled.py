@@ -94,9 +94,8 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
     (services / "lb" / "upstreams" / "ask.py").write_text(
         "from pinyon.core.sum import add\n\n\nasync def ask() -> int:\n    return add(2, 3)\n"
     )
-    assert make_tree(tree, src=src, optimize="0")
-    assert not is_current(tree, src=src, services=services, optimize="0")
     assert make_tree(tree, src=src, services=services, optimize="0")
+    assert not is_current(tree, src=src, optimize="0"), "it was made of something else"
     ask = "from pinyon.core import sum as m; print(m.add(2, 3), m.__file__)"
     env = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=60)

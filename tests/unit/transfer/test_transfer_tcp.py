@@ -38,6 +38,7 @@ from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
+from tests.long import usually
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -559,7 +560,7 @@ frames = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=usually(40, long=100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     shots=st.lists(st.one_of(st.binary(min_size=1, max_size=200), frames), min_size=1, max_size=4),
     mutations=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 255)), max_size=2),
