@@ -71,7 +71,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
         "lb": ("--head-timeout-s", f"{PATIENCE_S}", "--body-timeout-s", f"{4 * PATIENCE_S}"),
     }
     spec = ClusterSpec(prefill=1, decode=1, pool_blocks=128, extra=extra)
-    with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs"), forked) as running:
+    with LocalCluster(spec, tmp_path_factory.mktemp("hostile-logs"), forked.with_small_model) as running:
         yield running
 
 
@@ -196,9 +196,9 @@ class Siege:
 
 
 @pytest.fixture
-async def clients(besieged: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+async def clients(besieged: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
     async with grpc.aio.insecure_channel(besieged.services["lb-0"].endpoints["grpc"]) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
         yield clients
         await clients.end()
 
