@@ -60,7 +60,8 @@ def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPI
         print(f"on_compiled: nothing is compiled: {error}", file=sys.stderr)
         return 3
     print(f"on_compiled: {tree} {'made' if made else 'was there'}", file=sys.stderr)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tree), str(ROOT)))}
+    # Safe: else the working folder would come before the tree, and what is below services run as Python.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join((str(tree), str(ROOT)))}
     paths = compiled_modules(tree, patterns) + (compiled_services(tree / "services") if services is not None else [])
     names = [".".join(path.with_suffix("").parts) for path in paths]
     looked = subprocess.run([sys.executable, "-m", "tests.on_compiled", "--look", *names], env=environment, cwd=ROOT)
