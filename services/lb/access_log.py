@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from pinyon.core.clock import Clock
-from pinyon.runtime.logging import get_logger
+from pinyon.runtime.logging import get_logger, log_line
 from services.lb.http_head import log_id, sane_id, unique_id
 from services.lb.request import Request
 
@@ -114,10 +114,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
                 facts["attempts"] = attempts
         if more:
             facts.update(more)
-        # Not by info(): it would look through the stack for who called, which costs as much as all of the rest.
-        record = logging.LogRecord(_log.name, level, "", 0, "access", None, None)
-        vars(record).update(facts)
-        _log.handle(record)
+        log_line(_log, level, "access", facts)
 
     # -- gRPC
 

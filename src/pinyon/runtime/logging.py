@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["configure_logging", "get_logger"]
+from pinyon.runtime.log_lines import JsonLines, Lines, TextLines
+
+__all__ = ["configure_logging", "get_logger", "log_line"]
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
     "message",
     "asctime",
     "taskName",
 }
-
-
-_encode = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False).encode
+_LEVELS = {level: logging.getLevelName(level).lower() for level in (10, 20, 30, 40, 50)}
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -29,48 +29,46 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
-def _shown(value: Any) -> Any:
-    """A fact as one word: quoted where it would end the line or look like another fact."""
-    if isinstance(value, str) and not (value.isprintable() and " " not in value and value):
-        return json.dumps(value)
-    return value
-
-
-class _JsonFormatter(logging.Formatter):
-    def __init__(self, service: str, instance_id: str) -> None:
+class _Formatter(logging.Formatter):
+    def __init__(self, lines: Lines) -> None:
         super().__init__()
-        self._base = _encode({"service": service, "instance_id": instance_id})[1:-1]
+        self.lines = lines
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"logger": record.name, "message": record.getMessage(), **_facts(record)}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        level = record.levelname.lower()
-        return f'{{"time": {record.created:.6f}, "level": "{level}", {self._base}, {_encode(line)[1:]}'
+        error = self.formatException(record.exc_info) if record.exc_info else ""
+        level, message = record.levelname.lower(), record.getMessage()
+        return self.lines.line(record.created, level, record.name, message, _facts(record), error)
 
 
-class _TextFormatter(logging.Formatter):
-    def __init__(self, instance_id: str) -> None:
-        super().__init__()
-        self._instance_id = instance_id
-        self._second = 0
-        self._clock = ""
+def log_line(log: logging.Logger, level: int, message: str, facts: Mapping[str, Any]) -> None:
+    """A record that is written for every request: as any other of the logger's, for a third of its price.
 
-    def format(self, record: logging.LogRecord) -> str:
-        if (second := int(record.created)) != self._second:
-            self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
-        clock = self._clock
-        facts = "".join(f" {key}={_shown(value)}" for key, value in _facts(record).items())
-        line = f"{clock} {record.levelname.lower():7} {self._instance_id} {record.getMessage()}{facts}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
+    ``level`` is one that the logger is enabled for.
+    """
+    handlers = logging.root.handlers
+    handler = handlers[0] if len(handlers) == 1 else None
+    if isinstance(handler, logging.StreamHandler) and isinstance(formatter := handler.formatter, _Formatter):
+        line = formatter.lines.line(time.time(), _LEVELS[level], log.name, message, facts, "") + "\n"
+        handler.acquire()
+        try:
+            handler.stream.write(line)
+            handler.stream.flush()
+            return
+        except (OSError, ValueError):
+            pass  # said as logging says it, or not at all
+        finally:
+            handler.release()
+    # Not by info(): it would look through the stack for who called, which costs as much as all of the rest.
+    record = logging.LogRecord(log.name, level, "", 0, message, None, None)
+    vars(record).update(facts)
+    log.handle(record)
 
 
 def configure_logging(service: str, instance_id: str, level: str, log_format: str) -> None:
     """Send all of the process's records to stderr; libraries only from ``warning`` on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter(service, instance_id) if log_format == "json" else _TextFormatter(instance_id))
+    lines = JsonLines(service, instance_id) if log_format == "json" else TextLines(instance_id)
+    handler.setFormatter(_Formatter(lines))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

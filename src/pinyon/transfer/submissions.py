@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chain import SHUTDOWN, Chain
@@ -189,7 +190,10 @@ class Submissions:
         regions: dict[bytes, Region] = {}
         most = self._limits.max_request_bytes
         for position, request in enumerate(requests):
-            opcode, local, local_offset, remote, remote_region, remote_offset, length = request
+            try:
+                opcode, local, local_offset, remote, remote_region, remote_offset, length = request
+            except TypeError as error:  # compiled, types are looked at here
+                raise _mistyped(request, position) from error
             region = regions.get(local)
             if region is None:
                 region = self._memory.get(local)
@@ -237,3 +241,12 @@ class Submissions:
             for (status, reason), count in finals.items():
                 self._meter.finished(status, reason, count, latency_s)
             self._meter.moved(chain.opcode, moved_bytes)
+
+
+def _mistyped(request: Any, position: int) -> InvalidTransfer:
+    """Of a request that has a part of another type."""
+    wanted = {"opcode": Opcode, "remote": SegmentDescriptor, "local": bytes, "remote_region": bytes}
+    wrong = [name for name, kind in wanted.items() if type(getattr(request, name, None)) is not kind]
+    field = wrong[0] if wrong else "length"
+    what = {"opcode": "an Opcode", "remote": "a segment descriptor", "length": "numbers"}.get(field, "a region key")
+    return InvalidTransfer(f"not {what}", field=f"requests[{position}].{field}")

@@ -167,6 +167,7 @@ def test_senseless_requests_are_refused_before_anything_moves(make_pair) -> None
         (good._replace(remote_offset=-1), "remote_offset"),
         (good._replace(remote_offset=1 << 63), "remote_offset"),
         (good._replace(local=bytes(16)), "local"),
+        (good._replace(local="a key"), "local"),
         (good._replace(remote_region=b"short"), "remote_region"),
         (good._replace(opcode=2), "opcode"),
         (good._replace(remote=None), "remote"),

@@ -1,0 +1,64 @@
+"""What a log record looks like, for people or for programs. No I/O."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["JsonLines", "Lines", "TextLines"]
+
+_encode = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False).encode
+
+
+class Lines:
+    """One form of them."""
+
+    def line(self, unix_s: float, level: str, logger: str, message: str, facts: Mapping[str, Any], error: str) -> str:
+        """Without its end. ``level`` in small letters; ``error`` is a traceback, or empty."""
+        raise NotImplementedError
+
+
+class TextLines(Lines):
+    """Time, level, process, message, and facts as ``key=value``."""
+
+    def __init__(self, instance_id: str) -> None:
+        self._instance_id = instance_id
+        self._second = 0
+        self._clock = ""
+
+    def line(self, unix_s: float, level: str, logger: str, message: str, facts: Mapping[str, Any], error: str) -> str:
+        second = int(unix_s)
+        if second != self._second:
+            self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
+        said = [f"{self._clock} {level.ljust(7)} {self._instance_id} {message}"]
+        for key, value in facts.items():
+            said.append(f"{key}={_shown(value)}")
+        line = " ".join(said)
+        return f"{line}\n{error}" if error else line
+
+
+class JsonLines(Lines):
+    """An object each."""
+
+    def __init__(self, service: str, instance_id: str) -> None:
+        self._base: str = _encode({"service": service, "instance_id": instance_id})[1:-1]
+
+    def line(self, unix_s: float, level: str, logger: str, message: str, facts: Mapping[str, Any], error: str) -> str:
+        said: dict[str, Any] = {"logger": logger, "message": message}
+        said.update(facts)
+        if error:
+            said["exception"] = error
+        rest: str = _encode(said)
+        return f'{{"time": {unix_s:.6f}, "level": "{level}", {self._base}, {rest[1:]}'
+
+
+def _shown(value: Any) -> str:
+    """A fact as one word: quoted where it would end the line or look like another fact."""
+    if type(value) is str:
+        fits = value.isprintable() and " " not in value and value != ""
+        return value if fits else json.dumps(value)
+    if isinstance(value, str):  # of a class of its own
+        return _shown(str(value))
+    return str(value)
