@@ -28,7 +28,7 @@ from bench.load import HttpClient, cpu_seconds, http_request, run_closed_loop
 from bench.peers import PeerUnavailable
 from bench.report import Aim, Report, number, parser, percentile, progress, summary
 from bench.router_prompts import GROUPS, Prompts
-from bench.router_sides import PEERS, SERVERS, Side, peer_side, pinyon_side, running_stubs
+from bench.router_sides import LEVELS, PEERS, SERVERS, Side, peer_side, pinyon_side, running_stubs
 from bench.router_stub import CHUNK_BYTES, MODEL
 
 SIZES_KB = (8, 32)
@@ -210,7 +210,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
     report = Report(
         "router",
         {
-            "servers": SERVERS, "shared_beginnings": GROUPS, "concurrency": CONCURRENCY, "seed": seed, "quick": quick,
+            "servers": SERVERS, "shared_beginnings": GROUPS, "concurrency": CONCURRENCY, "seed": seed, "quick": quick, "log_levels": LEVELS,
             "peers": {name: requirement for name, (requirement, _) in PEERS.items()},
         },
     )  # fmt: skip

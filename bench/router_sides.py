@@ -29,6 +29,9 @@ PEERS = {
     "vllm_router": ("vllm-router==0.1.17", "vllm_router"),
 }
 
+LEVELS = {"pinyon": "warning", "sglang_router": "warn", "vllm_router": "warning"}
+"""Nobody writes a line for each request. By default pinyon and sglang-router do."""
+
 
 @dataclass
 class Side:
@@ -93,7 +96,7 @@ def running_stubs(sides: int) -> Iterator[list[list[str]]]:
 def pinyon_side(stubs: Sequence[str], folder: Path) -> Iterator[Side]:
     arguments = [
         "--upstream", ",".join(f"http://{stub}" for stub in stubs), "--upstream-capacity", str(CAPACITY),
-        "--http-listen", "127.0.0.1:0", "--log-level", "warning", "--drain-s", "0", "--lame-duck-s", "0",
+        "--http-listen", "127.0.0.1:0", "--log-level", LEVELS["pinyon"], "--drain-s", "0", "--lame-duck-s", "0",
     ]  # fmt: skip
     process = ServiceProcess("lb", "services.lb", arguments, folder / "lb.log")
     process.spawn()
@@ -114,7 +117,7 @@ def peer_side(name: str, stubs: Sequence[str], folder: Path) -> Iterator[Side]:
     port, metrics = _free_port(), _free_port()
     command = [
         str(python), "-m", f"{module}.launch_router", "--host", "127.0.0.1", "--port", str(port),
-        "--prometheus-port", str(metrics), "--policy", "cache_aware",
+        "--prometheus-port", str(metrics), "--policy", "cache_aware", "--log-level", LEVELS[name],
         "--worker-urls", *[f"http://{stub}" for stub in stubs],
     ]  # fmt: skip
     with (folder / f"{name}.log").open("wb") as log:

@@ -27,6 +27,7 @@ from pinyon.transfer import (
     TransferHandle,
     TransferLimitReached,
     TransferLimits,
+    TransferRequest,
     TransferStatus,
 )
 from tests.unit.transfer.conftest import GENEROUS_S, eventually
@@ -154,6 +155,31 @@ def test_listing_1(make_pair) -> None:
     for call in (pair.engine.free_batch_id, lambda one: pair.engine.get_transfer_status(one, 0)):
         with pytest.raises(InvalidTransfer):
             call(batch)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.READ])
+def test_requests_of_several_regions_at_either_end_go_together(make_pair, opcode: Opcode) -> None:
+    """In one batch, some of them neighbours: each moves its own region's bytes."""
+    pair = make_pair(4000)
+    near = [(pair.local.key, pair.near), *((pair.engine.register_local_memory(each).key, each) for each in _more())]
+    far = [(pair.remote.key, pair.far), *((pair.server.register_local_memory(each).key, each) for each in _more())]
+    source = near if opcode is Opcode.WRITE else far
+    for number, (_, memory) in enumerate(source):
+        memory[:] = random.Random(number).randbytes(len(memory))
+    segment = pair.server.descriptor()
+    order = [(0, 0), (0, 0), (1, 0), (1, 1), (0, 1), (2, 2), (2, 2), (0, 2), (1, 2)]
+    places = [(here, there, 100 * position) for position, (here, there) in enumerate(order)]
+    requests = [
+        TransferRequest(opcode, near[here][0], at, segment, far[there][0], at, 100) for here, there, at in places
+    ]
+    assert all(each.ok for each in pair.engine.transfer(requests))
+    for here, there, at in places:
+        assert near[here][1][at : at + 100] == far[there][1][at : at + 100]
+        assert any(near[here][1][at : at + 100])
+
+
+def _more() -> list[bytearray]:
+    return [bytearray(4000), bytearray(4000)]
 
 
 def test_senseless_requests_are_refused_before_anything_moves(make_pair) -> None:

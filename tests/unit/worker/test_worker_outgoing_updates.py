@@ -19,12 +19,18 @@ class Peer:
 
     def __init__(self) -> None:
         self.has_room = True
+        self.takes = 1 << 30
+        """So many, then it has no room."""
         self.got: list[worker_pb2.SessionResponse] = []
+        self.came = asyncio.Event()
 
     def push(self, message: worker_pb2.SessionResponse) -> bool:
-        if self.has_room:
-            self.got.append(message)
-        return self.has_room
+        if not self.has_room:
+            return False
+        self.got.append(message)
+        self.came.set()
+        self.has_room = len(self.got) < self.takes
+        return True
 
 
 class Session:
@@ -36,7 +42,9 @@ class Session:
         self.broken = False
         self.peer = Peer()
         self.now_s = 0.0
-        self.outgoing = OutgoingUpdates(self.updates, self._load, Pace(lambda: 0, lambda: self.now_s))
+        self.in_flight = 0
+        pace = Pace(lambda: self.in_flight, lambda: self.now_s)
+        self.outgoing = OutgoingUpdates(self.updates, self._load, pace)
         stream: Any = self.peer
         self.outgoing.by(stream)
         self.written: list[worker_pb2.SessionResponse] = []
@@ -104,6 +112,44 @@ async def test_without_room_the_writer_has_them_merged_and_nothing_overtakes_it(
     session.updates.update(1).text = "e"
     await session.turns()
     assert (texts(session.written), texts(session.peer.got)) == ([{1: "a"}, {1: "bcd"}], [{1: "e"}])
+
+
+async def test_under_load_what_comes_soon_waits_and_goes_by_itself(session: Session) -> None:
+    session.in_flight = 20
+    session.updates.update(1).text = "a"
+    await session.turns()
+    session.updates.update(1).text = "b"
+    await session.turns()
+    assert texts(session.peer.got) == [{1: "a"}]
+    session.updates.update(1).text += "c"
+    session.now_s += 0.002
+    async with asyncio.timeout(60):
+        while len(session.peer.got) < 2:
+            session.peer.came.clear()
+            await session.peer.came.wait()
+    assert (texts(session.peer.got), session.written) == ([{1: "a"}, {1: "bc"}], [])
+
+
+async def test_the_end_does_not_wait_for_the_pace(session: Session) -> None:
+    session.in_flight = 20
+    for text in "ab":
+        session.updates.update(1).text = text
+        await session.turns()
+    session.updates.close()
+    async with asyncio.timeout(60):
+        await session.writer
+    assert (texts(session.peer.got), texts(session.written)) == ([{1: "a"}], [{1: "b"}])
+
+
+async def test_the_writer_has_what_a_peer_did_not_take_of_several_messages(session: Session) -> None:
+    session.peer.takes = 1
+    for number in range(1000):
+        session.updates.update(number).text = "x" * 8000
+    await session.turns()
+    assert (len(session.peer.got), len(session.written)) == (1, 3)
+    assert [each.stream_id for message in session.peer.got + session.written for each in message.updates] == [
+        *range(1000)
+    ]
 
 
 async def test_the_end_comes_after_all_that_was_said(session: Session) -> None:
