@@ -210,7 +210,8 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
     report = Report(
         "router",
         {
-            "servers": SERVERS, "shared_beginnings": GROUPS, "concurrency": CONCURRENCY, "seed": seed, "quick": quick, "log_levels": LEVELS,
+            "servers": SERVERS, "shared_beginnings": GROUPS, "concurrency": CONCURRENCY, "seed": seed, "quick": quick,
+            "log_levels": LEVELS,
             "peers": {name: requirement for name, (requirement, _) in PEERS.items()},
         },
     )  # fmt: skip
