@@ -1,5 +1,5 @@
-"""Tests once more on the modules that mypyc compiled, those of pure rooms and of services: ``./dev test --compiled
-[SUITE] [..]``.
+"""Tests once more on the modules that mypyc compiled, those of pure rooms, of transfers and of services:
+``./dev test --compiled [SUITE] [..]``.
 
 ``compiled_tree`` makes the modules where a C compiler is at hand; that all of them are what runs is looked at first.
 """
@@ -28,20 +28,16 @@ UNIT = (
     *("runtime", "simulator", "transfer", "worker"),
 )
 PROPERTY = (
-    *("batching", "core", "decisions", "eviction", "paging", "placement", "routing"),
-    "http2_connection",
-    *("lb", "store_objects", "store_switch"),
+    *("batching", "conductor", "core", "decisions", "eviction", "lb", "messages", "model", "paging", "placement"),
+    *("routing", "transfer", "worker"),
+    *("http2_connection", "store_objects", "store_switch"),
 )
-INTEGRATION = (
-    *("lb_faults", "lb_front_door", "lb_hostile", "lb_http", "lb_life", "lb_regions"),
-    *("lb_upstream_faults", "lb_upstream_regions*", "lb_upstream_takeover", "lb_upstreams"),
-    *("worker_cancel", "worker_faults", "worker_load"),
-)
+INTEGRATION = ("conductor", "lb", "transfer", "worker")
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),
     "tests/unit/store/test_store_traits.py",
     *(f"tests/property/test_{room}*.py" for room in PROPERTY),
-    *(f"tests/integration/test_{name}.py" for name in INTEGRATION),
+    *(f"tests/integration/test_{room}_*.py" for room in INTEGRATION),
     "tests/simulation",
 )
 """Files and folders, or patterns of them."""

@@ -110,22 +110,23 @@ async def test_tokens_are_exact_while_blocks_are_evicted(small_reference, tmp_pa
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
     # Long enough for the node to be read rather than that they are computed again, also beside other work; pools that
     # hold a few requests, so that others push the rest out.
-    asks = make_asks(48, SEED + 2, shared=22, longest=520)
+    asks = make_asks(usually(48, long=72), SEED + 2, shared=usually(22, long=32), longest=520)
+    dies, returns, others_each = usually(20, long=32), usually(36, long=56), usually(12, long=16)
     with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
         lost: list[Ask] = []
 
         def disturb(finished: int) -> None:
-            if finished == 20:
-                lost.extend(ask for ask in asks[:20] if stored(ask))
+            if finished == dies:
+                lost.extend(ask for ask in asks[:dies] if stored(ask))
                 cluster.services["kvstore-0"].kill()
-            elif finished == 36:
+            elif finished == returns:
                 cluster.restart("kvstore-0")
 
         def stored(ask: Ask) -> int:
             return lookup(cluster, ask.prompt).get("kvstore-0", 0)
 
         async def push_out(seed: int) -> None:
-            others = make_asks(12, seed, shared=12, longest=520)
+            others = make_asks(others_each, seed, shared=others_each, longest=520)
             check(reference, others, await send_all(cluster, others))
 
         answers = await send_all(cluster, asks, disturb)

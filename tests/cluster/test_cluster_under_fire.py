@@ -18,6 +18,7 @@ from tests.chaos.jobs import ExactJobs
 from tests.chaos.run_faults import FaultResult, run_configuration
 from tests.chaos.victims import Pace
 from tests.forks import forked
+from tests.long import usually
 from tests.small_model import small_card
 
 SEED = "4711"
@@ -39,7 +40,7 @@ def calmer(configuration: Configuration) -> Configuration:
     """Fewer requests, or answers to compare with, of a smaller model: every client asks at a fault and at its end."""
     if configuration.name == "exact":
         return replace(configuration, jobs=functools.partial(ExactJobs, count=10, card=small_card()))
-    clients = tuple(replace(each, period_s=3 * each.period_s) for each in configuration.clients)
+    clients = tuple(replace(each, period_s=usually(3, long=2) * each.period_s) for each in configuration.clients)
     return replace(configuration, clients=clients)
 
 

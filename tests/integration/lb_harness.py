@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +72,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.error: common_pb2.Error | None = None
         self.per_update = 1
         self.tells_logprobs = True
+        self.logprobs_of: Callable[[Sequence[int], int], list[TokenLogprob]] = expected_logprobs
+        self.says: Sequence[tuple[str, int]] = ()
+        """Texts with their tokens that it generates whatever the prompt; none: ``expected_text``."""
         self.padding = ""
         """Added to each update's text."""
         self._server: grpc.aio.Server | None = None
@@ -159,21 +163,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 broken.set()
                 return
             step = min(self.per_update, limit - done)
-            text = replay + expected_text(base, done + step, done)
-            replay = ""
+            text, tokens = self._made(base, done, done + step)
             update = worker_pb2.StreamUpdate(
                 stream_id=submission.stream_id,
-                text=text + self.padding,
-                tokens=[ord(char) for char in expected_text(base, done + step, done)],
+                text=replay + text + self.padding,
+                tokens=tokens,
             )
+            replay = ""
             sampling = submission.sampling
             if sampling.HasField("logprobs") and self.tells_logprobs:
-                update.logprobs.CopyFrom(logprobs_to_proto(expected_logprobs(update.tokens, sampling.logprobs)))
+                update.logprobs.CopyFrom(logprobs_to_proto(self.logprobs_of(tokens, sampling.logprobs)))
             if first:
                 first = False
                 if sampling.prompt_logprobs:
                     prompt = np.frombuffer(submission.prompt_tokens_le32, "<u4").tolist()
-                    told = expected_logprobs(prompt[1:], sampling.logprobs)
+                    told = self.logprobs_of(prompt[1:], sampling.logprobs)
                     update.prompt_logprobs.CopyFrom(logprobs_to_proto(told))
                 update.prefill.prefill_instance_id = submission.placement.prefill_instance_id
                 update.prefill.computed_tokens = count
@@ -187,6 +191,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 self.open.discard(submission.stream_id)
             await send(update)
         await self.note()
+
+    def _made(self, prompt_tokens: int, start: int, end: int) -> tuple[str, list[int]]:
+        if self.says:
+            said = self.says[start:end]
+            return "".join(text for text, _ in said), [token for _, token in said]
+        text = expected_text(prompt_tokens, end, start)
+        return text, [ord(char) for char in text]
 
 
 class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):

@@ -8,10 +8,7 @@ import json
 import pytest
 
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.core.request import FinishReason
-from pinyon.messages.logprobs import logprobs_to_proto
 from services.lb import http_choices, openai_choices
-from services.lb.request import Delta
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 
 CHAT = "/v1/chat/completions"
@@ -293,56 +290,27 @@ async def test_reports_of_several_choices():
 
 GENERATED = "né!".encode()
 """Two of its four tokens are half a character each."""
+SAID = tuple(zip(("n", "", "é", "!"), GENERATED, strict=True))
 
 
-def likely(token: int, count: int) -> TokenLogprob:
+def likely(tokens, count: int) -> list[TokenLogprob]:
     """Falls with the token's id; the likeliest are others."""
-    return TokenLogprob(-token / 100, tuple((97 + rank, -rank / 10) for rank in range(count)))
-
-
-class FakeDispatcher:
-    """Generates ``GENERATED`` with log-probabilities, token by token."""
-
-    def __init__(self) -> None:
-        self.asked = []
-
-    def demand(self, request):
-        return 0
-
-    def priority(self, request):
-        return 0
-
-    async def run(self, request, ticket, take):
-        sampling, prompt = request.ask.sampling, request.ask.tokens_le32[::4]
-        self.asked.append(sampling)
-        await ticket.turn(request.total_tokens)
-        if sampling.prompt_logprobs:
-            request.prompt_logprobs = logprobs_to_proto([likely(token, sampling.logprobs) for token in prompt[1:]])
-        made = GENERATED[: sampling.max_tokens]
-        request.tokens = list(made)
-        pieces = [made] if request.whole else [made[at : at + 1] for at in range(len(made))]
-        said = ["n", "", "é", "!"]
-        for index, piece in enumerate(pieces):
-            if index == len(pieces) - 1:
-                request.finish_reason = FinishReason.LENGTH
-            text = made.decode("utf-8", "replace") if request.whole else said[index]
-            logprobs = logprobs_to_proto([likely(token, sampling.logprobs) for token in piece])
-            if (doing := take(Delta(text, list(piece), logprobs))) is not None:
-                await doing
-        ticket.leave(request.total_tokens)
+    top = tuple((97 + rank, -rank / 10) for rank in range(count))
+    return [TokenLogprob(-token / 100, top) for token in tokens]
 
 
 @pytest.fixture
 async def told():
-    """A client of a load balancer whose instances tell log-probabilities."""
-    async with running_lb() as bench:
-        bench.lb.app._routes._completions._dispatcher = dispatcher = FakeDispatcher()
+    """A client of a load balancer, and its instance, which generates ``GENERATED`` with log-probabilities."""
+    async with running_lb(workers=1) as bench:
+        (worker,) = bench.workers
+        worker.says, worker.logprobs_of = SAID, likely
         async with client_of(bench) as client:
-            yield client, dispatcher
+            yield client, worker
 
 
 async def test_log_probabilities_of_a_completion(told):
-    client, dispatcher = told
+    client, worker = told
     answer = await client.completions.create(model=MODEL, prompt="ab", max_tokens=4, logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert answer.choices[0].text == "né!"
@@ -350,7 +318,8 @@ async def test_log_probabilities_of_a_completion(told):
     assert logprobs.token_logprobs == pytest.approx([-token / 100 for token in GENERATED])
     assert logprobs.text_offset == [0, 1, 1, 2]
     assert logprobs.top_logprobs[0] == pytest.approx({"a": 0.0, "b": -0.1, "n": -1.1})
-    assert (dispatcher.asked[0].logprobs, dispatcher.asked[0].prompt_logprobs) == (2, False)
+    asked = worker.submissions[0].sampling
+    assert (asked.logprobs, asked.prompt_logprobs) == (2, False)
     none = await client.completions.create(model=MODEL, prompt="ab", max_tokens=4, logprobs=0)
     assert none.choices[0].logprobs.top_logprobs[3] == pytest.approx({"!": -0.33})
     assert (await client.completions.create(model=MODEL, prompt="ab", max_tokens=4)).choices[0].logprobs is None
@@ -358,19 +327,8 @@ async def test_log_probabilities_of_a_completion(told):
 
 async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
     """Clients find out whether a token was the likeliest by the largest of them."""
-    client, dispatcher = told
-    run = dispatcher.run
-
-    async def collide(request, ticket, take):
-        one = TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0)))
-        await run(
-            request, ticket,
-            lambda delta: take(
-                Delta(delta.text, delta.tokens, logprobs_to_proto([one for _ in delta.tokens]))
-            ),
-        )  # fmt: skip
-
-    dispatcher.run = collide
+    client, worker = told
+    worker.logprobs_of = lambda tokens, _: [TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0))) for _ in tokens]
     answer = await client.completions.create(model=MODEL, prompt="ab", max_tokens=2, logprobs=2)
     assert answer.choices[0].logprobs.top_logprobs[1] == {"\ufffd": -1.0}
     assert answer.choices[0].logprobs.token_logprobs[1] == -3.0
@@ -382,13 +340,13 @@ async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
 
 async def test_what_lm_eval_sends(told):
     """Lists of tokens, an echo, one token that nobody wants, and log-probabilities of the prompt."""
-    client, dispatcher = told
+    client, worker = told
     prompts = [list("né".encode()), list(b"abc")]
     for max_tokens in (1, 0):
         ask = {"model": MODEL, "prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "logprobs": 1,
                "seed": 1234, "echo": True}  # fmt: skip
         answer = await client.completions.create(**ask)
-        assert all(sampling.prompt_logprobs and sampling.max_tokens == 1 for sampling in dispatcher.asked)
+        assert all(each.sampling.prompt_logprobs and each.sampling.max_tokens == 1 for each in worker.submissions)
         first, second = (choice.logprobs for choice in answer.choices)
         assert second.tokens == [*"abc", *"n"[:max_tokens]]
         assert second.token_logprobs[0] is None
@@ -410,7 +368,7 @@ async def test_what_lm_eval_sends(told):
 
 
 async def test_log_probabilities_of_a_chat(told):
-    client, dispatcher = told
+    client, worker = told
     ask = {"model": MODEL, "messages": HI, "max_tokens": 4}
     answer = await client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
     content = answer.choices[0].logprobs.content
@@ -420,7 +378,7 @@ async def test_log_probabilities_of_a_chat(told):
         ("a", 0.0, [97]),
         ("b", pytest.approx(-0.1), [98]),
     ]
-    assert dispatcher.asked[0].logprobs == 2
+    assert worker.submissions[0].sampling.logprobs == 2
     chunks = [chunk async for chunk in await client.chat.completions.create(**ask, logprobs=True, stream=True, n=2)]
     for index in range(2):
         own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]

@@ -13,7 +13,6 @@ from services.lb.openai_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from services.lb.openai_parse import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from services.lb.openapi import openapi_document
 from tests.integration.lb_harness import MODEL, Connection, running_lb
-from tests.integration.test_lb_choices import FakeDispatcher
 
 DOCUMENT = json.loads(openapi_document())
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -203,7 +202,6 @@ async def test_ready_for_one_model_of_two_is_as_documented():
 )
 async def test_answers_fit_their_schemas(extra):
     async with running_lb() as bench:
-        bench.lb.app._routes._completions._dispatcher = FakeDispatcher()
         for path, body in (
             ("/v1/completions", {"model": MODEL, "prompt": "ab", "max_tokens": 3, **extra}),
             ("/v1/completions", {"model": MODEL, "prompt": ["ab", "c"], "max_tokens": 3, "echo": True, **extra}),

@@ -5,8 +5,9 @@ Every decision comes from one seed, which is printed. Settings by environment:
 ``PINYON_CHAOS_SEED``
     repeats the decisions of an earlier run (not the scheduler's: how far a transfer had come may differ).
 ``PINYON_CHAOS_ROUNDS``
-    rounds in total, 25 by default. Before a release: ``PINYON_CHAOS_ROUNDS=300 ./dev test integration -k chaos -s``;
-    four fifths of them hit targets and one fifth initiators, half of each over tcp and half over shm.
+    rounds in total, 25 by default, 40 in a long run. Before a release:
+    ``PINYON_CHAOS_ROUNDS=300 ./dev test integration -k chaos -s``; four fifths of them hit targets and one
+    fifth initiators, half of each over tcp and half over shm.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from tests.integration.transfer_hosts import WAIT_S, HostProcess, SharedBuffer, eventually
+from tests.long import usually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
-ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or 25)
+ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or usually(25, long=40))
 STALL_S = 1.0
 BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idle_s": 2.0}
 """Short, because the frozen ones are waited for, but longer than a busy machine lets a thread wait for its turn."""

@@ -68,7 +68,7 @@ def check(asks, answers):
 async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch):
     p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch)
     client = await fleet.client(d)
-    asks = make_asks(30, seed=blocks)
+    asks = make_asks(usually(30, long=40), seed=blocks)
     check(asks, await run_all(client, p, d, asks))
     await fleet.idle()
     assert p.engine.steps
@@ -156,14 +156,14 @@ async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, bloc
     else:
         p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=12, **options)
     client = await fleet.client(d)
-    asks = make_asks(30, seed=blocks)
+    asks = make_asks(usually(30, long=40), seed=blocks)
     answers = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks))
     for answer in answers[::5]:
         await client.cancel(answer)
     for answer in answers:
         await answer.wait()
     kept = [place for place, answer in enumerate(answers) if answer.finish in ("stop", "length")]
-    assert len(kept) >= 24
+    assert len(kept) >= len(asks) * 4 // 5
     check([asks[place] for place in kept], [answers[place] for place in kept])
     sizes = {decodes for _, decodes in d.engine.steps}
     assert max(sizes) > 1

@@ -21,6 +21,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
+from services.process import child_environment
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
@@ -230,7 +231,7 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
         *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
         pass_fds=(writer,),
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": "src:.", "PINYON_PARENT_PID": str(os.getpid())},
+        env=child_environment(os.getpid()),
     )
     os.close(writer)
     try:

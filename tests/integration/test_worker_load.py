@@ -15,6 +15,7 @@ import pytest_asyncio
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
 from services.lb.worker_sessions import WorkerSessions
+from services.process import child_environment
 from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, LbClient, gauge, submission, until
@@ -318,7 +319,7 @@ async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
         *("--metrics-listen", "", "--ready-fd", str(writer), "--pool-blocks", "64"),
         pass_fds=(writer,),
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": "src:.", "PINYON_PARENT_PID": str(os.getpid())},
+        env=child_environment(os.getpid()),
     )
     os.close(writer)
     try:

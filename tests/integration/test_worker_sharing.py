@@ -8,6 +8,7 @@ import pytest_asyncio
 from pinyon.batching import Prompt
 from pinyon.core.request import SamplingParams
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, gauge, reference, submission, until
+from tests.on_compiled import REPLACES_METHODS
 from tests.unit.worker.caches import Holder
 
 COMMON = 6
@@ -150,6 +151,7 @@ async def test_an_instance_that_cannot_compute_prompts_says_that_there_is_no_roo
     await fleet.idle()
 
 
+@REPLACES_METHODS
 async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
     """What is published chunk by chunk, sent by another instance, or generated names the key before it; what comes
     behind a prefix that was there does, too."""

@@ -100,7 +100,7 @@ def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
 
 def test_a_queue_in_front_of_one_server_waits_as_the_formula_says() -> None:
     """Each of 6,000 requests waits for the one before it (Lindley: w' = max(0, w + s - gap)), and the mean of 100,000
-    that wait so is that of M/D/1: rho s / 2 (1 - rho)."""
+    (300,000 in a long run) that wait so is that of M/D/1: rho s / 2 (1 - rho)."""
     tokens, load = 500, 0.7
     service_s = tokens * plain.TOKEN_S
 
@@ -119,7 +119,7 @@ def test_a_queue_in_front_of_one_server_waits_as_the_formula_says() -> None:
     served = PrefillReference(ReferenceSettings(1, 512), PLACEMENT_POLICIES.make("random"), Fifo).run(arrivals)
     waits = [each.ttft_s - service_s for each in served]
     assert waits == pytest.approx([wait_s for _, wait_s in expected], abs=1e-6)
-    many = [wait_s for _, wait_s in gaps_and_waits(1, 100_000)]
+    many = [wait_s for _, wait_s in gaps_and_waits(1, usually(100_000, long=300_000))]
     assert sum(many) / len(many) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.03)
 
 

@@ -32,6 +32,7 @@ from pinyon.reproduction.picture import svg
 from pinyon.reproduction.tree_costs import TreeLoad
 from pinyon.simulator.cluster_settings import GROUPED
 from pinyon.simulator.scheduling_cost import SchedulingCost
+from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 FEATHER = [name for name in FIGURES if name.startswith("feather-")]
@@ -46,9 +47,9 @@ def ticking() -> Clock:
 @pytest.fixture(scope="module")
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feather_runs, "REQUESTS", 10)
+        patch.setattr(feather_runs, "REQUESTS", usually(10, long=16))
         for module in (feather_locality, feather_batches):
-            patch.setattr(module, "REQUESTS", 14)
+            patch.setattr(module, "REQUESTS", usually(14, long=24))
             patch.setattr(module, "OUTPUT_TOKENS", 10)
         patch.setattr(feather_locality, "PREFIX", 1_000)
         patch.setattr(feather_locality, "SHARES", (0.0, 0.1, 1.0))
@@ -61,18 +62,18 @@ def small() -> Iterator[None]:
         patch.setattr(feather_batches, "SPLITS", (1, 8, 16, 32))
         patch.setattr(feather_batches, "OUTPUTS", (1, 10))
         patch.setattr(feather_load, "RATES", (10, 100))
-        patch.setattr(feather_offline, "OFFLINE_REQUESTS", 10)
+        patch.setattr(feather_offline, "OFFLINE_REQUESTS", usually(10, long=16))
         patch.setattr(feather_sweeps, "MAX_BATCH", 16)
         patch.setattr(feather_requests, "PREFIXES", (500, 1_000))
-        patch.setattr(feather_learning, "CONVERGING_REQUESTS", 20)
-        patch.setattr(feather_learning, "ALONE_REQUESTS", 15)
+        patch.setattr(feather_learning, "CONVERGING_REQUESTS", usually(20, long=40))
+        patch.setattr(feather_learning, "ALONE_REQUESTS", usually(15, long=30))
         patch.setattr(feather_learning, "ALONE_RATES", (2,))
         patch.setattr(feather_learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
         patch.setattr(feather_learning, "LEARNING_RATES", (3, 10, 100))
-        patch.setattr(feather_costs, "REQUESTS", 10)
+        patch.setattr(feather_costs, "REQUESTS", usually(10, long=20))
         patch.setattr(feather_costs, "LENGTHS", (320, 640))
         patch.setattr(feather_costs, "TREE", TreeLoad(20, 300, 60, 50))
-        patch.setattr(feather_chunks, "REQUESTS", 10)
+        patch.setattr(feather_chunks, "REQUESTS", usually(10, long=20))
         patch.setattr(feather_kernels, "RATES", (100,))
         patch.setattr(feather_stalls, "RATES", (10, 100))
         for module in (feather_chunks, feather_stalls):

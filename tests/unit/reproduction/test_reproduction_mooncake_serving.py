@@ -16,6 +16,7 @@ from pinyon.reproduction.mooncake_transfer import least_bytes_s
 from pinyon.reproduction.picture import svg
 from pinyon.reproduction.serving import node
 from pinyon.traces import TraceRow
+from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 BLOCK = 512
@@ -24,7 +25,7 @@ SERVED = [*OF_ONE, "mooncake-fig5", "mooncake-fig8", "mooncake-fig11", "mooncake
 ALL = [*SERVED, "mooncake-eq2", "mooncake-fig14"]
 
 
-def workload(name: str, requests: int = 36) -> Workload:
+def workload(name: str, requests: int = usually(36, long=60)) -> Workload:
     rng = random.Random(name)
     rows, now_s = [], 0.0
     for number in range(requests):
