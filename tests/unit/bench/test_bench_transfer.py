@@ -74,7 +74,7 @@ def test_memory_knows_its_pattern_and_a_single_wrong_byte():
     assert memory.holds(7, 4096, 4096, (2 << 20) - 4096)
 
 
-@pytest.fixture(params=["sockets 1", "sockets 4", "process_vm", "memcpy"])
+@pytest.fixture(params=["sockets 1,256", "sockets 4,4096", "process_vm", "memcpy"])
 def raw(request):
     """An initiator, its memory and the target's."""
     ours, theirs = Memory(NBYTES), Memory(NBYTES)
@@ -201,7 +201,7 @@ def test_sides_that_are_stopped_end_with_who_started_them(tmp_path):
 
 
 def test_a_side_whose_starter_is_gone_ends_at_once():
-    command = [sys.executable, "-m", "bench.transfer_raw", "target", "4096", "1", "{}"]
+    command = [sys.executable, "-m", "bench.transfer_raw", "target", "4096", "1,256", "{}"]
     for parent, said in ((os.getppid(), "the starting process is gone"), (os.getpid(), "")):
         process = subprocess.run([*command, str(parent)], cwd=ROOT, input="", capture_output=True, text=True)
         assert (process.stderr.strip(), bool(process.stdout)) == (said, not said)
@@ -298,12 +298,24 @@ def test_ratios_are_within_a_repetition():
     assert figures(measured, [TCP])[TCP.name][WRITE]["4KiB"]["throughput_gb_s"]["max"] == 15.0
 
 
-def test_the_best_number_of_connections_counts():
+def test_the_best_plain_sockets_count():
     measured = _measured(1.0)
     point = POINTS[2]
     measured.samples[SOCKETS[1].name, WRITE, point.name] = [Sample(100.0, 1, 1, 1, 1.0)] * 5
     assert measured.best_sockets(WRITE, point) == SOCKETS[1]
     assert measured.best_sockets(READ, point) == SOCKETS[0]
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point.nbytes >= 1 << 20], ids=lambda point: point.name)
+@pytest.mark.parametrize("sockets", SOCKETS, ids=lambda sockets: sockets.name)
+def test_any_plain_sockets_that_are_faster_at_any_large_point_or_batch_decide(sockets, point):
+    measured = _measured(2.0)
+    name = "tcp write, checksum off / best plain sockets, 1 MiB and more, also in batches, least"
+    assert {aim.measured for aim in aims(measured) if aim.name == name} == {2.0}
+    measured.samples[sockets.name, WRITE, point.name] = [Sample(turn * 4.0, 1, 1, 1, 1.0) for turn in range(1, 6)]
+    assert {aim.measured for aim in aims(measured) if aim.name == name} == {0.5}
+    del measured.samples[sockets.name, WRITE, point.name]  # nobody knows what is best
+    assert {aim.measured for aim in aims(measured) if aim.name == name} == {None}
 
 
 # --- Fig. 12 ---
