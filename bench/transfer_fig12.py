@@ -33,7 +33,7 @@ __all__ = ["GLOO", "TORCH", "Measured", "gigabytes", "measure"]
 PIECE_BYTES, CONCURRENCY = 128 << 10, 64
 MEMORY_BYTES = 256 << 20
 SIZES_GB, QUICK_SIZES_GB = (1.0, 4.0, 10.0), (1.0,)
-MOST_GB = 100.0
+LEAST_GB, MOST_GB = 0.1, 100.0
 TORCH = "torch==2.13.0"
 GLOO = System("gloo", "torch.distributed, Gloo", "bench.transfer_gloo", "")
 SYSTEMS = [TCP, UNCHECKED, SHM, PEER, GLOO, *SOCKETS]
@@ -79,8 +79,8 @@ def gigabytes(text: str) -> float:
         size = float(text)
     except ValueError:
         size = math.nan
-    if not 0 < size <= MOST_GB:
-        raise argparse.ArgumentTypeError(f"not a number of GB above 0 and up to {MOST_GB:g}: {text!r}")
+    if not LEAST_GB <= size <= MOST_GB:
+        raise argparse.ArgumentTypeError(f"not a number of GB from {LEAST_GB:g} to {MOST_GB:g}: {text!r}")
     return size
 
 
