@@ -152,7 +152,9 @@ def main() -> None:
     options.add_argument("--only", nargs="+", choices=[system.name for system in SYSTEMS], help="these systems")
     options.add_argument("--pictures", type=Path, default=PICTURES, help="folder for the SVG files")
     options.add_argument("--fig12", action="store_true", help="Fig. 12 of the Mooncake paper instead")
-    options.add_argument("--gigabytes", type=float, default=40.0, help="most of --fig12, default 40")
+    options.add_argument(
+        "--gigabytes", type=transfer_fig12.gigabytes, nargs="+", help="sizes of --fig12, default 1 4 10 (--quick: 1)"
+    )
     arguments = options.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     src, kind = where_pinyon_is()

@@ -1,16 +1,17 @@
 """Fig. 12 of the Mooncake paper: how long a cache takes to another node, in pieces of 128 KB, 64 at a time, beside
 torch.distributed's Gloo and plain TCP. Here both ends are on one host: the kernel's copies are the limit and not a NIC.
 
-A cache larger than the memory is moved through it again and again. Systems take turns, in an order that rotates, and
-ratios are formed within a repetition; plain TCP is the best of 1, 2 and 4 connections. Each sample has its share of the
-time: a system that is too slow for a size moves as much of it as it can (``moved_gb``), and its seconds are what all of
-it would take at that rate.
+A cache larger than the memory is moved through it again and again, whole: a system that takes longer than
+``LIMIT_S_PER_GB`` allows has no figures. Systems take turns, in an order that rotates, and ratios are formed within a
+repetition; plain TCP is the best of 1, 2 and 4 connections with small and with large buffers. A size is moved once by
+each system at least, and again while that is likely to end within the size's share of the budget.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import statistics
 import tempfile
@@ -27,18 +28,22 @@ from bench.transfer_figures import OPCODES, PEER, SHM, SOCKETS, TCP, UNCHECKED
 from bench.transfer_pair import Pair, Sample, System, SystemFailed
 from bench.transfer_side import Plan
 
-__all__ = ["GLOO", "TORCH", "Measured", "measure"]
+__all__ = ["GLOO", "TORCH", "Measured", "gigabytes", "measure"]
 
 PIECE_BYTES, CONCURRENCY = 128 << 10, 64
 MEMORY_BYTES = 256 << 20
-SIZES_GB = (1.0, 4.0, 10.0, 20.0, 40.0)
+SIZES_GB, QUICK_SIZES_GB = (1.0, 4.0, 10.0), (1.0,)
+LEAST_GB, MOST_GB = 0.1, 100.0
 TORCH = "torch==2.13.0"
 GLOO = System("gloo", "torch.distributed, Gloo", "bench.transfer_gloo", "")
 SYSTEMS = [TCP, UNCHECKED, SHM, PEER, GLOO, *SOCKETS]
 OURS = (TCP, UNCHECKED, SHM)
 REPETITIONS = 3
+"""At most."""
 BUDGET_S, QUICK_BUDGET_S = 540.0, 24.0
-"""For all samples together."""
+"""For all samples together. Beyond it each system still moves each size once."""
+LIMIT_S_PER_GB = 10.0
+"""The hard limit of a sample: a system slower than 0.1 GB/s has failed."""
 
 Start = Callable[[Sequence[System], int, Path, dict[System, Pair], dict[str, str]], None]
 """``(systems, bytes of memory, folder of logs, pairs to be filled, reasons of those that are missing)``"""
@@ -59,21 +64,31 @@ class Measured:
         return [sample.throughput_gb_s for sample in self.samples.get((system, opcode, size), [])]
 
     def best_sockets(self, opcode: str, size: float) -> System:
-        """The number of connections with the best median here."""
+        """The connections and buffers with the best median here."""
         return max(SOCKETS, key=lambda system: statistics.median(self.rates(system, opcode, size) or [0.0]))
 
-    def ratio(self, ours: System, other: System, opcode: str, size: float) -> float | None:
-        """Median of ours / other within the repetitions; None: either was not measured."""
+    def ratio(self, ours: System, other: System, opcode: str, size: float) -> float:
+        """Median of ours / other within the repetitions; both were measured."""
         pairs = zip(self.rates(ours, opcode, size), self.rates(other, opcode, size), strict=False)
-        ratios = [mine / theirs for mine, theirs in pairs]
-        return statistics.median(ratios) if ratios else None
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
+
+def gigabytes(text: str) -> float:
+    """Of an option: a size in GB."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not LEAST_GB <= size <= MOST_GB:
+        raise argparse.ArgumentTypeError(f"not a number of GB from {LEAST_GB:g} to {MOST_GB:g}: {text!r}")
+    return size
 
 
 def measure(
     arguments: argparse.Namespace, kind: str, start: Start, close: Callable[[dict[System, Pair]], None]
 ) -> None:
     """Move each size by each system, print the tables and the report. A system that fails has no figures from there."""
-    sizes = [size for size in SIZES_GB if size <= (1.0 if arguments.quick else arguments.gigabytes)]
+    sizes = sorted(set(arguments.gigabytes or (QUICK_SIZES_GB if arguments.quick else SIZES_GB)))
     wanted = [system for system in SYSTEMS if not arguments.only or system.name in arguments.only]
     measured = Measured(sizes)
     started = time.monotonic()
@@ -82,11 +97,12 @@ def measure(
         stack.callback(close, pairs)
         start(wanted, MEMORY_BYTES, Path(logs), pairs, measured.missing)
         budget_s = QUICK_BUDGET_S if arguments.quick else BUDGET_S
-        for opcode in OPCODES:
-            for size in sizes:
-                # By the root: in shares by size the smallest had a tenth of a second.
-                share_s = budget_s * math.sqrt(size) / (sum(map(math.sqrt, sizes)) * len(OPCODES))
-                _measure(pairs, measured, opcode, size, share_s, arguments.seed)
+        cells = [(opcode, size) for opcode in OPCODES for size in sizes]
+        # By the root: in shares by size the smallest would not be repeated. What one leaves, the next ones have.
+        shares = list(itertools.accumulate(math.sqrt(size) for _, size in cells))
+        begun = time.monotonic()
+        for (opcode, size), share in zip(cells, shares, strict=True):
+            _measure(pairs, measured, opcode, size, begun + budget_s * share / shares[-1], arguments.seed)
     _show(wanted, measured)
     report = Report(
         "transfer",
@@ -109,24 +125,36 @@ def measure(
 
 
 def _measure(
-    pairs: dict[System, Pair], measured: Measured, opcode: str, size: float, share_s: float, seed: int
+    pairs: dict[System, Pair],
+    measured: Measured,
+    opcode: str,
+    size: float,
+    until: float,
+    seed: int,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """One cell of the figure, by all systems in turn."""
-    count = max(1, round(size * 1e9 / (PIECE_BYTES * CONCURRENCY)))
-    limit_s = share_s / (REPETITIONS * max(1, len(pairs)))
-    plan = Plan(opcode, PIECE_BYTES, CONCURRENCY, count, seed, limit_s)
-    for repetition in range(REPETITIONS):
+    """One cell of the figure, by all systems in turn; not again if that would end after ``until`` (of ``clock``)."""
+    count = math.ceil(size * 1e9 / (PIECE_BYTES * CONCURRENCY))
+    plan = Plan(opcode, PIECE_BYTES, CONCURRENCY, count, seed, size * LIMIT_S_PER_GB)
+    last_s = 0.0
+    done = 0
+    while pairs and done < REPETITIONS and (done == 0 or clock() + last_s <= until):
+        started = clock()
         systems = list(pairs)
-        turn = repetition * len(systems) // REPETITIONS
+        turn = done * len(systems) // REPETITIONS
         for system in systems[turn:] + systems[:turn]:
             try:
-                sample = pairs[system].measure(plan, seed + repetition, verify=repetition == 0)
+                sample = pairs[system].measure(plan, seed + done, verify=done == 0)
+                if sample.gigabytes < plan.nbytes / 1e9:
+                    raise SystemFailed(f"moved {sample.gigabytes:.1f} GB in {plan.limit_s:g} s")
             except SystemFailed as error:
                 measured.missing[system.name] = f"{opcode} {size:g} GB: {error}"
                 pairs.pop(system).close()
                 continue
             measured.samples.setdefault((system, opcode, size), []).append(sample)
-    progress(f"{opcode} {size:g} GB: {REPETITIONS} repetitions of {len(pairs)} systems")
+        last_s = clock() - started
+        done += 1
+    progress(f"{opcode} {size:g} GB: {done} repetitions of {len(pairs)} systems")
 
 
 def _rows(measured: Measured, system: System) -> dict[str, dict[str, dict[str, object]]]:
@@ -141,30 +169,30 @@ def _rows(measured: Measured, system: System) -> dict[str, dict[str, dict[str, o
                     "seconds": round(size / statistics.median(rates), 3),
                     "throughput_gb_s": summary(rates, 3),
                     "cpu_s_per_gb": summary([sample.cpu_s_per_gb for sample in samples], 3),
-                    "moved_gb": round(min(sample.gigabytes for sample in samples), 2),
+                    "repetitions": len(samples),
                 }
     return out
 
 
 def _aim(measured: Measured, other: System | None, opcode: str) -> Aim:
-    """Throughput beside the other's (None: plain TCP with as many connections as are best), at the worst of the
-    sizes."""
-    name = f"Fig. 12, {opcode}: {TCP.label} / {other.label if other else 'plain TCP, best of 1, 2, 4 connections'}"
+    """Throughput beside the other's (None: plain TCP with the connections and buffers that are best), at the worst of
+    the sizes. Not measured if a size or one of the others is missing: nobody knows then what is best."""
+    name = f"Fig. 12, {opcode}: {TCP.label} / {other.label if other else 'best plain TCP'}"
+    needed = [TCP, *([other] if other else SOCKETS)]
+    if not all(measured.rates(system, opcode, size) for system in needed for size in measured.sizes):
+        reasons = [f"{each.name}: {measured.missing[each.name]}" for each in needed if each.name in measured.missing]
+        return Aim(name, 1.0, None, False, reason="; ".join(reasons) or "not measured")
     ratios = [
         measured.ratio(TCP, other or measured.best_sockets(opcode, size), opcode, size) for size in measured.sizes
     ]
-    known = [ratio for ratio in ratios if ratio is not None]
-    if len(known) < len(ratios) or not known:
-        reason = measured.missing.get(other.name if other else SOCKETS[0].name) or measured.missing.get(TCP.name)
-        return Aim(name, 1.0, None, False, reason=reason or "not measured")
-    return Aim(name, 1.0, round(min(known), 3), False)
+    return Aim(name, 1.0, round(min(ratios), 3), False)
 
 
 def _show(wanted: list[System], measured: Measured) -> None:
     console = Console(stderr=True, width=120)
     for opcode in OPCODES:
         table = Table(
-            title=f"Seconds, and GB/s (median of {REPETITIONS}): {opcode}, pieces of 128 KiB, 64 at a time",
+            title=f"Seconds, and GB/s (medians): {opcode}, pieces of 128 KiB, 64 at a time",
             title_justify="left",
         )
         table.add_column("", no_wrap=True)

@@ -71,12 +71,12 @@ class Side:
                 bufsize=0,
             )
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, within_s: float = ANSWER_S) -> dict[str, Any]:
         stream: IO[bytes] = self._process.stdout  # type: ignore[assignment]
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + within_s
         while b"\n" not in self._rest:
             if not select.select([stream], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise SystemFailed(f"no answer within {ANSWER_S:g} s")
+                raise SystemFailed(f"no answer within {within_s:g} s")
             data = os.read(stream.fileno(), 65536)
             if not data:
                 lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
@@ -88,11 +88,11 @@ class Side:
             raise SystemFailed(answer["unavailable"])
         return answer
 
-    def ask(self, **command: Any) -> dict[str, Any]:
+    def ask(self, within_s: float = ANSWER_S, **command: Any) -> dict[str, Any]:
         stream: IO[bytes] = self._process.stdin  # type: ignore[assignment]
         with contextlib.suppress(BrokenPipeError):  # then there is no answer, which says why
             stream.write(json.dumps(command).encode() + b"\n")
-        return self.answer()
+        return self.answer(within_s)
 
     def stop(self) -> None:
         """All its threads, until ``go_on``: some systems poll while they are idle."""
@@ -188,7 +188,7 @@ class Pair:
         self._ask(source, do="fill", seed=seed, nbytes=min(plan.nbytes, self._nbytes))
         target = self._sides.get(TARGET)
         before = target.ask(do="cpu")["cpu_s"] if target else 0.0
-        ran = self._ask(INITIATOR, do="run", plan=asdict(plan))
+        ran = self._ask(INITIATOR, within_s=plan.limit_s + ANSWER_S, do="run", plan=asdict(plan))
         cpu_s = ran["cpu_s"] + (target.ask(do="cpu")["cpu_s"] - before if target else 0.0)
         if verify:
             wrong = self._ask(destination, do="verify", plan=asdict(plan), calls=ran["calls"], seed=seed)["wrong"]

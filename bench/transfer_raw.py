@@ -14,7 +14,6 @@ from typing import Any
 
 from bench.transfer_side import READ, TARGET, WRITE, Block, Initiator, Memory, run
 
-_BUFFER_BYTES = 4 << 20
 _HEAD = struct.Struct("<cIQQ")
 """Opcode, blocks that follow in a list (0: one block, described here), offset, length (the list's total)."""
 _ITEM = struct.Struct("<QQ")
@@ -22,10 +21,16 @@ _DONE = b"done"
 _IOV_MAX = 1024
 
 
-def _tune(sock: socket.socket) -> None:
+def _option(text: str) -> tuple[int, int]:
+    """``CONNECTIONS,KIB``: how many, and the bytes of each socket's buffers."""
+    connections, kib = text.split(",")
+    return int(connections), int(kib) << 10
+
+
+def _tune(sock: socket.socket, buffer_bytes: int) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
 
 
 def _send(sock: socket.socket, buffers: list[memoryview]) -> None:
@@ -62,6 +67,7 @@ class SocketsTarget:
 
     def __init__(self, memory: Memory, option: str) -> None:
         self.memory = memory
+        self._buffer_bytes = _option(option)[1]
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -74,7 +80,7 @@ class SocketsTarget:
                 sock, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            _tune(sock)
+            _tune(sock, self._buffer_bytes)
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -102,15 +108,16 @@ class SocketsTarget:
 
 
 class SocketsInitiator(Initiator):
-    """``option`` is the number of connections; a transfer is divided evenly over them."""
+    """A transfer is divided evenly over the connections."""
 
     def __init__(self, memory: Memory, option: str, address: dict[str, Any]) -> None:
         self.memory = memory
-        self._sockets = [socket.create_connection(("127.0.0.1", address["port"])) for _ in range(int(option))]
+        connections, buffer_bytes = _option(option)
+        self._sockets = [socket.create_connection(("127.0.0.1", address["port"])) for _ in range(connections)]
         self._work: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
         for sock in self._sockets:
-            _tune(sock)
+            _tune(sock, buffer_bytes)
         for _ in self._sockets[1:]:
             work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             self._work.append(work)

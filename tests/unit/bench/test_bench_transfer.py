@@ -1,5 +1,6 @@
 """The transfer benchmark: what it moves, that it notices bytes that did not arrive, and what it makes of figures."""
 
+import contextlib
 import itertools
 import os
 import select
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -74,7 +76,7 @@ def test_memory_knows_its_pattern_and_a_single_wrong_byte():
     assert memory.holds(7, 4096, 4096, (2 << 20) - 4096)
 
 
-@pytest.fixture(params=["sockets 1", "sockets 4", "process_vm", "memcpy"])
+@pytest.fixture(params=["sockets 1,256", "sockets 4,4096", "process_vm", "memcpy"])
 def raw(request):
     """An initiator, its memory and the target's."""
     ours, theirs = Memory(NBYTES), Memory(NBYTES)
@@ -201,7 +203,7 @@ def test_sides_that_are_stopped_end_with_who_started_them(tmp_path):
 
 
 def test_a_side_whose_starter_is_gone_ends_at_once():
-    command = [sys.executable, "-m", "bench.transfer_raw", "target", "4096", "1", "{}"]
+    command = [sys.executable, "-m", "bench.transfer_raw", "target", "4096", "1,256", "{}"]
     for parent, said in ((os.getppid(), "the starting process is gone"), (os.getpid(), "")):
         process = subprocess.run([*command, str(parent)], cwd=ROOT, input="", capture_output=True, text=True)
         assert (process.stderr.strip(), bool(process.stdout)) == (said, not said)
@@ -298,7 +300,7 @@ def test_ratios_are_within_a_repetition():
     assert figures(measured, [TCP])[TCP.name][WRITE]["4KiB"]["throughput_gb_s"]["max"] == 15.0
 
 
-def test_the_best_number_of_connections_counts():
+def test_the_best_plain_sockets_count():
     measured = _measured(1.0)
     point = POINTS[2]
     measured.samples[SOCKETS[1].name, WRITE, point.name] = [Sample(100.0, 1, 1, 1, 1.0)] * 5
@@ -306,14 +308,26 @@ def test_the_best_number_of_connections_counts():
     assert measured.best_sockets(READ, point) == SOCKETS[0]
 
 
+@pytest.mark.parametrize("point", [point for point in POINTS if point.nbytes >= 1 << 20], ids=lambda point: point.name)
+@pytest.mark.parametrize("sockets", SOCKETS, ids=lambda sockets: sockets.name)
+def test_any_plain_sockets_that_are_faster_at_any_large_point_or_batch_decide(sockets, point):
+    measured = _measured(2.0)
+    name = "tcp write, checksum off / best plain sockets, 1 MiB and more, also in batches, least"
+    assert {aim.measured for aim in aims(measured) if aim.name == name} == {2.0}
+    measured.samples[sockets.name, WRITE, point.name] = [Sample(turn * 4.0, 1, 1, 1, 1.0) for turn in range(1, 6)]
+    assert {aim.measured for aim in aims(measured) if aim.name == name} == {0.5}
+    del measured.samples[sockets.name, WRITE, point.name]  # nobody knows what is best
+    assert {aim.measured for aim in aims(measured) if aim.name == name} == {None}
+
+
 # --- Fig. 12 ---
 
 
 class Moving:
-    """Stands for a pair: its rates one after another."""
+    """Stands for a pair: its rates one after another, each sample in one second of its clock."""
 
-    def __init__(self, rates: list[float], order: list[float]) -> None:
-        self.rates, self.order, self.plans, self.closed = iter(rates), order, [], False
+    def __init__(self, rates: list[float], order: list[float], share: float = 1.0) -> None:
+        self.rates, self.order, self.share, self.plans, self.closed = iter(rates), order, share, [], False
 
     def measure(self, plan, seed: int, verify: bool) -> Sample:
         rate = next(self.rates, None)
@@ -321,35 +335,60 @@ class Moving:
             raise SystemFailed("gone")
         self.order.append(rate)
         self.plans.append(plan)
-        return Sample(rate, 1.0, 1.0, 1.0, 1.0)
+        return Sample(rate, 1.0, 1.0, 1.0, plan.nbytes / 1e9 * self.share)
 
     def close(self) -> None:
         self.closed = True
 
 
+def _fig12(pairs, opcode, until: float = 9.0, order: list[float] | None = None) -> fig12.Measured:
+    measured = fig12.Measured([1.0])
+    fig12._measure(pairs, measured, opcode, 1.0, until, 1, lambda: float(len(order or [])))
+    return measured
+
+
 def test_fig12_systems_take_turns_and_a_ratio_is_within_a_repetition():
     order: list[float] = []
-    pairs = {TCP: Moving([2, 4, 6], order), SOCKETS[0]: Moving([1, 1, 9], order), SOCKETS[1]: Moving([5, 5, 5], order)}
-    measured = fig12.Measured([1.0])
-    fig12._measure(pairs, measured, READ, 1.0, 9.0, 1)
-    assert order == [2, 1, 5, 1, 5, 4, 5, 6, 9]  # another is first each time
-    assert {plan.limit_s for pair in pairs.values() for plan in pair.plans} == {1.0}  # nine samples in nine seconds
+    pairs = {TCP: Moving([2, 4, 6], order), **{sockets: Moving([1, 1, 9], order) for sockets in SOCKETS}}
+    pairs[SOCKETS[1]] = Moving([5, 5, 5], order)
+    measured = _fig12(pairs, READ, order=order, until=21.0)
+    assert order == [2, 1, 5, 1, 1, 1, 1, 5, 1, 1, 1, 1, 4, 1, 9, 9, 9, 6, 9, 5, 9]  # another is first each time
+    assert all(plan.nbytes >= 1e9 for pair in pairs.values() for plan in pair.plans)
     assert measured.best_sockets(READ, 1.0) == SOCKETS[1]
     assert measured.ratio(TCP, SOCKETS[0], READ, 1.0) == 2.0  # of 2/1, 4/1 and 6/9
     assert fig12._aim(measured, None, READ).measured == 0.8
     assert fig12._aim(measured, fig12.GLOO, READ).reason == "not measured"
+    del measured.samples[SOCKETS[5], READ, 1.0]
+    assert fig12._aim(measured, None, READ).measured is None
 
 
-def test_fig12_goes_on_without_a_system_that_fails():
-    measured = fig12.Measured([1.0])
-    gone = Moving([1], [])
-    pairs = {TCP: Moving([2, 2, 2], []), PEER: gone}
-    fig12._measure(pairs, measured, WRITE, 1.0, 6.0, 1)
-    assert gone.closed
+@pytest.mark.parametrize(("until", "repetitions"), [(0.0, 1), (3.9, 1), (4.0, 2), (5.9, 2), (6.0, 3), (99.0, 3)])
+def test_fig12_repeats_what_ends_in_time(until, repetitions):
+    order: list[float] = []
+    pairs = {TCP: Moving([2, 2, 2], order), PEER: Moving([1, 1, 1], order)}
+    assert len(_fig12(pairs, WRITE, until, order).rates(TCP, WRITE, 1.0)) == repetitions
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"), [(Moving([1], []), "gone"), (Moving([1, 1, 1], [], share=0.5), "moved 0.5 GB in 10 s")]
+)
+def test_fig12_goes_on_without_a_system_that_fails_or_does_not_move_all(fails, said):
+    pairs = {TCP: Moving([2, 2, 2], []), PEER: fails}
+    measured = _fig12(pairs, WRITE)
+    assert fails.closed
     assert list(pairs) == [TCP]
-    assert measured.missing == {PEER.name: "write 1 GB: gone"}
+    assert measured.missing == {PEER.name: f"write 1 GB: {said}"}
     assert measured.rates(TCP, WRITE, 1.0) == [2, 2, 2]
-    assert measured.ratio(TCP, PEER, WRITE, 1.0) == 2.0
+    assert measured.rates(PEER, WRITE, 1.0) == ([1] if said == "gone" else [])
+
+
+@given(text=st.one_of(st.floats().map(str), st.floats(0, 200).map(str), st.text()))
+def test_fig12_sizes_have_bounds(text):
+    try:
+        assert 0.1 <= fig12.gigabytes(text) <= 100
+    except ArgumentTypeError:
+        with contextlib.suppress(ValueError):
+            assert not 0.1 <= float(text) <= 100
 
 
 # --- pictures and peers ---
