@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.process import ROOT, Child, child_environment
-from tests.small_model import use_small_model
 
 __all__ = ["DrivenChild", "forked", "until_stopped"]
 
@@ -198,6 +197,9 @@ def serve(asked: socket.socket) -> Callable[[], None] | None:
             if netns:
                 enter(netns)
             if kind == "small":
+                # Not above: who only forks programs, as in a virtual machine, may not have what a model needs.
+                from tests.small_model import use_small_model
+
                 use_small_model()
             return (driven if kind == "driven" else service)(*what, *fds[:2])
         status_fds[pid] = fds[2]
