@@ -1,9 +1,10 @@
 """Polling a socket for a moment before sleeping on it.
 
-A core that sleeps takes longer to wake (50 to 100 µs on a virtual machine) than a small transfer takes. So after a
-request the next bytes are polled for, for a bounded time. Whether that pays is measured: where cores are short, a
-sleeper that is woken gets its core sooner than one that polls and yields; and who polls on an idle link burns time for
-nothing. So each link compares how long its waits take either way, does what is quicker, and now and then the other.
+A core that sleeps takes longer to wake than a small transfer takes, 100 µs on some virtual machines, and who wakes it
+pays as well. So after a request the next bytes are polled for, for a bounded time. The gain is large only if both ends
+of a link do so (docs/benchmarks.md), so neither can find out by comparing its own waits: a link polls unless it is
+idle, or cores are short. Where they are, a sleeper that is woken gets its core sooner than one that polls and yields;
+that shows in a single look at the socket that takes longer than all the polling may.
 """
 
 from __future__ import annotations
@@ -20,20 +21,14 @@ from pinyon.transfer.host.cores import available_cores
 
 __all__ = ["Spinner"]
 
-_BETTER: Final = 0.8
-"""Polling has to be quicker than sleeping by this factor, since it burns a core."""
-_WEIGHT: Final = 0.25
-"""Of the newest wait in the running means."""
-_LONG_S: Final = 2e-3
-"""Who waited longer than this waited for nothing in particular: it says nothing about sleeping, and against polling."""
-_GUESS_S: Final = 100e-6
-"""What a wait takes asleep, until it is known."""
-_SLEEP_EVERY: Final = 128
-"""While polling pays: so often it sleeps all the same, to compare."""
-_POLL_EVERY: Final = (16, 256)
-"""While it does not: so often it polls all the same, less and less often."""
-_MEASURED: Final = 4
-"""While it does not: so many waits before the next poll are timed, the others cost nothing."""
+_IDLE_MOST: Final = 6
+"""After n waits in a row that were longer than the polling, 2^n - 1 waits sleep at once, for n up to this: a pause
+among many requests costs next to nothing, and an idle link polls at one wait of 64."""
+_SHORT_WAITS: Final = 16
+_SHORT_MOST: Final = 5
+"""After a core was lost for the n-th time, 16 * 4^(n - 1) waits sleep, for n up to this + 1."""
+_FORGIVEN: Final = 256
+"""So many waits that polling ended make up for one lost core: who else runs for a moment loses us one now and then."""
 _FOREVER: Final = 1 << 62
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
@@ -50,21 +45,7 @@ _yield: Final[Callable[[], int]] = _libc.sched_yield if hasattr(_libc, "sched_yi
 class Spinner:
     """One link's."""
 
-    __slots__ = (
-        "_asleep_s",
-        "_began",
-        "_clock",
-        "_every",
-        "_left",
-        "_limit_s",
-        "_polled",
-        "_polling_s",
-        "_polls",
-        "_receive",
-        "_seats",
-        "_timed",
-        "_waited_s",
-    )
+    __slots__ = ("_asleep", "_clock", "_idle", "_limit_s", "_receive", "_seats", "_short", "_succeeded")
 
     def __init__(
         self, sock: socket.socket, limit_s: float, clock: Clock = time.monotonic, seats: deque[None] = _seats
@@ -74,81 +55,64 @@ class Spinner:
         self._clock = clock
         self._seats = seats
         self._limit_s = limit_s
-        self._polling_s = 0.0
-        """How long waits take that begin with polling."""
-        self._asleep_s = _GUESS_S
-        self._every = _POLL_EVERY[0]
-        self._polls = limit_s > 0
-        """Polling pays, as far as is known."""
-        self._left = _SLEEP_EVERY if limit_s else _FOREVER
-        """Waits until the other way is tried."""
-        self._began = 0.0
-        self._polled = False
-        """The last wait that was timed began with polling."""
-        self._timed = False
-        """``slept`` is to learn from the wait that is under way."""
-        self._waited_s = -1.0
+        self._asleep = 0 if limit_s > 0 else _FOREVER
+        """Waits that sleep at once from here on."""
+        self._idle = 0
+        self._short = 0
+        """How short cores are."""
+        self._succeeded = 0
 
     def poll(self, buffer: memoryview) -> int | None:
-        """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them, and call ``slept`` after.
+        """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them.
 
         Raises:
             OSError
         """
-        self._left -= 1
-        if self._left >= _MEASURED and not self._polls:
+        if self._asleep:
+            self._asleep -= 1
             return None
         return self._poll(buffer)
 
     def _poll(self, buffer: memoryview) -> int | None:
-        clock, seats = self._clock, self._seats
-        if self._waited_s >= 0.0:  # of the last poll: learnt from now, when there is time
-            self._learn(self._waited_s)
-            self._waited_s = -1.0
-        self._began = began = clock()
-        other = self._left <= 0
-        self._polled = self._polls is not other
-        self._timed = True
-        if other:
-            self._left = _SLEEP_EVERY if self._polls else self._every
-        if not self._polled:
-            return None
+        seats = self._seats
         try:
             seats.pop()
         except IndexError:
-            self._timed = False  # neither way
             return None
         try:
-            receive, end = self._receive, began + self._limit_s
+            receive, clock, limit_s = self._receive, self._clock, self._limit_s
+            moved: int | None
+            looked = clock()
+            end = looked + limit_s
             while True:
                 _yield()
                 try:
                     moved = receive(buffer, 0, _DONT_WAIT)
                 except BlockingIOError:
-                    if clock() >= end:
-                        return None
-                else:
-                    self._waited_s = clock() - began
-                    self._timed = False
+                    moved = None
+                now = clock()
+                if now - looked > limit_s:
+                    self._core_lost()
                     return moved
+                if moved is not None:
+                    self._success()
+                    return moved
+                if now >= end:
+                    self._idle = min(self._idle + 1, _IDLE_MOST)
+                    self._asleep = (1 << self._idle) - 1
+                    return None
+                looked = now
         finally:
             seats.append(None)
 
-    def slept(self) -> None:
-        """The bytes that ``poll`` did not get have come."""
-        if self._timed:
-            self._timed = False
-            self._learn(self._clock() - self._began)
+    def _success(self) -> None:
+        self._idle = 0
+        self._succeeded += 1
+        if self._succeeded == _FORGIVEN:
+            self._succeeded = 0
+            self._short = max(self._short - 1, 0)
 
-    def _learn(self, waited_s: float) -> None:
-        if self._polled:
-            self._polling_s += _WEIGHT * (min(waited_s, _LONG_S) - self._polling_s)
-        elif waited_s < _LONG_S:
-            self._asleep_s += _WEIGHT * (waited_s - self._asleep_s)
-        pays = self._polling_s < _BETTER * self._asleep_s
-        if self._polled:
-            self._every = _POLL_EVERY[0] if pays else min(2 * self._every, _POLL_EVERY[1])
-        if pays is not self._polls:
-            self._polls = pays
-            self._every = _POLL_EVERY[0]
-            self._left = _SLEEP_EVERY if pays else self._every
+    def _core_lost(self) -> None:
+        self._succeeded = 0
+        self._asleep = _SHORT_WAITS << (2 * self._short)
+        self._short = min(self._short + 1, _SHORT_MOST)

@@ -67,8 +67,7 @@ class Stream:
         self._tick_s = stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0
         self._quiet = 0
-        self._spinner = Spinner(sock, spin_s, clock)
-        self.poll = self._spinner.poll
+        self.poll = Spinner(sock, spin_s, clock).poll
         """``poll(buffer)``: bytes that came within the polling time (0: the peer closed); None when none did."""
         sock.settimeout(None)
         if sock.family != socket.AF_UNIX:
@@ -258,7 +257,6 @@ class Stream:
                 if stall:
                     self._no_progress()
                 continue
-            self._spinner.slept()
             return moved
 
     @property
