@@ -58,7 +58,8 @@ class TransferLimits:
     """An unused connection and its thread go after this time, on both sides."""
     socket_buffer_bytes: int = 4 * _MIB
     spin_s: float = 100e-6
-    """Small answers are polled for this long before the thread sleeps, as long as that pays; 0: never."""
+    """What comes next on a link is polled for this long before the thread sleeps, unless the link is idle or cores are
+    short; 0: never."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
