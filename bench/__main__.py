@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compiled import environment
+from bench.report import ARGUMENTS_ONLY
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -104,6 +105,11 @@ def main(argv: list[str]) -> int:
             return 0
         command = [sys.executable, "-m", f"bench.{name}", "--help"]
         return subprocess.call(command, cwd=HERE.parent, env=environment(python=True))
+    arguments = [word for word in argv if word not in (name, PYTHON)]
+    for each in [name] if name else names():  # before anything is compiled, which takes minutes
+        command = [sys.executable, "-m", f"bench.{each}", *arguments]
+        if code := subprocess.call(command, cwd=HERE.parent, env={**environment(python=True), ARGUMENTS_ONLY: "1"}):
+            return code
     signal.signal(signal.SIGTERM, _terminated)
     variables = environment(python=PYTHON in argv)
     table = Table(title="Aims", title_justify="left")
@@ -111,7 +117,7 @@ def main(argv: list[str]) -> int:
         table.add_column(column)
     status = 0
     for each in [name] if name else names():
-        code, last = run(each, [word for word in argv if word not in (name, PYTHON)], variables)
+        code, last = run(each, arguments, variables)
         try:
             result = json.loads(last)
         except ValueError:

@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Aim", "Report", "number", "parser", "percentile", "progress", "summary"]
+__all__ = ["ARGUMENTS_ONLY", "Aim", "Report", "number", "parser", "percentile", "progress", "summary"]
+
+ARGUMENTS_ONLY = "PINYON_BENCH_ARGUMENTS_ONLY"
+"""Environment variable: a benchmark ends as soon as its arguments are found to be good."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,17 @@ def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
     }
 
 
+class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *arguments: Any, **named: Any) -> Any:
+        parsed = super().parse_args(*arguments, **named)
+        if os.environ.get(ARGUMENTS_ONLY):
+            sys.exit(0)
+        return parsed
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options every benchmark has."""
-    options = argparse.ArgumentParser(description=description)
+    options = _Parser(description=description)
     options.add_argument("--quick", action="store_true", help="a rough answer within 50 s")
     options.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
     return options

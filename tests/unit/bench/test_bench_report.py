@@ -1,11 +1,14 @@
 """What benchmarks print: one JSON object on the last line, aims met or not, percentiles that are right."""
 
 import json
+import os
+import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bench.__main__
 from bench.__main__ import names
 from bench.load import cpu_seconds, http_request
 from bench.report import Aim, Report, percentile, summary
@@ -60,3 +63,16 @@ def test_cpu_time_grows_with_work():
     total = sum(range(2_000_000))
     assert total
     assert cpu_seconds([os.getpid()]) > before
+
+
+def test_arguments_are_looked_at_before_anything_is_compiled(monkeypatch):
+    def environment(*, python: bool) -> dict[str, str]:
+        assert python, "it would compile"
+        return dict(os.environ)
+
+    monkeypatch.setattr(bench.__main__, "environment", environment)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert bench.__main__.main(["conductor", "--instances", "0"]) == 2
+    assert bench.__main__.main(["--nope"]) == 2
+    with pytest.raises(AssertionError, match="it would compile"):
+        bench.__main__.main(["conductor", "--instances", "1"])
