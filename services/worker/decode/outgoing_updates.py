@@ -1,16 +1,16 @@
-"""What a session sends: the updates that wait, with the load, at the end of the loop's turn in which the first of them
-came, or as soon after it as the pace allows."""
+"""What a session sends: the updates that wait, with the load."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.duplex import Accepted, Duplex
 from pinyon.runtime.outbox import MESSAGE_BYTES, in_messages
 from pinyon.runtime.pace import Pace
+from pinyon.runtime.turn_end import TurnEnd
 from services.worker.decode.updates import UpdateBuffer
 
 __all__ = ["LbStream", "OutgoingUpdates"]
@@ -19,9 +19,8 @@ LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 
 class OutgoingUpdates:
-    """The messages that a session's stream runs with. While the load balancer takes what comes, no task has to be woken
-    for one, as with :class:`pinyon.runtime.outgoing.Outgoing`; else the stream's writer has them, and what waits
-    meanwhile is merged.
+    """The messages that a session's stream runs with; they go at the :class:`TurnEnd`, as those of
+    :class:`pinyon.runtime.outgoing.Outgoing` do, or the stream's writer has them, and what waits meanwhile is merged.
 
     ``load`` is what goes with a message that is sent now; None: nothing. The iterator ends when the updates are closed
     and all of them have gone.
@@ -31,56 +30,28 @@ class OutgoingUpdates:
         self._updates = updates
         self._load = load
         self._pace = pace
-        self._loop = asyncio.get_running_loop()
-        self._stream: LbStream | None = None
         self._made: deque[worker_pb2.SessionResponse] = deque()
         """Put together and not sent: more than one if there was too much for one."""
-        self._going: asyncio.Handle | None = None
-        self._behind = True
-        """The writer has them."""
-        self._news = asyncio.Event()
-        """For the writer."""
-        self._failure: Exception | None = None
+        self._end = TurnEnd(pace, self._send)
         updates.on_news = self._come
 
     def by(self, stream: LbStream) -> None:
         """They may go past the writer, by this stream."""
-        self._stream = stream
+        self._end.by(stream)
 
     def _come(self) -> None:
-        if self._behind:
-            self._news.set()
-        elif self._updates.closed:
-            self._to_writer()
-        elif self._going is None:
-            self._going = self._loop.call_soon(self._go)
+        if self._updates.closed:
+            self._end.to_writer()
+        else:
+            self._end.come()
 
-    def _to_writer(self) -> None:
-        if self._going is not None:
-            self._going.cancel()
-            self._going = None
-        self._behind = True
-        self._news.set()
-
-    def _go(self) -> None:
-        self._going = None
-        stream, made = self._stream, self._made
-        try:
-            if stream is not None and stream.has_room:
-                early_s = self._pace.early_s()
-                if early_s > 0.0:
-                    self._going = self._loop.call_later(early_s, self._go)
-                    return
-                self._pace.went()
-                self._make()
-                while made and stream.push(made[0]):
-                    made.popleft()
-        except Exception as error:  # the writer's: it ends the stream
-            self._failure = error
-            self._to_writer()
-            return
-        if made or self._updates.ready:
-            self._to_writer()
+    def _send(self, stream: Duplex[Any, Any]) -> bool:
+        """See :class:`TurnEnd`."""
+        made = self._made
+        self._make()
+        while made and stream.push(made[0]):
+            made.popleft()
+        return bool(made) or self._updates.ready
 
     def _make(self) -> None:
         """Put together what waits."""
@@ -104,8 +75,7 @@ class OutgoingUpdates:
 
     async def __anext__(self) -> worker_pb2.SessionResponse:
         while not self._made:
-            if self._failure is not None:
-                raise self._failure
+            self._end.check()
             if self._updates.ready:
                 if not self._updates.closed:
                     await self._pace.turn()
@@ -113,12 +83,10 @@ class OutgoingUpdates:
             elif self._updates.closed:
                 raise StopAsyncIteration
             else:
-                self._behind = False
-                self._news.clear()
-                await self._news.wait()
+                await self._end.news()
         return self._made.popleft()
 
     async def aclose(self) -> None:
         """Nothing more goes. Closing twice is fine."""
-        self._stream = None
-        self._to_writer()
+        self._end.by(None)
+        self._end.to_writer()

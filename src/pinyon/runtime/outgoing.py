@@ -1,5 +1,4 @@
-"""What one stream sends: gathered in messages while the loop turns, and sent at the end of the turn in which the first
-of it came, or as soon after it as its pace allows."""
+"""What one stream sends, gathered in messages while the loop turns."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from google.protobuf.message import Message
 from pinyon.runtime.duplex import Duplex
 from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.runtime.pace import Pace
+from pinyon.runtime.turn_end import TurnEnd
 
 __all__ = ["Outgoing"]
 
@@ -22,8 +22,8 @@ Sent = TypeVar("Sent", bound=Message)
 
 
 class Outgoing(Generic[Sent]):
-    """The messages that a :class:`pinyon.runtime.duplex.Duplex` runs with. While the peer takes what comes, no task has
-    to be woken for one; else the stream's writer has them, one by one.
+    """The messages that a :class:`pinyon.runtime.duplex.Duplex` runs with; they go at the :class:`TurnEnd`, or the
+    stream's writer has them, one by one.
 
     All on one event loop. ``limit`` is how many may wait before there is no room for more.
     """
@@ -34,19 +34,12 @@ class Outgoing(Generic[Sent]):
         self._pace = pace
         self._limit = limit
         self._parts_max = parts
-        self._loop = asyncio.get_running_loop()
-        self._stream: Duplex[Sent, Any] | None = None
         self._messages: deque[Sent] = deque()
         """The last one is being filled: with ``_parts``, of ``_size`` bytes."""
         self._size = self._parts = 0
-        self._going: asyncio.Handle | None = None
-        self._behind = True
-        """The writer has them."""
-        self._news = asyncio.Event()
-        """For the writer."""
+        self._end = TurnEnd(pace, self._send)
         self._room = asyncio.Event()
         self._room.set()
-        self._failure: Exception | None = None
         self._closed = False
 
     def __len__(self) -> int:
@@ -65,7 +58,7 @@ class Outgoing(Generic[Sent]):
 
     def by(self, stream: Duplex[Sent, Any]) -> None:
         """They may go past the writer, by this stream."""
-        self._stream = stream
+        self._end.by(stream)
 
     def message(self, size_bytes: int) -> Sent:
         """The next one that goes, for a part of at most so many bytes: to be put into it before the loop turns."""
@@ -73,22 +66,17 @@ class Outgoing(Generic[Sent]):
         if not messages or self._size + size_bytes > MESSAGE_BYTES or self._parts >= self._parts_max:
             messages.append(self._make())
             self._size = self._parts = 0
-            if self._behind:
-                self._news.set()
-            elif self._going is None:
-                self._going = self._loop.call_soon(self._go)
+            self._end.come()
         self._size += size_bytes
         self._parts += 1
         return messages[-1]
 
     def close(self) -> None:
         """What waits does not go any more. Closing twice is fine."""
-        self._closed = self._behind = True
-        if self._going is not None:
-            self._going.cancel()
-            self._going = None
+        self._closed = True
         self._messages.clear()
-        self._stream = None
+        self._end.by(None)
+        self._end.to_writer()
         self._room.set()
 
     def _taken(self) -> None:
@@ -96,24 +84,13 @@ class Outgoing(Generic[Sent]):
         if not self._room.is_set() and 2 * len(self._messages) <= self._limit:
             self._room.set()
 
-    def _go(self) -> None:
-        self._going = None
-        messages, stream = self._messages, self._stream
-        try:
-            if stream is not None and stream.has_room:
-                early_s = self._pace.early_s()
-                if early_s > 0.0:
-                    self._going = self._loop.call_later(early_s, self._go)
-                    return
-                self._pace.went()
-                while messages and stream.push(messages[0]):
-                    messages.popleft()
-                self._taken()
-        except Exception as error:  # the writer's: it ends the stream
-            self._failure = error
-        if messages:
-            self._behind = True
-            self._news.set()
+    def _send(self, stream: Duplex[Any, Any]) -> bool:
+        """See :class:`TurnEnd`."""
+        messages = self._messages
+        while messages and stream.push(messages[0]):
+            messages.popleft()
+        self._taken()
+        return bool(messages)
 
     # -- what the writer asks for
 
@@ -122,12 +99,10 @@ class Outgoing(Generic[Sent]):
 
     async def __anext__(self) -> Sent:
         while not self._messages:
-            self._behind = False
-            self._news.clear()
-            await self._news.wait()
+            self._end.check()
+            await self._end.news()
             await self._pace.turn()
-        if self._failure is not None:
-            raise self._failure
+        self._end.check()
         message = self._messages.popleft()
         self._taken()
         return message
