@@ -10,10 +10,12 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import ssl
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +32,9 @@ IMAGE = "pinyon:test"
 PUBLIC_BASE = "python:3.12-slim-bookworm"
 SERVICES = ("redis", "conductor", "kvstore", "prefill-1", "prefill-2", "decode-1", "decode-2", "lb")
 REGISTERED = frozenset({"kvstore", "prefill-1", "prefill-2", "decode-1", "decode-2"})
+
+OURS = f"pinyontest_{zlib.crc32(socket.gethostname().encode()):08x}_"
+"""What projects of this machine's test runs begin with; the process that made one comes next."""
 
 Value = TypeVar("Value")
 
@@ -104,7 +109,7 @@ class ContainerSuite:
 
     def __init__(self) -> None:
         self._compose = find_compose()
-        self._project = f"pinyontest{secrets.token_hex(4)}"
+        self._project = f"{OURS}{os.getpid()}_{secrets.token_hex(4)}"
         self._env = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("PINYON_", "COMPOSE_"))},
             **find_base(),
@@ -117,16 +122,17 @@ class ContainerSuite:
         self.seconds: dict[str, float] = {}
         self._tls = tempfile.TemporaryDirectory(prefix="pinyon-test-tls-")
 
-    def compose(self, *arguments: str, timeout_s: float = 60, check: bool = True) -> str:
-        """Output of a compose command on this project."""
+    def compose(self, *arguments: str, timeout_s: float = 60, check: bool = True, project: str = "") -> str:
+        """Output of a compose command on this project, or another one."""
         files = ("-f", "deploy/compose.yaml", "-f", "deploy/compose.test.yaml")
-        command = (*self._compose, "-p", self._project, *files, *arguments)
+        command = (*self._compose, "-p", project or self._project, *files, *arguments)
         return run(*command, timeout_s=timeout_s, env=self._env, check=check).stdout
 
     # -- life
 
     def up(self) -> None:
         """Build, start, and wait until every container is healthy and the conductor lists every instance."""
+        self._sweep()
         begun = time.monotonic()
         self.compose("build", timeout_s=240)
         self.seconds["build"] = time.monotonic() - begun
@@ -140,6 +146,14 @@ class ContainerSuite:
         """Remove everything of this project."""
         self._tls.cleanup()
         self.compose("down", "-v", "--remove-orphans", "-t", "5", timeout_s=120)
+
+    def _sweep(self) -> None:
+        """Remove what test runs left that were killed: the engine starts their containers again and again."""
+        project = '{{.Label "com.docker.compose.project"}}'
+        for name in set(run("docker", "ps", "-a", "--format", project, timeout_s=30).stdout.split()):
+            pid = name.removeprefix(OURS).partition("_")[0]
+            if name.startswith(OURS) and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+                self.compose("down", "-v", "--remove-orphans", "-t", "1", timeout_s=120, project=name)
 
     # -- looking
 

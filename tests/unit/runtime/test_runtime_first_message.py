@@ -137,7 +137,8 @@ async def test_streams_for_anybody_are_few():
         watching = [served.call("/grpc.health.v1.Health/Watch", some(1)) for _ in range(EACH_MAX)]
         for call in watching:
             assert await call.read()
-        assert await served.outcome("/grpc.health.v1.Health/Watch", some(1)) == (CODE.RESOURCE_EXHAUSTED, 0)
+        # without a message: grpcio's client says INTERNAL now and then where one is refused that it is still sending
+        assert await served.outcome("/grpc.health.v1.Health/Watch", never()) == (CODE.RESOURCE_EXHAUSTED, 0)
         assert await served.outcome("/grpc.health.v1.Health/Check", some(1)) == (CODE.OK, 1)
         for call in watching:
             call.cancel()
