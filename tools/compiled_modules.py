@@ -66,8 +66,8 @@ SERVICES = (
         f"worker/{name}.py"
         for name in (
             *("abort", "convert", "engine_loop", "ledger", "load", "metrics", "orders", "parts", "report", "served"),
-            *("step_members", "decode/*", "engines/checks", "engines/instant", "engines/paced", "kv/cache"),
-            *("prefill/job", "prefill/prefills"),
+            *("step_members", "step_observer", "decode/*", "engines/checks", "engines/instant", "engines/paced"),
+            *("engines/uniform", "kv/cache", "prefill/job", "prefill/prefills"),
         )
     ),
 )

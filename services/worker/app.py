@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, StepScheduler, StepSeen
+from pinyon.batching import BATCHING_POLICIES, StepScheduler
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -63,7 +63,8 @@ from services.worker.report import WorkerReport, instance_info
 from services.worker.served import Served
 from services.worker.servicer import WorkerServicer
 from services.worker.settings import WorkerSettings
-from services.worker.step_members import EngineStep, StepMembers, StepOutcome
+from services.worker.step_members import StepMembers
+from services.worker.step_observer import StepObserver
 
 __all__ = ["Worker", "main"]
 
@@ -108,7 +109,6 @@ class Worker:
         self._metrics = WorkerMetrics(registry)
         self._store: StoreClient | None = None
         self._journal: JournalFile | None = None
-        self._last_decode_s = 0.0
         self._batching = settings.batching
         """The choice in force."""
         self._steps: StepScheduler | None = None
@@ -138,7 +138,9 @@ class Worker:
         cache = KvCache(served.layout, *books, readers, clock, swaps)
         cache.on_admitted = self._metrics.room_wait
         members = StepMembers(decisions.steps, decisions.admission, cache)
-        engine_loop = EngineLoop(self.engine, members, clock, self._observe, settings.step_timeout_s)
+        ledger = Ledger(self._metrics.prefill)
+        observer = StepObserver(self._metrics, cache, members, ledger, clock)
+        engine_loop = EngineLoop(self.engine, members, clock, observer.observe, settings.step_timeout_s)
         engine_loop.on_hang = self._engine_changed
         self._channels = NodeChannels(security.channels)
         self._reader = BlockReader(self.transfer, self._channels)
@@ -147,7 +149,6 @@ class Worker:
         if store is None and settings.redis_url:
             metadata = StoreMetadata(settings.redis_url, tls=security.tls)
             store = self._store = StoreClient(self.transfer, metadata, self._reader)
-        ledger = Ledger(self._metrics.prefill)
         self.parts = Parts(
             settings=settings,
             served=served,
@@ -329,24 +330,6 @@ class Worker:
         self._announcing = asyncio.create_task(serving, name="announce health")
         if self.report is not None:
             self.report.wake()
-
-    def _observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
-        self._metrics.step(step, outcome, sampled)
-        decodes = len(step.decodes)
-        seen = StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s, decode_s=outcome.decode_s)
-        self.parts.cache.observe(seen)
-        self.parts.members.observe(seen)
-        if not decodes:
-            self._last_decode_s = 0.0
-            return
-        now_s = self._clock()
-        if self._last_decode_s:
-            members = self.parts.members
-            of_step = decodes >= members.running  # some may have ended with it
-            kv_tokens = sum(slot.position for slot in step.slots) if of_step else members.kv_tokens
-            times = self.parts.ledger.token_times
-            times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=members.running)
-        self._last_decode_s = now_s
 
 
 async def main(settings: WorkerSettings, context: ServiceContext) -> None:

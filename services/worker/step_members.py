@@ -265,12 +265,19 @@ class StepMembers:
     def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
         plan = step.plan
+        if len(outcome.prefills) != len(step.prefills) or len(outcome.decodes) != len(step.decodes):
+            raise ValueError(
+                f"{len(outcome.prefills)} and {len(outcome.decodes)} results of {len(step.prefills)} prompts and "
+                f"{len(step.decodes)} decoded requests"
+            )
         if outcome.logprobs is not None:
             _tell(step, outcome.logprobs)
         counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
         token_s = plan.token_s(outcome.elapsed_s)
         sampled = len(counted.decodes)
-        for prefill, (_, start, end), result in zip(step.prefills, plan.prefills, outcome.prefills, strict=True):
+        for place, prefill in enumerate(step.prefills):
+            _, start, end = plan.prefills[place]
+            result = outcome.prefills[place]
             if not prefill.alive:
                 continue
             if isinstance(result, Exception):
@@ -285,10 +292,12 @@ class StepMembers:
             except Exception as error:  # a defect in one member must not cost the others their tokens
                 self.remove_prefill(prefill)
                 prefill.failed(error)
-        for decode, token in zip(step.decodes, outcome.decodes, strict=True):
+        tokens = outcome.decodes
+        for place, decode in enumerate(step.decodes):
             if not decode.alive:
                 continue
-            if isinstance(token, Exception):
+            token = tokens[place]
+            if not isinstance(token, int) and isinstance(token, Exception):  # the first is the quicker one to ask
                 self.remove_decode(decode)
                 decode.failed(token)
                 continue

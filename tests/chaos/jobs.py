@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pinyon.core.request import SamplingParams
 from pinyon.model import ModelCard, load_card
-from services.worker.engines.sampling import uniform
+from services.worker.engines.uniform import uniform
 from tests.cluster.reference import Ask, Reference, random_sampling, text_tokens
 
 __all__ = ["SIZES", "ExactJobs", "Job", "Jobs", "PacedJobs", "body_of"]

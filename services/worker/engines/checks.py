@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from mypy_extensions import i64
 
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
@@ -74,8 +75,17 @@ def _check_positions(
         raise InvalidArgument(f"block table has {len(table)} blocks, {end} tokens need {need}", field="block_table")
     if need > num_blocks:
         raise InvalidArgument(f"{end} tokens need {need} blocks, the pool has {num_blocks}", field="block_table")
-    used = table if len(table) == need else table[:need]  # of each that is decoded, in every step
-    if min(used) < 0 or max(used) >= num_blocks:
+    inside = True
+    if isinstance(table, list):  # of each that is decoded, in every step
+        blocks = i64(num_blocks)
+        for place in range(need):
+            block: i64 = table[place]
+            if block < 0 or block >= blocks:
+                inside = False
+    else:
+        used = table[:need]
+        inside = min(used) >= 0 and max(used) < num_blocks
+    if not inside:
         raise InvalidArgument(f"block table names a block outside [0, {num_blocks})", field="block_table")
 
 

@@ -23,7 +23,7 @@ from pinyon.model.config import ModelConfig
 from pinyon.profiles.engine_profile import EngineProfile
 from services.worker.engines.checks import COMPUTES_NOTHING, check_step
 from services.worker.engines.protocol import StepResult
-from services.worker.engines.sampling import uniform
+from services.worker.engines.uniform import uniform
 
 __all__ = ["PacedEngine"]
 

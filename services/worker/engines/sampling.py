@@ -11,44 +11,21 @@ Repetition penalty: Keskar et al.: CTRL (2019), section 4.1. min-p: Nguyen et al
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
 from pinyon.batching import TokenCounts
 from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
+from services.worker.engines.uniform import uniform
 
-__all__ = ["Sampler", "by_falling_score", "uniform"]
+__all__ = ["Sampler", "by_falling_score"]
 
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
 
 SCORE_MAX = 1e300
 """A tiny repetition penalty makes more of a logit than numbers hold; of two infinities there is no difference."""
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in ``[0, 1)`` with 53 random bits: SplitMix64's finaliser over the seed, then over seed and index.
-
-    Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014). Neighbouring seeds are mixed
-    before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide.
-    """
-    return (_mix(_mixed(seed) + (index + 1) * _GOLDEN) >> 11) * 2.0**-53
-
-
-def _mix(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-_mixed = lru_cache(maxsize=4096)(_mix)
-"""Of a seed: a request has the same one for all its tokens."""
 
 
 class Sampler:

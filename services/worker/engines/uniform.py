@@ -1,0 +1,64 @@
+"""Random numbers without a generator's state: a request that goes on elsewhere draws the same ones."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from mypy_extensions import i64
+
+from pinyon.core.compiled import compiled
+
+__all__ = ["uniform"]
+
+_MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_NATIVE_MAX: Final = 1 << 62
+
+# The same as signed numbers of 64 bits, where what is shifted in from the left has to be cut off.
+_SIGNED_GOLDEN: Final = _GOLDEN - (1 << 64)
+_FIRST: Final = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND: Final = 0x94D049BB133111EB - (1 << 64)
+_LOW_34: Final = (1 << 34) - 1
+_LOW_37: Final = (1 << 37) - 1
+_LOW_33: Final = (1 << 33) - 1
+_LOW_53: Final = (1 << 53) - 1
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in ``[0, 1)`` with 53 random bits: SplitMix64's finaliser over the seed, then over seed and index.
+
+    Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014). Neighbouring seeds are mixed
+    before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide.
+    """
+    if compiled() and 0 <= index < _NATIVE_MAX:
+        return _native(_signed_mixed(seed), index)
+    return (_mix(_mixed(seed) + (index + 1) * _GOLDEN) >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+@lru_cache(maxsize=4096)
+def _mixed(seed: int) -> int:
+    """Of a seed: a request has the same one for all its tokens."""
+    return _mix(seed)
+
+
+@lru_cache(maxsize=4096)
+def _signed_mixed(seed: int) -> int:
+    mixed = _mix(seed)
+    return mixed - (1 << 64) if mixed >> 63 else mixed
+
+
+def _native(mixed: i64, index: i64) -> float:
+    """Compiled arithmetic wraps, Python's does not."""
+    value = mixed + (index + 1) * i64(_SIGNED_GOLDEN) + i64(_SIGNED_GOLDEN)
+    value = (value ^ ((value >> 30) & i64(_LOW_34))) * i64(_FIRST)
+    value = (value ^ ((value >> 27) & i64(_LOW_37))) * i64(_SECOND)
+    value ^= (value >> 31) & i64(_LOW_33)
+    return float((value >> 11) & i64(_LOW_53)) * 2.0**-53
