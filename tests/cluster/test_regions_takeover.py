@@ -12,6 +12,7 @@ from services.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, ask, taken_by, until, value
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.long import usually
 
 
 def adopters(regions: LocalRegions) -> dict[str, str]:
@@ -22,7 +23,7 @@ def states(regions: LocalRegions) -> dict[str, LbState]:
     return {each.info.region: each.state for each in regions.federation().members}
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("tls", [True, False][: usually(1, long=2)])
 def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool) -> None:
     spec = cluster_spec(
         prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256, tls=tls,

@@ -17,6 +17,7 @@ import pytest
 
 from pinyon import __version__
 from pinyon.core.compiled import compiled, version_line
+from tests.long import usually
 from tests.on_compiled import PURE
 from tools.compiled_modules import (
     COMPILED,
@@ -112,6 +113,7 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not usually(0, long=1), reason="./dev test --compiled does all of that; ./dev test --long")
 def test_placement_decides_the_same_when_it_is_compiled() -> None:
     if reason := lacking():
         pytest.skip(reason)
