@@ -112,6 +112,7 @@ def main(argv: list[str]) -> int:
             return code
     signal.signal(signal.SIGTERM, _terminated)
     variables = environment(python=PYTHON in argv)
+    variables.pop(ARGUMENTS_ONLY, None)
     table = Table(title="Aims", title_justify="left")
     for column in ("benchmark", "aim", "target", "measured", "met"):
         table.add_column(column)

@@ -26,6 +26,7 @@ from pinyon.batching import (
     StepSeen,
     TokenCounts,
 )
+from pinyon.core.errors import Internal
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
@@ -266,10 +267,7 @@ class StepMembers:
         """Give every member that is still there its result. Returns the number of tokens sampled."""
         plan = step.plan
         if len(outcome.prefills) != len(step.prefills) or len(outcome.decodes) != len(step.decodes):
-            raise ValueError(
-                f"{len(outcome.prefills)} and {len(outcome.decodes)} results of {len(step.prefills)} prompts and "
-                f"{len(step.decodes)} decoded requests"
-            )
+            outcome = _none_good(step, outcome)
         if outcome.logprobs is not None:
             _tell(step, outcome.logprobs)
         counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
@@ -322,6 +320,15 @@ def _tell(step: EngineStep, logprobs: StepLogprobs) -> None:
         step.prefills[place].logprob = logprob
     for place, logprob in logprobs.decodes.items():
         step.decodes[place].logprob = logprob
+
+
+def _none_good(step: EngineStep, outcome: StepOutcome) -> StepOutcome:
+    """Nobody knows whose results they are."""
+    error = Internal(
+        f"{len(outcome.prefills)} and {len(outcome.decodes)} results of {len(step.prefills)} prompts and "
+        f"{len(step.decodes)} decoded requests"
+    )
+    return StepOutcome([error] * len(step.prefills), [error] * len(step.decodes), outcome.elapsed_s)
 
 
 def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from mypy_extensions import i64
 
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
@@ -77,10 +76,9 @@ def _check_positions(
         raise InvalidArgument(f"{end} tokens need {need} blocks, the pool has {num_blocks}", field="block_table")
     inside = True
     if isinstance(table, list):  # of each that is decoded, in every step
-        blocks = i64(num_blocks)
         for place in range(need):
-            block: i64 = table[place]
-            if block < 0 or block >= blocks:
+            block: int = table[place]
+            if block < 0 or block >= num_blocks:
                 inside = False
     else:
         used = table[:need]

@@ -89,6 +89,7 @@ _SETTINGS = {
     "tls_dir": "--tls-dir",
     "cluster_secret_file": "--cluster-secret-file",
     "transfer_checksum": "--checksum",
+    "transfer_spin_us": "--spin-us",
 }
 
 

@@ -15,7 +15,15 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.settings import Address, ServiceSettings, is_loopback
-from pinyon.transfer import LATENCY_BUCKETS_S, InvalidTransfer, Nic, Topology, TransferEngine, TransferStats
+from pinyon.transfer import (
+    LATENCY_BUCKETS_S,
+    InvalidTransfer,
+    Nic,
+    Topology,
+    TransferEngine,
+    TransferLimits,
+    TransferStats,
+)
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
 from pinyon.transfer.host.topology import build_topology
 
@@ -53,6 +61,13 @@ class TransferSettings(ServiceSettings):
         "authenticated peer can crash this process: see docs/security.md",
     )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
+    transfer_spin_us: int = Field(
+        100,
+        ge=0,
+        le=10_000,
+        description="microseconds for which threads of links poll for what comes next before they sleep, unless the "
+        "link is idle or cores are short; 0: never, which saves CPU",
+    )
 
     def listeners(self) -> dict[str, str]:
         return {**super().listeners(), "transfer_listen": self.transfer_listen}
@@ -85,6 +100,7 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
             nixl=settings.transfer_nixl,
             nixl_without_authentication=settings.transfer_nixl_without_authentication,
             checksum=settings.transfer_checksum,
+            limits=TransferLimits(spin_s=settings.transfer_spin_us / 1e6),
         )
     except InvalidTransfer as error:
         raise InvalidArgument(error.message, field=f"transfer_{error.field or 'settings'}") from error

@@ -23,9 +23,12 @@ def settings(**values: str) -> TransferSettings:
 def test_settings_become_an_engine(tmp_path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("rosebud\n")
-    given = settings(transfer_nics="lo", transfer_transports="tcp", cluster_secret_file=str(secret))
+    given = settings(
+        transfer_nics="lo", transfer_transports="tcp", cluster_secret_file=str(secret), transfer_spin_us="0"
+    )
     with_secret, without = start_transfer_engine(given, load_security(given)), start_transfer_engine(settings())
     try:
+        assert (with_secret.limits.spin_s, without.limits.spin_s) == (0.0, 100e-6)
         segment = with_secret.descriptor()
         (nic,) = segment.nics
         assert (nic.name, nic.transport, nic.address) == ("lo", "tcp", "127.0.0.1")

@@ -458,13 +458,13 @@ class Waits:
         """After how long bytes come."""
         self.look_s = look_s
         """What a look at the socket takes."""
-        self._now = self._since = 0.0
+        self.now = self._since = 0.0
         self.seats = deque([None])
-        self.spinner = Spinner(self, 100e-6, lambda: self._now, self.seats)
+        self.spinner = Spinner(self, 100e-6, lambda: self.now, self.seats)
 
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int) -> int:
-        self._now += self.look_s
-        if self._now - self._since < self.come_s:
+        self.now += self.look_s
+        if self.now - self._since < self.come_s:
             raise BlockingIOError
         return len(buffer)
 
@@ -472,18 +472,20 @@ class Waits:
         """How many of so many waits began with polling."""
         polled = 0
         for _ in range(waits):
-            self._since = self._now
+            self._since = self.now
             moved = self.spinner.poll(memoryview(bytearray(1)))
-            polled += self._now > self._since
+            polled += self.now > self._since
             if moved is None:
-                self._now = max(self._now, self._since + self.come_s)
+                self.now = max(self.now, self._since + self.come_s)
         assert list(self.seats) == [None]
         return polled
 
 
-def test_links_poll_for_what_comes_soon() -> None:
+def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     waits = Waits(come_s=20e-6)
-    assert waits.polled(1000) == 1000
+    assert waits.polled(128) == 128
+    assert waits.polled(1) == 0  # at rest, for who makes room
+    assert waits.polled(1290) == 1280
     waits.seats.clear()  # as many threads poll as may
     assert waits.spinner.poll(memoryview(bytearray(1))) is None
 
@@ -494,39 +496,59 @@ def test_a_pause_among_many_requests_does_not_end_polling() -> None:
         waits.come_s = 60.0
         waits.polled(1)
         waits.come_s = 20e-6
-        assert waits.polled(100) >= 99
+        assert waits.polled(100) >= 97
 
 
 @pytest.mark.parametrize(
-    ("come_s", "look_s", "most"), [(60.0, 5e-6, 20), (20e-6, 3e-3, 8)], ids=["idle", "cores are short"]
+    ("come_s", "look_s", "most"), [(60.0, 5e-6, 20), (20e-6, 3e-3, 2)], ids=["idle", "cores are short"]
 )
 def test_links_sleep_where_polling_gains_nothing(come_s, look_s, most) -> None:
     waits = Waits(come_s, look_s)
     waits.polled(100)
-    assert waits.polled(1000) < most
+    assert waits.polled(1000) <= most
 
 
-def test_one_core_lost_is_soon_forgiven() -> None:
+def test_short_waits_among_long_ones_are_polled_for() -> None:
     waits = Waits(come_s=20e-6)
-    for _ in range(20):
-        waits.look_s = 3e-3  # another program ran for a moment
-        waits.polled(1)
-        waits.look_s = 5e-6
-        assert waits.polled(400) >= 384
+    in_time = 0
+    for turn in range(1000):
+        waits.come_s = 300e-6 if turn % 2 else 20e-6
+        in_time += waits.polled(1) and not turn % 2
+    assert in_time > 100
+
+
+def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
+    """Others have it for 25 ms of each 100 ms that a poller would use, as with a quota."""
+    waits = Waits(come_s=20e-6)
+    used_s = lost_s = 0.0
+    while waits.now < 60.0:
+        before_s = waits.now
+        waits.look_s = 5e-6 if used_s < 0.075 else 25e-3
+        polled = waits.polled(1)
+        if polled and waits.look_s > 1e-3:
+            lost_s, used_s = lost_s + 25e-3, 0.0
+        elif polled:
+            used_s += waits.now - before_s
+    assert 0.0 < lost_s / waits.now <= 0.06
 
 
 def test_a_link_finds_out_that_times_have_changed() -> None:
     waits = Waits(come_s=60.0)
     waits.polled(5000)
     waits.come_s = 20e-6
-    waits.polled(64)
-    assert waits.polled(1000) == 1000
+    waits.polled(66)
+    assert waits.polled(1000) > 990
     waits.look_s = 3e-3
     waits.polled(5000)
     assert waits.polled(1000) < 2
     waits.look_s = 5e-6
-    waits.polled(20_000)
-    assert waits.polled(1000) == 1000
+    waits.polled(3001)  # for twenty times as long as the core was lost
+    assert waits.polled(1000) > 990
+    waits.look_s = 3600.0  # it was stopped
+    waits.polled(1)
+    waits.look_s = 5e-6
+    waits.polled(50_001)  # a second
+    assert waits.polled(1000) > 990
 
 
 def test_polling_can_be_off() -> None:

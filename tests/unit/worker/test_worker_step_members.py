@@ -99,6 +99,18 @@ def result(step, token=50):
     return StepOutcome(prefills, [token] * len(step.slots), 1.0)
 
 
+@pytest.mark.parametrize(("prefills", "decodes"), [([], [50, 50]), ([None], [50]), ([None, None], [50, 50]), ([], [])])
+def test_results_of_nobody_knows_whom_fail_all(members, prefills, decodes):
+    log = Log()
+    members.add_prefill(prefill(1, 10, log))
+    for number in (2, 3):
+        members.add_decode(decode(number, log))
+    step = members.decide(0.0)
+    assert members.fold(step, StepOutcome(prefills, decodes, 1.0)) == 0
+    assert (len(log.errors), log.tokens, log.chunks) == (3, [], [])
+    assert members.decide(0.0) is None
+
+
 def test_nothing_to_do_is_no_step(members):
     assert members.decide(0.0) is None
 

@@ -22,13 +22,15 @@ from pinyon.transfer.host.cores import available_cores
 __all__ = ["Spinner"]
 
 _IDLE_MOST: Final = 6
-"""After n waits in a row that were longer than the polling, 2^n - 1 waits sleep at once, for n up to this: a pause
-among many requests costs next to nothing, and an idle link polls at one wait of 64."""
-_SHORT_WAITS: Final = 16
-_SHORT_MOST: Final = 5
-"""After a core was lost for the n-th time, 16 * 4^(n - 1) waits sleep, for n up to this + 1."""
-_FORGIVEN: Final = 256
-"""So many waits that polling ended make up for one lost core: who else runs for a moment loses us one now and then."""
+"""After n waits in a row that were longer than the polling, 2^n waits sleep at once, for n up to this: a pause among
+many requests costs next to nothing, and an idle link polls at one wait of 65. Of waits that alternate it polls for each
+kind in turn, since what it polls for is 2^n + 1 waits apart."""
+_REST_EVERY: Final = 128
+"""Of so many waits that polling ended the next one sleeps: a link at rest can be closed to make room for another."""
+_LOST_SHARE: Final = 0.05
+"""Of the time that passes, polling loses at most so much to others that want the core."""
+_LOST_MOST_S: Final = 0.05
+"""What is lost at once counts no more than this: the process may have been stopped, or its machine."""
 _FOREVER: Final = 1 << 62
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
@@ -45,7 +47,7 @@ _yield: Final[Callable[[], int]] = _libc.sched_yield if hasattr(_libc, "sched_yi
 class Spinner:
     """One link's."""
 
-    __slots__ = ("_asleep", "_clock", "_idle", "_limit_s", "_receive", "_seats", "_short", "_succeeded")
+    __slots__ = ("_asleep", "_clock", "_idle", "_limit_s", "_receive", "_resting_until_s", "_seats", "_succeeded")
 
     def __init__(
         self, sock: socket.socket, limit_s: float, clock: Clock = time.monotonic, seats: deque[None] = _seats
@@ -58,8 +60,8 @@ class Spinner:
         self._asleep = 0 if limit_s > 0 else _FOREVER
         """Waits that sleep at once from here on."""
         self._idle = 0
-        self._short = 0
-        """How short cores are."""
+        self._resting_until_s = 0.0
+        """A core was lost; until then waits sleep."""
         self._succeeded = 0
 
     def poll(self, buffer: memoryview) -> int | None:
@@ -74,15 +76,17 @@ class Spinner:
         return self._poll(buffer)
 
     def _poll(self, buffer: memoryview) -> int | None:
-        seats = self._seats
+        clock, limit_s, seats = self._clock, self._limit_s, self._seats
+        looked = clock()
+        if looked < self._resting_until_s:
+            return None
         try:
             seats.pop()
         except IndexError:
             return None
         try:
-            receive, clock, limit_s = self._receive, self._clock, self._limit_s
+            receive = self._receive
             moved: int | None
-            looked = clock()
             end = looked + limit_s
             while True:
                 _yield()
@@ -92,14 +96,14 @@ class Spinner:
                     moved = None
                 now = clock()
                 if now - looked > limit_s:
-                    self._core_lost()
+                    self._resting_until_s = now + min(now - looked, _LOST_MOST_S) / _LOST_SHARE
                     return moved
                 if moved is not None:
                     self._success()
                     return moved
                 if now >= end:
                     self._idle = min(self._idle + 1, _IDLE_MOST)
-                    self._asleep = (1 << self._idle) - 1
+                    self._asleep = 1 << self._idle
                     return None
                 looked = now
         finally:
@@ -108,11 +112,6 @@ class Spinner:
     def _success(self) -> None:
         self._idle = 0
         self._succeeded += 1
-        if self._succeeded == _FORGIVEN:
+        if self._succeeded == _REST_EVERY:
             self._succeeded = 0
-            self._short = max(self._short - 1, 0)
-
-    def _core_lost(self) -> None:
-        self._succeeded = 0
-        self._asleep = _SHORT_WAITS << (2 * self._short)
-        self._short = min(self._short + 1, _SHORT_MOST)
+            self._asleep = 1

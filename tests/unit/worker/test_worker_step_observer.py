@@ -1,0 +1,51 @@
+"""What the conductor is told of the time between tokens."""
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from services.worker.step_observer import StepObserver
+
+
+class Told:
+    def __init__(self, running, kv_tokens):
+        self.now_s = 10.0
+        self.members = SimpleNamespace(running=running, kv_tokens=kv_tokens, observe=Mock())
+        self.cache = SimpleNamespace(observe=Mock())
+        self.metrics = SimpleNamespace(step=Mock())
+        self.ledger = SimpleNamespace(token_times=SimpleNamespace(decoded=Mock()))
+        self.observer = StepObserver(self.metrics, self.cache, self.members, self.ledger, lambda: self.now_s)
+
+    def step(self, positions, at_s):
+        self.now_s = at_s
+        slots = [SimpleNamespace(position=position) for position in positions]
+        step = SimpleNamespace(decodes=slots, slots=slots, tokens=len(slots) + 5)
+        self.observer.observe(step, SimpleNamespace(elapsed_s=0.5, decode_s=0.25), len(slots))
+
+    @property
+    def told(self):
+        return [(*call.args, call.kwargs["running"]) for call in self.ledger.token_times.decoded.call_args_list]
+
+
+@pytest.mark.parametrize(
+    ("running", "kv_tokens"), [(2, 300), (1, 300), (3, 700)], ids=["all", "one ended", "one waits"]
+)
+def test_the_time_between_two_steps_that_decode(running, kv_tokens):
+    told = Told(running, 700)
+    told.step([100, 199], 10.0)
+    assert told.told == []
+    told.step([101, 199], 10.25)
+    assert told.told == [(2, 0.25, kv_tokens, running)]
+    seen = told.members.observe.call_args.args[0]
+    assert (seen, told.cache.observe.call_args.args[0]) == (seen, seen)
+    assert (seen.decoded, seen.prefill_tokens, seen.seconds, seen.decode_s) == (2, 5, 0.5, 0.25)
+    assert told.metrics.step.call_count == 2
+
+
+def test_a_step_without_decodes_lies_between():
+    told = Told(1, 700)
+    told.step([100], 10.0)
+    told.step([], 11.0)
+    told.step([101], 12.0)
+    assert told.told == []
