@@ -31,9 +31,10 @@ def uniform(seed: int, index: int) -> float:
     Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014). Neighbouring seeds are mixed
     before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide.
     """
+    mixed = _mixed(seed)
     if compiled() and 0 <= index < _NATIVE_MAX:
-        return _native(_signed_mixed(seed), index)
-    return (_mix(_mixed(seed) + (index + 1) * _GOLDEN) >> 11) * 2.0**-53
+        return _native(mixed, index)
+    return (_mix(mixed + (index + 1) * _GOLDEN) >> 11) * 2.0**-53
 
 
 def _mix(value: int) -> int:
@@ -45,12 +46,7 @@ def _mix(value: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _mixed(seed: int) -> int:
-    """Of a seed: a request has the same one for all its tokens."""
-    return _mix(seed)
-
-
-@lru_cache(maxsize=4096)
-def _signed_mixed(seed: int) -> int:
+    """Of a seed, as a signed number: a request has the same one for all its tokens."""
     mixed = _mix(seed)
     return mixed - (1 << 64) if mixed >> 63 else mixed
 
