@@ -11,6 +11,12 @@ from hypothesis import HealthCheck, settings
 
 import pinyon
 from tests.long import usually
+from tests.process_hooks import (  # noqa: F401 - hooks and a fixture
+    every_process_is_reaped,
+    pytest_runtest_makereport,
+    pytest_runtest_teardown,
+)
+from tests.processes import own_all
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_configure_node,
@@ -30,6 +36,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(pinyon.__file__).resolve().
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # gRPC's core tells of every GOAWAY on standard error, from threads that no test's capture catches.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+own_all()
 
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
 settings.register_profile(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.process import ROOT, Child, child_environment
+from tests.processes import OWNER, UnownedPopen
 
 __all__ = ["DrivenChild", "forked", "until_stopped"]
 
@@ -104,11 +105,16 @@ class ForkServer:
         self._socket: socket.socket | None = None
 
     def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
-        return ForkedChild(*self._forked("service", module, arguments, (log.fileno(), ready_fd)))
+        return self._child("service", module, arguments, log, ready_fd)
 
     def with_small_model(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
         """The same, and its built-in model is a smaller one (:mod:`tests.small_model`)."""
-        return ForkedChild(*self._forked("small", module, arguments, (log.fileno(), ready_fd)))
+        return self._child("small", module, arguments, log, ready_fd)
+
+    def _child(self, kind: str, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+        child = ForkedChild(*self._forked(kind, module, arguments, (log.fileno(), ready_fd)))
+        OWNER.add(child, f"{module} {' '.join(arguments)}")
+        return child
 
     def driven(self, module: str, arguments: Sequence[str], netns: str = "") -> DrivenChild:
         """A module's ``main(arguments)``, in a network namespace as ``ip netns exec`` would start it."""
@@ -123,7 +129,9 @@ class ForkServer:
         finally:
             os.close(stdin)
             os.close(stdout)
-        return DrivenChild(pid, status_fd, open(ours_in, "wb"), open(ours_out, "rb"))
+        child = DrivenChild(pid, status_fd, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))
+        OWNER.add(child, f"{module} {' '.join(arguments)}")
+        return child
 
     def _forked(self, kind: str, module: str, arguments: Sequence[str], fds: tuple[int, int]) -> tuple[int, int]:
         """The new process's id, and where its end is said."""
@@ -149,7 +157,7 @@ class ForkServer:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.settimeout(ANSWER_S)
             with theirs:
-                self._process = subprocess.Popen(
+                self._process = UnownedPopen(
                     [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     env=child_environment(0) | {"OPENBLAS_NUM_THREADS": "1"},

@@ -1,0 +1,120 @@
+"""The owner of every process that a test starts.
+
+A process that is started and never waited for is a leak. Left to the garbage collector, its ``ResourceWarning`` fails
+whichever test happens to run then. Here each process is held until somebody has waited for it:
+
+- When a test ends and nothing but this owner holds the process any more, that test fails, by its own name.
+- When the last test of a file ends (of a unit, as :mod:`tests.side_by_side` hands them out), all that was started for
+  the file has ended too. What is left was forgotten by a fixture of the file; the message names the test that was
+  running when the process was started.
+
+A leaked process is killed and reaped in either case. :mod:`tests.process_hooks` asks the owner at these two times.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["OWNER", "OwnedPopen", "Owner", "Process", "UnownedPopen", "own_all"]
+
+REAP_S = 10.0
+SHOWN_CHARS = 300
+HELD_BY_OWNER = 3
+"""References to a process that only the owner holds, as ``sys.getrefcount`` counts them in ``_forgotten``: the record's
+attribute, the local name and the argument of the call itself."""
+
+UnownedPopen = subprocess.Popen
+"""For what lasts as long as the test run itself, such as the fork server."""
+
+
+class Process(Protocol):
+    """Of ``subprocess.Popen`` and ``tests.forks.ForkedChild`` what the owner needs."""
+
+    pid: int
+    returncode: int | None
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    process: Process
+    what: str
+    test: str
+    """The test that ran when it was started, its fixtures included."""
+    of_loop: bool = False
+    """It is asyncio's, which holds it until it has ended; the event loop ends with its test, so must the process."""
+
+    def __str__(self) -> str:
+        return f"process {self.process.pid} ({self.what[:SHOWN_CHARS]}), started during {self.test}"
+
+
+class Owner:
+    """Holds each process until it was waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # fixtures start and restart processes in threads
+        self._started: list[Started] = []
+        self.failed: set[str] = set()
+        """Tests that failed: their tracebacks hold what they had started, and one failure says enough."""
+
+    def add(self, process: Process, what: str, *, of_loop: bool = False) -> None:
+        started = Started(process, what, current_test(), of_loop)
+        with self._lock:
+            self._started.append(started)
+
+    def end_test(self, test: str) -> list[str]:
+        """Reaps what ``test`` started and forgot; returns what that was."""
+        with self._lock:
+            self._started = [each for each in self._started if each.process.returncode is None]
+            lost = [each for each in self._started if each.test == test and (each.of_loop or _forgotten(each))]
+            self._started = [each for each in self._started if each not in lost]
+        return self._reap(lost)
+
+    def end_unit(self) -> list[str]:
+        """Reaps all that was not waited for; returns what that was, except what failed tests left."""
+        with self._lock:
+            lost = [each for each in self._started if each.process.returncode is None]
+            self._started = []
+        return self._reap(lost)
+
+    def _reap(self, lost: list[Started]) -> list[str]:
+        for each in lost:
+            each.process.kill()
+            each.process.wait(timeout=REAP_S)
+        return [str(each) for each in lost if each.test not in self.failed]
+
+
+def _forgotten(started: Started) -> bool:
+    process = started.process
+    return sys.getrefcount(process) <= HELD_BY_OWNER
+
+
+def current_test() -> str:
+    """The running test's identifier, without its phase."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "no test").rpartition(" (")[0] or "no test"
+
+
+OWNER = Owner()
+
+
+class OwnedPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A ``subprocess.Popen`` that the owner is told of. asyncio starts its subprocesses by it as well."""
+
+    def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
+        super().__init__(args, *rest, **options)
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        what = args if isinstance(args, str) else " ".join(map(str, args))
+        OWNER.add(self, what, of_loop=caller.startswith("asyncio."))
+
+
+def own_all() -> None:
+    """From now on, whoever starts a process in this one is watched."""
+    subprocess.Popen = OwnedPopen  # type: ignore[misc]
