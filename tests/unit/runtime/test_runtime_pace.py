@@ -55,11 +55,13 @@ async def test_the_first_message_and_late_ones_go_at_once(time):
 
 
 async def test_a_cancelled_wait_does_not_count_as_a_message():
-    pace = Pace(lambda: 1000, asyncio.get_running_loop().time)
+    now_s = 100.0
+    pace = Pace(lambda: 1000, lambda: now_s)
     await pace.turn()
     waiting = asyncio.ensure_future(pace.turn())
     await asyncio.sleep(0)
+    now_s += 0.0008
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await pace.turn()
+    assert pace.early_s() == pytest.approx(0.0007)
