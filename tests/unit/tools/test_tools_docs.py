@@ -155,3 +155,14 @@ def test_links_of_pages_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
     assert not wrong
+
+
+def test_the_table_of_callers_has_every_method() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    table = page.partition("## Who may call what")[2].partition("\n## ")[0]
+    protos = sources("protos/**/*.proto")
+    known = set(re.findall(r"`(?:(\w+)\.)?(\w+)`", table))
+    for service, body in re.findall(r"^service (\w+) {(.*?)^}", protos, re.MULTILINE | re.DOTALL):
+        whole = service in ("PeerService", "AdminService")
+        lacking = [m for m in re.findall(r"rpc (\w+)", body) if (service if whole else "", m) not in known]
+        assert not lacking, service
