@@ -19,15 +19,23 @@ from typing import Any
 
 from bench.fidelity_profile import measure
 from bench.report import Aim, Report, parser, progress
+from pinyon.placement.policies import PLACEMENT_DEFAULT
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.traces import TraceWriter
 from pinyon.traces.generate import generate, profile
 from services.cluster import ClusterSpec, LocalCluster
+from services.worker.settings import WorkerSettings
 
 RATIO = 0.20
 POINTS = 2.0
-STEP_TOKENS, CHUNK_TOKENS, MAX_BATCH = 512, 256, 32
-"""Of a worker (``services.worker.settings``)."""
+WORKER = {
+    "--step-tokens": "step_tokens",
+    "--chunk-tokens": "prefill_chunk_tokens",
+    "--max-batch": "max_batch",
+    "--step-tbt": "step_tbt_s",
+    "--active-prefills": "active_prefills",
+}
+"""What an instance of a simulation has as a worker has it by default, by the worker's setting."""
 LIMIT_S = 900.0
 GENERATED = "toolagent"
 
@@ -52,7 +60,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--trace", type=Path, metavar="FILE", help=f"default: {GENERATED}, generated")
     options.add_argument("--minutes", type=float, default=5.0, help="of each load (default 5)")
-    options.add_argument("--policy", default="kvcache_centric", help="of placement (default kvcache_centric)")
+    options.add_argument("--policy", default=PLACEMENT_DEFAULT, help=f"of placement (default {PLACEMENT_DEFAULT})")
     options.add_argument("--only", choices=("numpy", "paced"), help="one of the two")
     arguments = options.parse_args()
     minutes = 0.25 if arguments.quick else arguments.minutes
@@ -100,8 +108,7 @@ def _compare(report: Report, setting: Setting, trace: Path, rows: int, folder: P
     simulated = _run(
         [
             "simulate", *load, "--model", str(_written(folder / "machine.json", asdict(machine))),
-            "--instances", str(setting.instances), "--policy", setting.policy, "--step-tokens", str(STEP_TOKENS),
-            "--chunk-tokens", str(CHUNK_TOKENS), "--max-batch", str(MAX_BATCH), "--path-ms", str(path_ms),
+            "--instances", str(setting.instances), "--policy", setting.policy, "--path-ms", str(path_ms), *as_worker(),
         ]
     )  # fmt: skip
     report.results[setting.name] = {"live": live, "simulated": simulated}
@@ -130,6 +137,11 @@ def _cluster(setting: Setting, instances: int) -> LocalCluster:
         extra={"conductor": ("--ttft-slo-ms", "0")},
     )
     return LocalCluster(spec)
+
+
+def as_worker() -> list[str]:
+    fields = WorkerSettings.model_fields
+    return [word for option, name in WORKER.items() for word in (option, str(fields[name].default))]
 
 
 def _written(path: Path, values: Mapping[str, Any]) -> Path:

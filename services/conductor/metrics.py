@@ -78,7 +78,7 @@ class ConductorMetrics:
         )
         self.moves_wanted = Count(
             "pinyon_conductor_moves_wanted_total",
-            "Requests that should wait elsewhere by the placement policy, each time that it says so",
+            "Requests that should wait elsewhere by the placement policy, sampled: once a second while there are any",
             registry=registry,
         )
         self.instances_wanted = Gauge(

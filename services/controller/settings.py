@@ -58,8 +58,8 @@ class ControllerSettings(ServiceSettings):
     )
     restart_hook: Annotated[str, AfterValidator(_checked)] = Field(
         "",
-        description="command that starts a failed load balancer again; PINYON_FAILED_LB_ID, _REGION, _GRPC_ADDRESS and "
-        "_HTTP_URL in its environment say which; no shell",
+        description="command that starts a failed load balancer again; PINYON_FAILED_LB_ID, PINYON_FAILED_REGION, "
+        "PINYON_FAILED_GRPC_ADDRESS and PINYON_FAILED_HTTP_URL in its environment say which; no shell",
     )
     restart_timeout_s: float = Field(60.0, gt=0, le=3600, description="time after which that command is killed")
     restart_attempts: int = Field(10, ge=1, le=1000, description="times that it is run for one failure, at most")

@@ -6,15 +6,17 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pinyon.cli.trace_input import bar, open_file, tell_broken
 from pinyon.core.errors import InvalidArgument, NotFound
-from pinyon.reproduction import FIGURES, SOURCES, Basis, Claim, Column, Figure, Result, Workload
+from pinyon.reproduction import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
 from pinyon.reproduction.picture import svg
 
 __all__ = ["add_command", "reproduce"]
@@ -35,7 +37,11 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("reproduce", help="a paper's figure, made again", description=_DESCRIPTION)
     parser.add_argument("figure", nargs="?", metavar="NAME", help="of a figure: see --list")
-    parser.add_argument("--list", action="store_true", help="show all figures and the traces that they need")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="show all figures, the traces that they need, and what is made elsewhere or not",
+    )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where the traces are")
     parser.add_argument(
         "--trace", action="append", default=[], metavar="NAME=FILE", help="one of them is this file; repeatable"
@@ -53,6 +59,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
     if arguments.list:
         _list(arguments.json)
         return 0
+    if arguments.figure in ELSEWHERE:
+        raise InvalidArgument(f"{arguments.figure} is made by `{ELSEWHERE[arguments.figure].command}`", field="figure")
     if arguments.figure not in FIGURES:
         wrong = "a figure's name is needed" if arguments.figure is None else f"no figure {arguments.figure!r}"
         raise InvalidArgument(f"{wrong}; there are: {', '.join(FIGURES)}", field="figure")
@@ -173,20 +181,38 @@ def _list(as_json: bool) -> None:
             | {"needs": each.needs, "likes": each.likes}
             for each in FIGURES.values()
         ]
-        sys.stdout.write(json.dumps({"figures": named}) + "\n")
+        elsewhere = [each._asdict() for each in ELSEWHERE.values()]
+        not_made = [each._asdict() for each in NOT_MADE]
+        sys.stdout.write(json.dumps({"figures": named, "elsewhere": elsewhere, "not_made": not_made}) + "\n")
         return
     console = Console()
+    made = [
+        (each.name, f"{each.paper} {each.section}", each.title, ", ".join(each.needs) + _likes(each))
+        for each in FIGURES.values()
+    ]
+    _table(console, ("figure", "of", "shows", "traces (it can do without)"), made)
+    _table(
+        console,
+        ("trace", "file", "is"),
+        [(name, f"{source.stem}.jsonl[.gz]", source.text) for name, source in SOURCES.items()],
+    )
+    _table(
+        console,
+        ("made elsewhere", "of", "shows", "by"),
+        [(each.name, f"{each.paper} {each.section}", each.title, each.command) for each in ELSEWHERE.values()],
+    )
+    _table(console, ("not made, of", "figures", "why"), NOT_MADE)
+
+
+def _likes(figure: Figure) -> str:
+    return f" ({', '.join(figure.likes)})" if figure.likes else ""
+
+
+def _table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False)
-    for title in ("figure", "of", "shows", "traces (it can do without)"):
+    for title in titles:
         table.add_column(title)
-    for each in FIGURES.values():
-        likes = f" ({', '.join(each.likes)})" if each.likes else ""
-        table.add_row(each.name, f"{each.paper} {each.section}", each.title, ", ".join(each.needs) + likes)
+    for row in rows:
+        table.add_row(*map(escape, row))
     console.print(table)
     console.print()
-    traces = Table(box=None, pad_edge=False)
-    for title in ("trace", "file", "is"):
-        traces.add_column(title)
-    for name, source in SOURCES.items():
-        traces.add_row(name, f"{source.stem}.jsonl[.gz]", source.text)
-    console.print(traces)

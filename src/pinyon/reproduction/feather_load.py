@@ -138,8 +138,7 @@ def _fig5_2(workloads: Sequence[Workload], tell: Tell) -> Result:
             f"fcfs computes {value(rows, '100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
             f"{value(rows, '100', FEATHER, 'computed'):.0%}: evictions are avoided. What bounds the rest is that "
             "1,000 requests are ten of each "
-            "prefix, and batches of ten read the weights for little: 4,000 requests have 3.1×. With 500 requests of "
-            "a prefix in a batch "
+            "prefix, and batches of ten read the weights for little. With 500 requests of a prefix in a batch "
             f"it would be {bound:.1f}×",
         ),
         Claim(

@@ -140,8 +140,7 @@ def _fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
             f"{gain:.0%}",
             Basis.CONSTRUCTION,
             gain > 0.6,
-            "the gain was put in, between what Experiments 1 and 2 print: one share for all lengths does not have "
-            "both (0.32 has these 60 %, and 2.6 times in Experiment 1)",
+            "the gain was put in, between what Experiments 1 and 2 print: one share for all lengths does not have both",
         ),
         Claim(
             "throughput increases smoothly with $f$",

@@ -17,10 +17,7 @@ __all__ = ["FIG3"]
 PER_INSTANCE: Final = 0.01
 """Of the largest region's peak: so many instances that whole ones make no difference."""
 
-FREE: Final = (
-    "the shape of the wave, three of the five ratios and all shares are free. With an exponent of 0.7 instead of 1.5 "
-    "it is 27.5 %, with 1.0 33.1 %, with 2.5 45.9 %"
-)
+FREE: Final = "the shape of the wave, three of the five ratios and all shares are free"
 
 
 def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:

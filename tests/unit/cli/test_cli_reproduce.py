@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pinyon.cli import main
-from pinyon.reproduction import FIGURES, SOURCES
+from pinyon.reproduction import ELSEWHERE, FIGURES, NOT_MADE, SOURCES
 from tests.unit.cli.test_cli_simulate_cache import write
 
 
@@ -23,9 +24,24 @@ def traces(tmp_path: Path) -> Path:
 def test_the_list_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in (*FIGURES, *SOURCES))
+    assert all(name in shown for name in (*FIGURES, *SOURCES, *ELSEWHERE))
     assert main(["reproduce", "--list", "--json"]) == 0
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)["figures"]] == list(FIGURES)
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in listed["figures"]] == list(FIGURES)
+    assert [each["command"] for each in listed["elsewhere"]] == [each.command for each in ELSEWHERE.values()]
+    assert [each["why"] for each in listed["not_made"]] == [each.why for each in NOT_MADE]
+
+
+@pytest.mark.parametrize(("paper", "last"), [("Mooncake", 15), ("DualMap", 15), ("KVCache", 29), ("SkyWalker", 10)])
+def test_every_figure_of_a_paper_is_in_the_list(paper: str, last: int) -> None:
+    told = [each.section for each in (*FIGURES.values(), *ELSEWHERE.values()) if each.paper.startswith(paper)]
+    told += [each.figures for each in NOT_MADE if each.paper.startswith(paper)]
+    found: set[int] = set()
+    for text in told:
+        for numbers in re.findall(r"Figs?\. ([^§T]*)", text):
+            for low, high in re.findall(r"(\d+)[a-z]?(?: to (\d+))?", numbers):
+                found.update(range(int(low), int(high or low) + 1))
+    assert found == set(range(1, last + 1))
 
 
 @pytest.mark.parametrize("name", ["mooncake-fig9", "mooncake-fig10", "wild-fig25", "wild-fig28"])
@@ -64,6 +80,7 @@ def test_a_trace_may_be_named(traces: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ([], "a figure's name is needed; there are: mooncake-fig1"),
         (["nonsense"], "no figure 'nonsense'; there are: mooncake-fig1"),
+        (["mooncake-fig12"], "mooncake-fig12 is made by `./dev bench transfer --fig12`"),
         (
             ["mooncake-fig9"],
             "needs traces that are not there: conversation (mooncake_conversation.jsonl[.gz]), synthetic",

@@ -325,7 +325,7 @@ def test_where_the_package_is_missing_an_error_says_what_to_install(monkeypatch:
     monkeypatch.setattr(nixl_agent, "importlib", SimpleNamespace(import_module=nothing))
     nixl_agent._nixl.cache_clear()
     try:
-        with pytest.raises(InvalidArgument, match=r"pip install 'pinyon\[nixl\]'") as caught:
+        with pytest.raises(InvalidArgument, match=r"pip install --no-deps 'nixl-cu12") as caught:
             start_transfer_engine(TransferSettings(transfer_nixl="auto"))
     finally:
         nixl_agent._nixl.cache_clear()

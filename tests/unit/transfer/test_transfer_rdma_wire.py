@@ -155,7 +155,7 @@ def test_without_pyverbs_the_reason_says_what_to_install(monkeypatch: pytest.Mon
     reason = rdma_available()
     verbs.pyverbs.cache_clear()
     assert reason is not None
-    assert "pip install 'pinyon[rdma]'" in reason
+    assert "pip install pyverbs," in reason
     assert "python3-pyverbs" in reason
 
 

@@ -77,7 +77,7 @@ def _nixl() -> SimpleNamespace:
         except (ImportError, AttributeError, metadata.PackageNotFoundError) as error:
             found.append(str(error))
     why = f" ({'; '.join(found)})" if found else ""
-    raise NixlError(f"NIXL cannot be used{why}: pip install 'pinyon[nixl]'")
+    raise NixlError(f"NIXL cannot be used{why}: pip install --no-deps 'nixl-cu12>=1.5.1,<1.6'")
 
 
 def nixl_available() -> str | None:

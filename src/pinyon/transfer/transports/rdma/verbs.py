@@ -59,7 +59,7 @@ def pyverbs() -> SimpleNamespace:
                 setattr(names, member, getattr(loaded, member))
     except (ImportError, AttributeError) as error:
         raise VerbsError(
-            f"pyverbs cannot be used ({error}): pip install 'pinyon[rdma]', or the distribution's python3-pyverbs"
+            f"pyverbs cannot be used ({error}): pip install pyverbs, or the distribution's python3-pyverbs"
         ) from None
     with contextlib.suppress(names.PyverbsError):
         names.fork_init()  # registered pages stay ours when the process forks; nothing to do on kernels from 5.12

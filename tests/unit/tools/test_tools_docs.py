@@ -1,0 +1,168 @@
+"""What the pages name is there: options of the commands that they show, files, links with their anchors."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import string
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pinyon.cli import main as pinyon
+from pinyon.runtime.settings import ServiceSettings
+from services.__main__ import main as services
+from services.process import ROOT
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"(?:src|services|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
+PATTERN = re.compile(r"[A-Z]{3,}")
+"""In a path: somebody's own name stands there."""
+FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}
+"""Options of others' programs."""
+MADE = {"deploy/.env", "tests/chaos/results"}
+"""Files of whoever uses a checkout."""
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of each one in the text, without what the environment is told and without comments."""
+    blocks = [block for language, block in BLOCK.findall(page) if language in ("", "sh")]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for text in [*lines, *SPAN.findall(BLOCK.sub("", page))]:
+        words = re.sub(r"(?:^|\s)#.*", "", text).split()
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            del words[0]
+        if words:
+            yield words
+
+
+def told(main: Callable[[list[str]], int], words: list[str]) -> str:
+    """What the help of a command says; empty where there is no such command."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
+        main([*words, "--help"])
+    return output.getvalue()
+
+
+def sources(*patterns: str) -> str:
+    return "".join(path.read_text() for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+
+
+@cache
+def options(program: str, *words: str) -> frozenset[str] | None:
+    """Those that a command has; None: it is nobody's here."""
+    if program in ("pinyon", ".venv/bin/pinyon"):
+        text = told(pinyon, [*words])
+    elif program == "./dev" and words[0] == "bench":
+        text = sources("bench/__main__.py", "bench/report.py", *(f"bench/{name}*.py" for name in words[1:]))
+    elif program == "./dev" and words[0] not in ("up", "demo"):
+        text = sources("dev", "tests/chaos/*.py", "tests/clients/*.py")
+    elif program == "./dev":
+        text = told(services, [*words[:1]])
+    else:
+        return None
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]+", text)) | {"--help"}
+
+
+@cache
+def settings(service: str) -> frozenset[str]:
+    module = importlib.import_module(f"services.{service}.settings")
+    (found,) = (
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, ServiceSettings) and each.__module__ == module.__name__
+    )
+    names = [name.replace("_", "-") for name in found.model_fields]
+    return frozenset([f"--{name}" for name in names] + [f"--no-{name}" for name in names] + ["--help", "--version"])
+
+
+def has(words: list[str]) -> frozenset[str] | None:
+    if words[:2] == ["python", "-m"] and len(words) > 2 and re.fullmatch(r"services(\.[a-z]+)?", words[2]):
+        if "." in words[2]:
+            return settings(words[2].partition(".")[2])
+        return options("./dev", *words[3:4])
+    plain = []
+    for word in words[1:3]:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", word):
+            break
+        plain.append(word)
+    return options(words[0], *plain) if plain else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_show_options_that_commands_have(page: Path) -> None:
+    wrong = []
+    for words in commands(page.read_text()):
+        known = has(words)
+        if known is not None:
+            given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+            wrong += [f"{' '.join(words)}: {option}" for option in sorted(given - known)]
+    assert not wrong
+
+
+@cache
+def anybodys() -> frozenset[str]:
+    """Options of any command: those of services and of what starts them, and all that sources name."""
+    services_ = [path.parent.name for path in ROOT.glob("services/*/settings.py")]
+    texts = sources("src/pinyon/cli/*.py", "bench/*.py", "dev", "tests/c*/*.py", "tools/*.sh") + told(services, ["up"])
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]+", texts)).union(*map(settings, services_))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_options_that_pages_explain_are_somebodys(page: Path) -> None:
+    named = {words[0].partition("=")[0] for words in commands(page.read_text()) if re.match(r"--[a-z]", words[0])}
+    assert not named - anybodys() - FOREIGN
+
+
+def test_an_option_that_is_not_there_is_found() -> None:
+    assert "--instances" in (has(["pinyon", "simulate", "TRACE", "--instances", "8"]) or ())
+    assert "--no-such" not in (has(["pinyon", "simulate", "TRACE", "--no-such", "8"]) or ())
+    assert "--place-by" in (has(["python", "-m", "services.lb", "--place-by", "routing"]) or ())
+    assert "--no-such" not in anybodys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_name_files_that_are_there(page: Path) -> None:
+    named = {path for span in SPAN.findall(page.read_text()) for path in FILE.findall(span) if span.startswith(path)}
+    assert not [path for path in sorted(named - MADE) if not PATTERN.search(path) and not (ROOT / path).exists()]
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Of its headings, as GitHub makes them, and those that it has by name."""
+    text = page.read_text()
+    unlike = string.punctuation.replace("-", "").replace("_", "") + "“”’–—→·≥§"
+    heads = [head.lower().replace("`", "") for head in re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)]
+    made = [head.translate({ord(each): None for each in unlike}).replace(" ", "-") for head in heads]
+    return frozenset(made) | frozenset(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_pages_lead_somewhere(page: Path) -> None:
+    wrong = []
+    for link in LINK.findall(page.read_text()):
+        name, _, anchor = link.partition("#")
+        if "://" in name:
+            continue
+        target = page if not name else (page.parent / name).resolve()
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert not wrong
+
+
+def test_the_table_of_callers_has_every_method() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    table = page.partition("## Who may call what")[2].partition("\n## ")[0]
+    protos = sources("protos/**/*.proto")
+    known = set(re.findall(r"`(?:(\w+)\.)?(\w+)`", table))
+    for service, body in re.findall(r"^service (\w+) {(.*?)^}", protos, re.MULTILINE | re.DOTALL):
+        whole = service in ("PeerService", "AdminService")
+        lacking = [m for m in re.findall(r"rpc (\w+)", body) if (service if whole else "", m) not in known]
+        assert not lacking, service
