@@ -237,15 +237,19 @@ def up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    # ./dev says how it was called.
+def command_line() -> argparse.ArgumentParser:
+    """Of both commands. ``./dev`` says how it was called."""
     prog = os.environ.get("PINYON_DEV") or "python -m services"
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_up(commands.add_parser("up", help="start a local cluster and keep it until Ctrl-C", allow_abbrev=False))
     demo_parser = commands.add_parser("demo", help="the main job on real input, with and without reuse")
     demo_parser.add_argument("--keep-logs", type=Path, default=None, metavar="DIR", help="keep the services' logs here")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = command_line().parse_args(argv)
     if arguments.command == "up":
         return up(arguments)
     from services.demo import run_demo
