@@ -111,6 +111,12 @@ def test_a_file_in_place_of_a_folder_is_a_clear_error(tmp_path):
         LocalCluster(ClusterSpec(), tmp_path / "file" / "logs")
 
 
+def test_demo_says_so_where_logs_cannot_be_kept(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["demo", "--keep-logs", str(tmp_path / "file")]) == 1
+    assert "FAILED: cannot make the folder" in capsys.readouterr().out
+
+
 # -- ports of metrics
 
 
