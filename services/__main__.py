@@ -1,8 +1,9 @@
-"""``python -m services up | demo``: the whole suite as local processes."""
+"""The whole suite as local processes, until Ctrl-C or for a demonstration."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -15,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import PinyonError
-from pinyon.runtime.identity import CONDUCTOR, peer_name
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
+from services.hints import hints
 from services.local_controller import LocalController
+from services.preflight import file_faults, port_faults
 from services.regions import LocalRegions, RegionsSpec
 from services.supervisor import Supervisor
 
@@ -62,6 +64,14 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
     add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
     add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
+    add(
+        "--metrics-base-port",
+        type=int,
+        default=7300,
+        metavar="PORT",
+        help="Prometheus metrics: the first of as many ports in a row as there are services, each the same at every "
+        "start (default 7300; 0: free ones)",
+    )
     add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
     add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
     add("--served-model-name", default="", help="name clients ask for; default: the model's own")
@@ -102,13 +112,6 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--log-format", default="text", choices=("text", "json"))
 
 
-_SCHEDULE = (
-    'grpcurl -plaintext -d \'{{"model": "pinyon-tiny", "prompt_tokens": 100}}\' {} '
-    "pinyon.api.conductor.v1.ConductorService/Schedule"
-)
-"""With TLS it is for load balancers only."""
-
-
 def _show_services(console: Console, cluster: LocalCluster, title: str) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("service", "pid", "gRPC", "other endpoints"):
@@ -129,31 +132,20 @@ def _show(console: Console, cluster: LocalCluster, controller: LocalController |
         console.print("There is no KV store: what a worker has dropped is computed again.", style="yellow")
     console.print(f"logs: {cluster.log_dir}\n")
     console.print("Try it from another terminal:\n", style="bold")
-    access = cluster.access
-    trust = f"--cacert {access.authority} " if access.authority else ""
-    conductor = f"-plaintext {cluster.conductor}"
-    if admin := access.admin:
-        name = peer_name(CONDUCTOR, "conductor")
-        conductor = (
-            f"-cacert {admin}/ca.crt -cert {admin}/tls.crt -key {admin}/tls.key -authority {name} {cluster.conductor}"
-        )
-    lines = (
-        f"curl -N {trust}{cluster.http}/v1/completions -H 'content-type: application/json' "
-        '-d \'{"model": "pinyon-tiny", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',
-        f"grpcurl {conductor} list",
-        f"grpcurl {conductor} pinyon.api.conductor.v1.ConductorService/ListInstances",
-        *(() if cluster.spec.tls else (_SCHEDULE.format(cluster.conductor),)),
-        *(() if controller is None else (_pinyon("regions", controller, admin), _pinyon("top", controller, admin))),
-    )
-    served = cluster.spec.served_model_name or (Path(cluster.spec.model).name if cluster.spec.model else "pinyon-tiny")
-    for line in lines:
+    spec, access = cluster.spec, cluster.access
+    for line in hints(
+        cluster.http,
+        cluster.conductor,
+        spec.served_model_name or (Path(spec.model).resolve().name if spec.model else "pinyon-tiny"),
+        authority=access.authority,
+        admin=access.admin,
+        api_keys_file=spec.api_keys_file,
+        controller="" if controller is None else controller.address,
+    ):
         # Not through rich: it would wrap lines that people copy.
-        sys.stdout.write(f"  {line.replace('pinyon-tiny', served)}\n\n")
+        sys.stdout.write(f"  {line}\n\n")
+    sys.stdout.flush()
     console.print("Ctrl-C stops everything.", style="dim")
-
-
-def _pinyon(command: str, controller: LocalController, admin: Path | None) -> str:
-    return f"pinyon {command} --controller {controller.address}" + ("" if admin is None else f" --tls-dir {admin}")
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -181,9 +173,10 @@ def up(arguments: argparse.Namespace) -> int:
     delay_ms, static_peers = values.pop("region_delay_ms"), values.pop("static_peers")
     controller_port = values.pop("controller_port")
     controller: LocalController | None = None
+    whole: LocalCluster | LocalRegions | None = None
+    clusters: list[LocalCluster] = []
     try:
         spec = ClusterSpec(**values)
-        whole: LocalCluster | LocalRegions
         if regions:
             several = RegionsSpec(
                 tuple(regions), spec, delay_ms=delay_ms, static_peers=static_peers, controller_port=controller_port
@@ -193,8 +186,17 @@ def up(arguments: argparse.Namespace) -> int:
         else:
             whole = LocalCluster(spec, log_dir)
             clusters = [whole]
+        models = [("--model", spec.model)] * bool(spec.model)
+        models += [("--more-models", folder) for folder in spec.models.values()]
+        faults = file_faults(models, spec.engine_profile, spec.api_keys_file)
+        faults += port_faults(whole.ports if isinstance(whole, LocalRegions) else spec.ports)
     except PinyonError as error:
-        console.print(f"pinyon: {error.message}", style="red", markup=False)
+        faults = [error.message]
+    for fault in faults:
+        console.print(f"pinyon: {fault}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if whole is None or faults:
+        if whole is not None:
+            whole.stop()
         return 2
 
     def say(line: str) -> None:
@@ -235,13 +237,19 @@ def up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m services", description=__doc__, allow_abbrev=False)
+def command_line() -> argparse.ArgumentParser:
+    """Of both commands. ``./dev`` says how it was called."""
+    prog = os.environ.get("PINYON_DEV") or "python -m services"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_up(commands.add_parser("up", help="start a local cluster and keep it until Ctrl-C", allow_abbrev=False))
     demo_parser = commands.add_parser("demo", help="the main job on real input, with and without reuse")
     demo_parser.add_argument("--keep-logs", type=Path, default=None, metavar="DIR", help="keep the services' logs here")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = command_line().parse_args(argv)
     if arguments.command == "up":
         return up(arguments)
     from services.demo import run_demo

@@ -1,4 +1,4 @@
-"""The whole suite as processes on this machine: for ``python -m services up``, the demo and the tests.
+"""The whole suite as processes on this machine: for ``./dev up``, the demo and the tests.
 
 Every child announces its endpoints on a pipe (so all ports may be 0), lives in a session of its own (so Ctrl-C reaches
 only this process, which then stops the children in order) and gets SIGTERM from the kernel when this process dies.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import signal
 import tempfile
 import time
@@ -35,7 +36,8 @@ from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 from services.access import Access, role_of
 from services.free_port import is_free, next_port
-from services.process import INTERPRETER, Launch, ServiceProcess
+from services.preflight import Port
+from services.process import INTERPRETER, Launch, ServiceProcess, first_ready
 
 __all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
 
@@ -69,6 +71,8 @@ class ClusterSpec:
     http_port: int = 0
     lb_port: int = 0
     conductor_port: int = 0
+    metrics_base_port: int = 0
+    """The first of as many ports in a row as there are services, see :attr:`names`; 0: free ones."""
     redis_url: str = ""
     model: str = ""
     served_model_name: str = ""
@@ -92,7 +96,7 @@ class ClusterSpec:
     tls_dir: str = ""
     """Folder for the certificates, which are kept; empty: one that goes with the cluster."""
     journal: str = ""
-    """Folder for the journals of workers and load balancers; empty: none are written."""
+    """Folder for the journals of workers and load balancers, made where there is none; empty: none are written."""
     otlp_endpoint: str = ""
     allow_insecure: bool = False
     """Listen on a ``host`` that is not loopback without TLS or without API keys."""
@@ -102,8 +106,6 @@ class ClusterSpec:
     """More arguments per kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
 
     def __post_init__(self) -> None:
-        if self.journal and not Path(self.journal).is_dir():
-            raise InvalidArgument(f"{self.journal} is no folder for journals", field="journal")
         for name in ("prefill", "decode", "mixed", "stores"):
             if not 0 <= getattr(self, name) <= 64:
                 raise InvalidArgument(f"{name} must be 0 to 64", field=name)
@@ -114,6 +116,10 @@ class ClusterSpec:
             raise InvalidArgument(f"{copies} models with that many workers each are too many", field="more_models")
         if not 1 <= self.lbs <= 16:
             raise InvalidArgument("lbs must be 1 to 16", field="lbs")
+        if not 0 <= self.metrics_base_port <= 65_536 - len(self.names):
+            raise InvalidArgument(
+                f"there are no {len(self.names)} ports from {self.metrics_base_port} on", field="metrics_base_port"
+            )
         for name, registry in POLICIES.items():
             if choice := getattr(self, name):
                 try:
@@ -125,6 +131,34 @@ class ClusterSpec:
     def instances(self) -> int:
         """How many register with the conductor."""
         return (1 + len(self.models)) * (self.prefill + self.decode + self.mixed) + self.stores
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all services. Stores are the last: without a Redis there are none, and the others keep their places."""
+        copies = 1 + len(self.models)
+        counts = {
+            "lb": self.lbs,
+            **{role: copies * getattr(self, role) for role in ("prefill", "decode", "mixed")},
+            "kvstore": self.stores,
+        }
+        return ("conductor", *(f"{kind}-{number}" for kind, count in counts.items() for number in range(count)))
+
+    def metrics_port(self, name: str) -> int:
+        """Of the service of that name; 0: a free one."""
+        return self.metrics_base_port and self.metrics_base_port + self.names.index(name)
+
+    @property
+    def ports(self) -> list[Port]:
+        """All that are to be listened at, as far as they are chosen."""
+        return [
+            Port("OpenAI-compatible HTTP", "--http-port", self.host, self.http_port),
+            Port("the load balancer's gRPC", "--lb-port", self.host, self.lb_port),
+            Port("the conductor's gRPC", "--conductor-port", self.host, self.conductor_port),
+            *(
+                Port(f"the metrics of {self.prefix}{name}", "--metrics-base-port", self.host, self.metrics_port(name))
+                for name in self.names
+            ),
+        ]
 
     @property
     def models(self) -> dict[str, str]:
@@ -143,7 +177,9 @@ class LocalCluster:
         self._lb_ports: list[tuple[int, int]] = []
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        _make_folder(self.log_dir, "log_dir")
+        if spec.journal:
+            _make_folder(Path(spec.journal), "journal")
         self._access: Access = Access(None)
         self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -236,26 +272,32 @@ class LocalCluster:
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
             service.spawn()
-        for service in services:
-            service.wait_ready(deadline)
+        waiting = list(services)
+        while waiting:  # whoever ends is heard of at once, not after those before it
+            service = first_ready(waiting, deadline)
+            waiting.remove(service)
             progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
 
     def restart(self, name: str, wait: bool = True) -> ServiceProcess:
-        """Start a stopped or killed service again, on the gRPC port it had; without ``wait`` the caller waits.
+        """Start a stopped or killed service again, on the ports it had; without ``wait`` the caller waits.
 
-        An instance whose port somebody else has by now takes another one: the conductor learns it by registration."""
+        An instance whose port somebody else has by now takes another one: the conductor learns it by registration. So
+        do metrics, which nobody is to wait for."""
         service = self.services[name]
         if service.alive:
             raise RuntimeError(f"{name} is still running")
-        address = service.endpoints["grpc"]
-        index = service.arguments.index("--listen")
-        host, _, port = address.rpartition(":")
-        registers = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
-        if registers and not is_free(host.strip("[]"), int(port)):
-            address = f"{host}:0"
-        service.arguments[index + 1] = address
+        addresses = {"listen": service.endpoints["grpc"], "metrics-listen": service.endpoints["metrics"]}
+        yielding = ["metrics-listen"]
+        if name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore"):
+            yielding.append("listen")
+        for option in yielding:
+            host, _, port = addresses[option].rpartition(":")
+            if not is_free(host.strip("[]"), int(port)):
+                addresses[option] = f"{host}:0"
         if "http" in service.endpoints:
-            service.arguments[service.arguments.index("--http-listen") + 1] = service.endpoints["http"]
+            addresses["http-listen"] = service.endpoints["http"]
+        for option, address in addresses.items():
+            service.arguments[service.arguments.index(f"--{option}") + 1] = address
         service.spawn()
         if wait:
             service.wait_ready(time.monotonic() + START_S)
@@ -300,6 +342,7 @@ class LocalCluster:
 
     def _wait_lb(self, service: ServiceProcess, deadline: float) -> None:
         while True:
+            service.check_alive()
             connection = self._access.http(service, timeout_s=2)
             try:
                 connection.request("GET", "/health/ready")
@@ -350,7 +393,7 @@ class LocalCluster:
                 "--listen",
                 f"{spec.host}:{port}",
                 "--metrics-listen",
-                f"{spec.host}:0",
+                f"{spec.host}:{spec.metrics_port(name)}",
             ),
             *(() if folder is None else ("--tls-dir", str(folder))),
             *(("--allow-insecure",) if spec.allow_insecure else ()),
@@ -407,10 +450,20 @@ class LocalCluster:
         ]
 
 
+def _make_folder(folder: Path, field: str) -> None:
+    """Raises :class:`InvalidArgument` if it is not there and cannot be made, or nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"cannot make the folder {folder}: {error.strerror}", field=field) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"cannot write into the folder {folder}", field=field)
+
+
 def lb_ports(spec: ClusterSpec) -> list[tuple[int, int]]:
     """HTTP and gRPC port of each load balancer. The first has those of the spec, the others the next ones that nobody
     has, neither the suite nor this machine now. Raises :class:`InvalidArgument` if there are none."""
-    taken = {spec.http_port, spec.lb_port, spec.conductor_port}
+    taken = {port.port for port in spec.ports}
     ports = [(spec.http_port, spec.lb_port)]
     for _ in range(1, spec.lbs):
         http_port, lb_port = (next_port(spec.host, port, taken) for port in ports[-1])

@@ -282,7 +282,11 @@ def _why_not_shm(cluster: LocalCluster) -> str:
 def run_demo(log_dir: Path | None = None) -> int:
     """Run it; the exit status is 0 only if every answer is the same with and without reuse."""
     console = Console(width=None if Console().is_terminal else 110)
-    cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1), log_dir)
+    try:
+        cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1), log_dir)
+    except PinyonError as error:
+        console.print(f"FAILED: {error}", style="bold red", markup=False)
+        return 1
     try:
         with console.status("starting 2 prefill, 2 decode, 1 store node, conductor, load balancer, Redis …"):
             started = time.perf_counter()

@@ -24,7 +24,13 @@ class LocalController:
     """
 
     def __init__(
-        self, address: str, folder: Path, log_dir: Path, arguments: Sequence[str] = (), launch: Launch = INTERPRETER
+        self,
+        address: str,
+        folder: Path,
+        log_dir: Path,
+        arguments: Sequence[str] = (),
+        launch: Launch = INTERPRETER,
+        metrics_port: int = 0,
     ) -> None:
         self.redis: RedisServer | None = None
         self.address = address
@@ -32,7 +38,7 @@ class LocalController:
         host = address.rpartition(":")[0]
         own = (
             *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
-            *("--metrics-listen", f"{host}:0", "--state-file", str(folder / "controller.json")),
+            *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(folder / "controller.json")),
         )
         self._service = ServiceProcess(
             CONTROLLER, "services.controller", [*own, *arguments], log_dir / f"{CONTROLLER}.log", launch
@@ -46,7 +52,8 @@ class LocalController:
         self._service.spawn()
         self._service.wait_ready(time.monotonic() + START_S)
         endpoints = self._service.endpoints
-        self._service.arguments[self._service.arguments.index("--http-listen") + 1] = endpoints["http"]
+        for name in ("http", "metrics"):  # where they stay when it is started again
+            self._service.arguments[self._service.arguments.index(f"--{name}-listen") + 1] = endpoints[name]
         progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in endpoints.items())}")
 
     def restart(self, name: str = CONTROLLER, wait: bool = True) -> ServiceProcess:

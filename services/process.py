@@ -17,7 +17,16 @@ from typing import BinaryIO, Protocol
 import pinyon
 from pinyon.core.errors import DeadlineExceeded, Unavailable
 
-__all__ = ["INTERPRETER", "ROOT", "Child", "Interpreter", "Launch", "ServiceProcess", "child_environment"]
+__all__ = [
+    "INTERPRETER",
+    "ROOT",
+    "Child",
+    "Interpreter",
+    "Launch",
+    "ServiceProcess",
+    "child_environment",
+    "first_ready",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -115,16 +124,12 @@ class ServiceProcess:
             raise
         finally:
             os.close(writer)
-        self._close_ready()
+        self.close_ready()
         self._ready_fd, self._announced = reader, b""
 
     def wait_ready(self, deadline: float) -> None:
         """Wait for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
-        try:
-            if not self.announced(deadline - time.monotonic()):
-                raise DeadlineExceeded(f"{self.name} was not ready in time{self._log_tail()}")
-        finally:
-            self._close_ready()
+        first_ready([self], deadline)
 
     def announced(self, timeout_s: float) -> bool:
         """Whether it has said where it serves, asked once after each :meth:`spawn` until it has; waits for so long.
@@ -138,17 +143,26 @@ class ServiceProcess:
                 return False
             part = os.read(self._ready_fd, 65536)
             if not part:
-                self._close_ready()
-                raise Unavailable(f"{self.name} ended while starting{self._log_tail()}")
+                self.close_ready()
+                raise Unavailable(f"{self.name} ended while starting{self.log_tail()}")
             self._announced += part
-        self._close_ready()
+        self.close_ready()
         announced = json.loads(self._announced)
         self.endpoints = {
             key: value for key, value in announced.items() if key not in ("service", "instance_id", "pid")
         }
         return True
 
-    def _close_ready(self) -> None:
+    def check_alive(self) -> None:
+        """Raises :class:`Unavailable` with the end of the log if it has ended."""
+        if not self.alive:
+            raise Unavailable(f"{self.name} ended{self.log_tail()}")
+
+    def fileno(self) -> int:
+        """Where it says that it serves, for ``select``, between :meth:`spawn` and that."""
+        return self._ready_fd
+
+    def close_ready(self) -> None:
         if self._ready_fd >= 0:
             os.close(self._ready_fd)
             self._ready_fd = -1
@@ -172,6 +186,25 @@ class ServiceProcess:
         self.signal(signal.SIGKILL)
         self.wait(5)
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
+        """How its log ends, to follow what is said of it; empty if there is none."""
         text = self.log_path.read_text(errors="replace")[-2000:] if self.log_path.exists() else ""
         return f"; its log ends with:\n{text}" if text else ""
+
+
+def first_ready(services: Sequence[ServiceProcess], deadline: float) -> ServiceProcess:
+    """The first of them to say where it serves, each asked until it has.
+
+    Raises :class:`Unavailable` as soon as one has ended, with the end of its log, and :class:`DeadlineExceeded`; all
+    are waited for no more then.
+    """
+    try:
+        while telling := select.select(services, [], [], max(0.0, deadline - time.monotonic()))[0]:
+            for service in telling:
+                if service.announced(0):
+                    return service
+        raise DeadlineExceeded(f"{services[0].name} was not ready in time{services[0].log_tail()}")
+    except BaseException:
+        for service in services:
+            service.close_ready()
+        raise

@@ -22,6 +22,7 @@ from services.access import Access
 from services.cluster import START_S, ClusterSpec, LocalCluster
 from services.free_port import is_free
 from services.local_controller import LocalController
+from services.preflight import Port
 from services.process import INTERPRETER, Launch
 
 __all__ = ["LocalRegions", "RegionsSpec"]
@@ -94,6 +95,11 @@ class LocalRegions:
                 clusters[name] = replace(
                     each, lb_port=free_port(each.host), http_port=free_port(each.host), conductor_port=0
                 )
+        # The controller's metrics come first, then those of the regions in their order.
+        metrics_port = following = spec.cluster.metrics_base_port
+        for name, each in clusters.items():
+            clusters[name] = replace(each, metrics_base_port=following and following + 1)
+            following = following and following + len(each.names)
         tls = spec.cluster.tls
         tls_dir = spec.cluster.tls_dir or str(root / "tls")
         self.controller: LocalController | None = None
@@ -110,6 +116,7 @@ class LocalRegions:
                     *spec.controller_arguments,
                 ],
                 launch,
+                metrics_port,
             )
         # With TLS, other load balancers come to the door of those who have certificates.
         doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
@@ -135,6 +142,17 @@ class LocalRegions:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def ports(self) -> list[Port]:
+        """All that are to be listened at, as far as they are chosen."""
+        host, controller = self.spec.cluster.host, []
+        if self.controller is not None:
+            controller = [
+                Port("the controller's gRPC", "--controller-port", host, self.spec.controller_port),
+                Port("the metrics of the controller", "--metrics-base-port", host, self.spec.cluster.metrics_base_port),
+            ]
+        return [*controller, *(port for each in self.clusters.values() for port in each.spec.ports)]
 
     def start(self, progress: Progress = lambda _: None) -> None:
         """All of them, one after the other; on any failure stop what was started."""

@@ -1,6 +1,6 @@
 """Generate ``pinyon.api`` from ``protos/``.
 
-``python tools/gen_protos.py`` writes into ``src``; ``--out DIR`` writes elsewhere (the drift test compares the two).
+``./dev protos`` writes into ``src``; ``--out DIR`` writes elsewhere (the drift test compares the two).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def generate(out: Path) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("./dev protos", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "src")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

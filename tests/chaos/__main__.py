@@ -1,4 +1,4 @@
-"""``python -m tests.chaos faults | leave | soak``: long runs, each with a table, JSON, and evidence of what failed."""
+"""``./dev chaos [faults | leave]`` and ``./dev soak``: long runs, each with a table, JSON, evidence of failures."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def soak(arguments: argparse.Namespace, console: Console, evidence: Eviden
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__, allow_abbrev=False)
     defaults = {"configuration": None, "service": None, "fault": None, "markdown": None}
     parser.set_defaults(**defaults, dead_s=Pace.dead_s, busy_max=100)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -155,7 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--markdown", type=Path, help="write the table there too")
     two = commands.add_parser("leave", help="clients that go away in the middle", allow_abbrev=False)
-    three = commands.add_parser("soak", help="many requests, and what memory does", allow_abbrev=False)
+    three = commands.add_parser(
+        "soak", prog="./dev soak", help="many requests, and what memory does", allow_abbrev=False
+    )
     three.add_argument("--requests", type=int, default=20_000, help="how many (default 20,000)")
     both = commands.add_parser("all", help="faults, then leave", allow_abbrev=False)
     for command in (one, two, three, both):

@@ -29,6 +29,8 @@ SMALL = (
     "0",
     "--conductor-port",
     "0",
+    "--metrics-base-port",
+    "0",
 )
 
 
@@ -115,7 +117,7 @@ def test_nothing_is_left_behind(number):
 
 def test_a_wrong_option_is_a_clear_message():
     result = subprocess.run(
-        [sys.executable, "-m", "services", "up", "--prefill", "0", "--decode", "0"],
+        [sys.executable, "-m", "services", "up", *SMALL, "--mixed", "0"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -26,6 +26,7 @@ from tests.forks import forked
 from tests.unit.demo.test_demo_supervisor import free_run
 
 TICK_S = 0.02
+ANY_PORTS = ("--http-port", "0", "--lb-port", "0", "--conductor-port", "0", "--metrics-base-port", "0")
 
 
 def generate(address: str) -> int:
@@ -108,7 +109,7 @@ def test_what_does_not_live_is_given_up(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_while_it_starts_ends_it_at_once(number):
     process = subprocess.Popen(
-        [sys.executable, "-m", "services", "up", "--http-port", "0", "--lb-port", "0", "--conductor-port", "0"],
+        [sys.executable, "-m", "services", "up", *ANY_PORTS],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -30,7 +30,8 @@ from pinyon.runtime.identity import peer_name
 from pinyon.runtime.tls import client_credentials
 from services.access import role_of
 from services.cluster import LocalCluster
-from services.process import ROOT, ServiceProcess
+from services.hints import hints
+from services.process import ROOT, ServiceProcess, child_environment
 from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, random_sampling, send, text_tokens
@@ -67,6 +68,18 @@ def secured(tmp_path_factory: pytest.TempPathFactory, keys_file: Path, certs: Pa
 def authority(secured: LocalCluster, certs: Path) -> TestAuthority:
     """The cluster's own."""
     return TestAuthority(certs)
+
+
+def test_the_printed_line_lists_the_instances(secured: LocalCluster) -> None:
+    (line,) = (
+        line
+        for line in hints(secured.http, secured.conductor, "pinyon-tiny", admin=secured.access.admin)
+        if " instances " in line
+    )
+    shown = subprocess.run(
+        ["sh", "-c", line], capture_output=True, cwd="/", env=child_environment(0), timeout=WAIT_S, check=True
+    )
+    assert b"prefill-0" in shown.stdout
 
 
 def channel_as(folder: Path | None, service: ServiceProcess, endpoint: str = "grpc") -> grpc.Channel:

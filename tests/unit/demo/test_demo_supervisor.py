@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
 import subprocess
 import sys
@@ -60,8 +61,8 @@ def spec(lbs: int, **ports: int) -> ClusterSpec:
 
 
 def free_run(length: int) -> int:
-    """The first of so many ports in a row that are free now."""
-    for first in range(20_000, 60_000, length):
+    """The first of so many ports in a row that are free now; others that run beside this one hardly get the same."""
+    for first in random.SystemRandom().sample(range(20_000, 32_768 - length, length), 200):
         held = [socket.socket() for _ in range(length)]
         try:
             for place, each in enumerate(held):

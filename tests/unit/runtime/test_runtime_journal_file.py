@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, replay
-from pinyon.runtime.journal_file import JournalFile
+from pinyon.runtime.journal_file import BUFFER_BYTES, JournalFile
 
 
 class Counter:
@@ -31,6 +33,45 @@ def test_what_is_written_replays(tmp_path: Path) -> None:
     with path.open() as lines:
         seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()), {"counter": ("add",)})
     assert (seen.calls, seen.different) == (100, 0)
+
+
+def within(seconds: float, said: Callable[[], bool]) -> bool:
+    """Whether it comes true; a file has no event for who reads it."""
+    deadline = time.monotonic() + seconds
+    while not (true := said()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true
+
+
+def test_a_journal_that_is_being_written_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    file = JournalFile(str(path), 1 << 20, (), {"service": "test"})
+    counter = file.record("counter", Counter(), ("add",))
+    try:
+        counter.add(1)
+        assert within(30, lambda: path.read_bytes().count(b"\n") == 2), path.read_text()
+        counter.add(2)
+        assert within(30, lambda: path.read_bytes().count(b"\n") == 3), path.read_text()
+        with path.open() as lines:
+            seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()), {"counter": ("add",)})
+        assert (seen.calls, seen.different) == (2, 0)
+    finally:
+        file.close()
+
+
+def test_a_full_buffer_is_written_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    file = JournalFile(str(path), 1 << 30, (), {})
+    counter = file.record("counter", Counter(), ("add",))
+    try:
+        size = 0
+        while size < 3 * BUFFER_BYTES:
+            counter.add(1)
+            if (grown := path.stat().st_size) != size:
+                size = grown
+                assert path.read_bytes().endswith(b"\n")
+    finally:
+        file.close()
 
 
 def test_at_the_limit_the_file_ends_with_a_whole_line_and_the_module_goes_on(tmp_path: Path) -> None:

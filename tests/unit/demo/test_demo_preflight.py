@@ -1,0 +1,211 @@
+"""What would keep a suite from starting is found before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument, Unavailable
+from services.__main__ import main
+from services.cluster import ClusterSpec, LocalCluster
+from services.local_controller import LocalController
+from services.preflight import Port, file_faults, port_faults
+from services.process import ServiceProcess, first_ready
+from services.regions import LocalRegions, RegionsSpec
+from tests.unit.demo.test_demo_supervisor import free_run
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def http(port: int) -> Port:
+    return Port("HTTP", "--http-port", "127.0.0.1", port)
+
+
+def test_a_taken_port_names_its_holder_and_the_option(taken):
+    (fault,) = port_faults([http(0), http(taken)])
+    assert f"port {taken} for HTTP is taken by pid {os.getpid()} (" in fault
+    assert "--http-port N takes another one" in fault
+
+
+def test_ports_that_nobody_has_are_no_faults():
+    assert port_faults([http(0), http(0), http(free_run(1))]) == []
+
+
+def test_one_port_for_two_is_a_fault():
+    port = free_run(1)
+    (fault,) = port_faults([http(port), Port("gRPC", "--lb-port", "127.0.0.1", port)])
+    assert f"port {port} for gRPC is wanted for HTTP, too; --lb-port" in fault
+
+
+def test_a_port_or_address_that_is_none_is_a_fault():
+    assert "is none" in port_faults([http(70_000)])[0]
+    (fault,) = port_faults([Port("HTTP", "--http-port", "192.0.2.1", free_run(1))])
+    assert "cannot be had on 192.0.2.1" in fault
+
+
+def test_of_a_run_of_ports_the_first_fault_is_said():
+    first = free_run(3)
+    with socket.create_server(("127.0.0.1", first + 1)), socket.create_server(("127.0.0.1", first + 2)):
+        run = [Port(f"the metrics of {n}", "--metrics-base-port", "127.0.0.1", first + n) for n in range(3)]
+        (fault,) = port_faults(run)
+    assert "the metrics of 1" in fault
+
+
+def test_missing_files_are_named_by_their_options():
+    faults = file_faults([("--model", "/nowhere"), ("--more-models", "/neither")], "nothing", "/no/keys")
+    assert [fault.partition(":")[0] for fault in faults] == [
+        "--model",
+        "--more-models",
+        "--engine-profile",
+        "--api-keys-file",
+    ]
+    assert file_faults([], "tiny", "") == []
+
+
+def test_up_says_all_of_it_and_starts_nothing(taken, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ServiceProcess, "spawn", lambda self: pytest.fail("it was started"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    ports = ["--lb-port", "0", "--conductor-port", "0", "--metrics-base-port", "0", "--http-port", str(taken)]
+    assert main(["up", *ports, "--model", str(tmp_path / "none"), "--log-dir", str(tmp_path / "a" / "logs")]) == 2
+    said = capsys.readouterr().out
+    assert "--model: no model folder" in said
+    assert f"port {taken}" in said
+
+
+@pytest.mark.parametrize(("called", "shown"), [("./dev", "./dev up"), ("", "python -m services up")])
+def test_help_names_the_command_as_it_was_called(called, shown, capsys, monkeypatch):
+    monkeypatch.setenv("PINYON_DEV", called)
+    with pytest.raises(SystemExit, match="0"):
+        main(["up", "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {shown} ")
+
+
+# -- folders
+
+
+def test_folders_for_journals_and_logs_are_made(tmp_path):
+    LocalCluster(ClusterSpec(journal=str(tmp_path / "a" / "journals")), tmp_path / "b" / "logs")
+    assert (tmp_path / "a" / "journals").is_dir()
+    assert (tmp_path / "b" / "logs").is_dir()
+
+
+def test_a_file_in_place_of_a_folder_is_a_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument, match="cannot make the folder") as error:
+        LocalCluster(ClusterSpec(journal=str(tmp_path / "file")), tmp_path)
+    assert error.value.field == "journal"
+    with pytest.raises(InvalidArgument, match="cannot make the folder"):
+        LocalCluster(ClusterSpec(), tmp_path / "file" / "logs")
+
+
+def test_demo_says_so_where_logs_cannot_be_kept(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["demo", "--keep-logs", str(tmp_path / "file")]) == 1
+    assert "FAILED: cannot make the folder" in capsys.readouterr().out
+
+
+# -- ports of metrics
+
+
+def test_metrics_ports_follow_the_base_in_a_fixed_order():
+    spec = ClusterSpec(prefill=1, decode=2, stores=1, lbs=1, metrics_base_port=9000)
+    assert [spec.metrics_port(name) for name in ("conductor", "lb-0", "prefill-0", "decode-0", "decode-1")] == [
+        *range(9000, 9005)
+    ]
+    assert spec.metrics_port("kvstore-0") == 9005
+    assert ClusterSpec().metrics_port("lb-0") == 0
+    with pytest.raises(InvalidArgument, match="there are no 7 ports from 65530 on"):
+        ClusterSpec(metrics_base_port=65_530)
+
+
+def test_regions_have_metrics_ports_one_after_the_other(tmp_path):
+    small = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, metrics_base_port=9000)
+    regions = LocalRegions(RegionsSpec(("us", "eu"), small), tmp_path)
+    try:
+        assert [port.port for port in regions.ports if "metrics" in port.what] == [*range(9000, 9007)]
+    finally:
+        regions.stop()
+
+
+class Fake:
+    """Processes that announce what they were told to listen at, and end."""
+
+    def __call__(self, module, arguments, log, ready_fd):
+        said = {}
+        for name, option in (("grpc", "--listen"), ("metrics", "--metrics-listen"), ("http", "--http-listen")):
+            if option in arguments:
+                said[name] = arguments[arguments.index(option) + 1]
+        code = f"import os; os.write({ready_fd}, {json.dumps(said)!r}.encode() + b'\\n')"
+        return subprocess.Popen([sys.executable, "-c", code], pass_fds=(ready_fd,))
+
+
+def restarted(cluster: LocalCluster | LocalController, name: str) -> str:
+    """Where its metrics are after one more start."""
+    service = cluster.services[name]
+    assert service.wait(60)
+    cluster.restart(name)
+    assert service.wait(60)
+    return service.endpoints["metrics"]
+
+
+def test_who_is_started_again_keeps_its_metrics_port(tmp_path):
+    first = free_run(3)
+    cluster = LocalCluster(ClusterSpec(metrics_base_port=first), tmp_path, Fake())
+    arguments = cluster._common("worker", "prefill-0")
+    service = cluster._make("prefill-0", "worker", arguments)
+    service.spawn()
+    service.wait_ready(time.monotonic() + 60)
+    assert service.endpoints["metrics"] == f"127.0.0.1:{first + 2}"
+    assert restarted(cluster, "prefill-0") == f"127.0.0.1:{first + 2}"
+    with socket.create_server(("127.0.0.1", first + 2)):
+        assert restarted(cluster, "prefill-0") == "127.0.0.1:0"
+
+
+def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path):
+    """The system chose it at the first start."""
+    cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
+    service = cluster._make("prefill-0", "worker", cluster._common("worker", "prefill-0"))
+    service.spawn()
+    service.wait_ready(time.monotonic() + 60)
+    service.endpoints["metrics"] = chosen = f"127.0.0.1:{free_run(1)}"
+    assert restarted(cluster, "prefill-0") == chosen
+
+
+def test_the_controller_keeps_its_metrics_port(tmp_path):
+    controller = LocalController("127.0.0.1:1", tmp_path, tmp_path, launch=Fake(), metrics_port=2)
+    controller.start(None)
+    assert restarted(controller, "controller") == "127.0.0.1:2"
+
+
+# -- who ends while others start
+
+
+def test_who_ends_while_starting_is_found_before_who_is_slow(tmp_path):
+    def launch(module, arguments, log, ready_fd):
+        return subprocess.Popen([sys.executable, "-c", arguments[0]], pass_fds=(ready_fd,), stdout=log)
+
+    slow = ServiceProcess("slow", "", ["import signal; signal.pause()"], tmp_path / "slow.log", launch)
+    ends = ServiceProcess("ends", "", ["print('no such key')"], tmp_path / "ends.log", launch)
+    try:
+        slow.spawn()
+        ends.spawn()
+        with pytest.raises(Unavailable, match="ends ended while starting; its log ends with:\nno such key"):
+            first_ready([slow, ends], time.monotonic() + 30)
+    finally:
+        slow.kill()
+        ends.kill()
+    with pytest.raises(ValueError, match="negative"):
+        select.select([slow], [], [], 0)  # its pipe is closed
