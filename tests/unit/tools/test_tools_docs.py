@@ -6,15 +6,19 @@ import contextlib
 import importlib
 import io
 import re
+import shlex
 import string
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from pinyon.cli import main as pinyon
+from pinyon.cli.main import _parser
 from pinyon.runtime.settings import ServiceSettings
+from services.__main__ import command_line
 from services.__main__ import main as services
 from services.process import ROOT
 
@@ -27,6 +31,8 @@ PATTERN = re.compile(r"[A-Z]{3,}")
 """In a path: somebody's own name stands there."""
 FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}
 """Options of others' programs."""
+ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl"}
+"""Programs of people's machines."""
 MADE = {"deploy/.env", "tests/chaos/results"}
 """Files of whoever uses a checkout."""
 
@@ -111,7 +117,9 @@ def test_pages_show_options_that_commands_have(page: Path) -> None:
 def anybodys() -> frozenset[str]:
     """Options of any command: those of services and of what starts them, and all that sources name."""
     services_ = [path.parent.name for path in ROOT.glob("services/*/settings.py")]
-    texts = sources("src/pinyon/cli/*.py", "bench/*.py", "dev", "tests/c*/*.py", "tools/*.sh") + told(services, ["up"])
+    texts = sources(
+        "src/pinyon/cli/*.py", "bench/*.py", "dev", "tests/c*/*.py", "tests/repeat.py", "tools/*.sh"
+    ) + told(services, ["up"])
     return frozenset(re.findall(r"--[a-z][a-z0-9-]+", texts)).union(*map(settings, services_))
 
 
@@ -166,3 +174,37 @@ def test_the_table_of_callers_has_every_method() -> None:
         whole = service in ("PeerService", "AdminService")
         lacking = [m for m in re.findall(r"rpc (\w+)", body) if (service if whole else "", m) not in known]
         assert not lacking, service
+
+
+def lines_to_copy(page: Path) -> Iterator[list[str]]:
+    """The words of each line of the blocks that are for a shell, as far as its first pipe or the like; without
+    variables that are set for it. What is quoted over several lines, or goes on behind a backslash, is one line."""
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        text = ""
+        for line in block.replace("\\\n", " ").splitlines():
+            text += line + "\n"
+            try:
+                words = shlex.split(text, comments=True)
+            except ValueError:  # a quotation goes on
+                continue
+            text = ""
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0], re.DOTALL):
+                words.pop(0)
+            if words:
+                yield list(takewhile(lambda word: word not in ("|", ">", "<", "&", "&&"), words))
+        assert not text, f"{page}: a quotation without an end: {text}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_to_copy_begin_with_what_is_there(page: Path) -> None:
+    for words in lines_to_copy(page):
+        assert words[0] in ELSEWHERE or (ROOT / words[0]).exists() or words[0].startswith(".venv/bin/"), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_to_copy_parse(page: Path) -> None:
+    for words in lines_to_copy(page):
+        if words[:2] == ["./dev", "up"]:
+            command_line().parse_args(words[1:])
+        elif words[0] == ".venv/bin/pinyon":
+            _parser().parse_args(words[1:])
