@@ -127,6 +127,31 @@ async def test_a_kept_connection_that_the_server_closes_is_no_failure() -> None:
         assert bench.gauge("upstream_answers_total", upstream=server.url, status="0") == 0
 
 
+async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
+    servers = [FakeServer() for _ in range(8)]
+
+    def deadly(server: FakeServer):
+        async def answer(asked: Asked, wire: Wire) -> None:
+            if "poison" in asked.json:
+                server.kill()
+            else:
+                await generate(asked, wire)
+
+        return answer
+
+    for server in servers:
+        server.answer = deadly(server)
+    settings = {"attempts": 3, "upstream_keep_alive_s": WAIT_S, "upstream_health_s": WAIT_S}
+    async with running_upstreams(*servers, routing="round_robin", **settings) as bench:
+        while not all(bench.asked):
+            assert (await bench.chat()).status == 200
+        assert all(server.pool.idle for server in bench.lb.fleet.servers.values())
+        assert (await bench.chat(poison=1)).status == 502
+        assert sum(server.alive for server in servers) == 5
+        assert (await bench.chat()).status == 200
+        await bench.idle()
+
+
 # ---------------------------------------------------------------- in mid-stream
 
 

@@ -392,6 +392,21 @@ async def test_who_is_not_there_and_who_does_not_answer() -> None:
         await whole(Pool(UpstreamUrl("no-such-host.invalid", 1, False), ConnectionLimits(), 4))
 
 
+async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
+    async with Peer() as peer:
+        pool = Pool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
+        assert await whole(pool) == b"{}"
+        assert pool.idle == 1
+        peer.says = None
+        peer.server.close()  # nobody takes a second connection
+        with pytest.raises(Broke) as broke:
+            await whole(pool)
+        assert not broke.value.begun
+        with pytest.raises(Absent):
+            await whole(pool)
+        pool.close()
+
+
 async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
     authority = TestAuthority(tmp_path)
     folder = authority.folder("lb", "x")
