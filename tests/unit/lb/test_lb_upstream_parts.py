@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 
 import pytest
 from hypothesis import given
@@ -142,6 +143,32 @@ def test_any_body_is_read_or_refused(body: bytes, kind: bytes) -> None:
     for raw in (body, b'{"model":' + body + b"}", b'{"model":"m","messages":[' + body + b"]}"):
         with contextlib.suppress(InvalidArgument):
             read_asked("/v1/chat/completions", kind, raw, b"", 1)
+
+
+def form_model(body: bytes) -> str:
+    return read_asked("/v1/audio/transcriptions", b"multipart/form-data; boundary=x", body, b"", 1).model
+
+
+def test_the_model_of_a_form() -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n%b\r\n%b\r\n'
+    recording = part % (b"file", b"Content-Type: audio/wav\r\n", b"\x00" * 100_000)
+    model = part % (b"model", b"", b"m")
+    assert form_model(model + recording + b"--x--") == "m"
+    assert form_model(recording + model + b"--x--") == "m"
+    assert form_model(part % (b"model", b"Content-Type: text/plain\r\nX: y\r\n", b"m")) == "m"
+    for unfit in (b"", b"y" * 257, b"a\nb"):
+        assert form_model(part % (b"model", b"", unfit)) == ""
+        assert form_model(part % (b"model", b"", unfit) + model) == "m"
+    assert form_model(recording + b"--x--") == ""
+    assert form_model(b'name="model"\r\n\r\nm') == ""
+
+
+@pytest.mark.parametrize("line", [b'name="model"\r\n', b'name="model"\r\n\r\n', b'name="model"\r\nx: y\r\n', b"\r\n"])
+def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
+    body = line * (131_072 // len(line))
+    began_s = time.thread_time()
+    assert form_model(body) in ("", 'name="model"')
+    assert time.thread_time() - began_s < 1.0  # of this thread's own: a millisecond, where it takes seconds otherwise
 
 
 @pytest.mark.parametrize(
