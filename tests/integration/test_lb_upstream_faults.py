@@ -358,6 +358,8 @@ async def test_a_request_has_a_deadline(stream: bool) -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" * 40,
         b"HTTP/9.9 200 OK\r\n\r\n",
+        b"HTTP/1.1 000 X\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 099 X\r\ncontent-length: 2\r\n\r\n{}",
         b"\0" * 1000,
     ],
 )
@@ -369,6 +371,21 @@ async def test_what_is_no_answer_is_a_bad_gateway(raw: bytes) -> None:
         assert reply.status == 502
         server.answer = generate
         assert (await bench.chat()).status == 200
+        await bench.idle()
+
+
+@pytest.mark.parametrize("trailers", [b"set-cookie: a=b\r\n", b"content-type: text/html\r\n", b"x: " + b"y" * 40_000])
+async def test_trailers_of_an_answer_do_not_become_fields(trailers: bytes) -> None:
+    server = FakeServer()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    server.answer = saying(head + b"2\r\n{}\r\n0\r\n" + trailers.rstrip() + b"\r\n\r\n")
+    async with running_upstreams(server) as bench:
+        for _ in range(2):
+            reply = await bench.chat()
+            assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"{}", "text/plain")
+            assert reply.headers.keys().isdisjoint({"set-cookie", "x"})
+        server.answer = saying(head + b"2\r\n{}\r\n0\r\n" + (b"x: " + b"y" * 1000 + b"\r\n") * 100 + b"\r\n")
+        assert (await bench.chat()).status == 502
         await bench.idle()
 
 
