@@ -117,6 +117,16 @@ def test_fields_that_are_for_one_hop_stay_there() -> None:
     assert b"ratelimit" not in from_server(came, own_rates=True)[1]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["X-Forwarded-User", "X-Forwarded-Prefix", "X-Forwarded-Port", "X-Forwarded-For", "x_forwarded_user", "X-Api-Key",
+     "api-key", "x_api_key", "Authorization", "Remote-User", "X-Remote-User", "X-Auth-Request-Email", "X-Original-URL",
+     "X-Real-IP", "Forwarded"],
+)  # fmt: skip
+def test_clients_do_not_assert_who_they_are_to_servers(name: str) -> None:
+    assert to_server([(name.lower().encode(), b"v"), (b"x-kept", b"1")]) == [b"x-kept: 1\r\n"]
+
+
 def ask(body: bytes, path: str = "/v1/chat/completions"):
     return read_asked(path, b"application/json", body, b"secret", 256)
 
