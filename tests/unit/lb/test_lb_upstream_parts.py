@@ -297,6 +297,28 @@ def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None
         assert b"".join([*sent.pieces, *sent.ended]) == b"".join(piece for batch in batches for piece in batch)
 
 
+async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
+    async def seconds(event: bytes) -> float:
+        """To pass on 60,000 bytes of such events, one by one."""
+        answer, sent = Sourced(Nowhere()), Sent([])
+        answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
+        running = asyncio.ensure_future(Passing(answer, sent, b"", lambda: 1.0).run())
+        await asyncio.sleep(0)
+        began_s = time.thread_time()
+        for byte in event * (60_000 // len(event)):
+            answer.got(bytes((byte,)))
+            answer.arrived()
+        took_s = time.thread_time() - began_s
+        answer.got_all()
+        answer.arrived()
+        await running
+        assert b"".join([*sent.pieces, *sent.ended]) == event * (60_000 // len(event))
+        return took_s
+
+    short = min([await seconds(b"x" * 98 + b"\n\n") for _ in range(3)])
+    assert await seconds(b"x" * 59_998 + b"\n\n") < 6 * short  # it is less; 20 times as much if each byte is a search
+
+
 async def test_what_goes_wrong_in_passing_on_ends_it() -> None:
     class Wrong(Sent):
         def push(self, data: bytes) -> bool:
