@@ -98,6 +98,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def break_unanswered(self) -> None:
+        """An answer of which no byte has come is not waited for any longer."""
+        if self._answer is not None and not self._answer.begun:
+            self._fail("The server stopped answering.")
+
     # -- asyncio's part
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

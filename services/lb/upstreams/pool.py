@@ -83,6 +83,11 @@ class Pool:
             connection.close()
         self._idle.clear()
 
+    def break_unanswered(self) -> None:
+        """Requests that have had no byte of an answer break."""
+        for connection in list(self._open):
+            connection.break_unanswered()
+
     def close(self) -> None:
         self._closed = True
         if self._sweep is not None:
@@ -117,7 +122,9 @@ class Pool:
                     server_hostname=url.host if url.tls else None,
                 )
         except TimeoutError:
-            raise Absent(f"No connection to the server could be made in {self._limits.connect_s:g} s.") from None
+            raise Absent(
+                f"No connection to the server could be made in {self._limits.connect_s:g} s.", silent=True
+            ) from None
         except (OSError, UnicodeError) as error:  # ssl's errors among them
             raise Absent("No connection to the server could be made.") from error
         finally:
