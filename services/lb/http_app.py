@@ -128,7 +128,8 @@ class HttpApp:
         path, method = head.path, head.method
         route = self._pages.get(path) or self._routes.find(path)
         if route is None:
-            raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]})")
+            said = self._routes.nowhere(path)
+            raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]}){'. ' * bool(said)}{said}")
         call.place = route.place
         if method == "OPTIONS" and self._cors is not None:
             route = self._preflight_route

@@ -19,6 +19,25 @@ from services.lb.prompts import Prompts
 
 __all__ = ["OwnRoutes", "Route", "Routes"]
 
+_OTHERS = {
+    "assistants": "The Assistants API",
+    "audio": "Speech",
+    "batches": "The Batch API",
+    "conversations": "The Conversations API",
+    "embeddings": "Making embeddings",
+    "files": "The Files API",
+    "fine_tuning": "Fine-tuning",
+    "images": "Making images",
+    "messages": "Anthropic's Messages API",
+    "moderations": "Moderation",
+    "realtime": "The Realtime API",
+    "rerank": "Reranking",
+    "responses": "The Responses API",
+    "score": "Scoring",
+    "threads": "The Assistants API",
+}
+"""What clients ask for that generation has no part in, by what follows ``/v1/``."""
+
 Page = Callable[[Head], tuple[bytes, bytes]]
 """Body and content type of an answer that is known at once."""
 Generate = Callable[[Head, bytes | bytearray, Reply], Awaitable[int]]
@@ -45,6 +64,10 @@ class Routes(Protocol):
         ...
 
     def find(self, path: str) -> Route | None: ...
+
+    def nowhere(self, path: str) -> str:
+        """What is so where nothing is found, in a sentence; empty: there is nothing to say."""
+        ...
 
     def check_place(self, client: Client) -> None:
         """Of a route that is queued. Raises :class:`ResourceExhausted` if there is none: then there is no need to read
@@ -76,6 +99,13 @@ class OwnRoutes:
     def find(self, path: str) -> Route | None:
         route = self._routes.get(path)
         return self._model if route is None and path.startswith("/v1/models/") else route
+
+    def nowhere(self, path: str) -> str:
+        first, _, rest = path.removeprefix("/").partition("/")
+        if f"/v1{path}" in self._routes:
+            return f"It is /v1{path}: a client's base URL ends with /v1."
+        what = _OTHERS.get(rest.partition("/")[0]) if first == "v1" else None
+        return f"{what} is not served here: there are /v1/chat/completions and /v1/completions." if what else ""
 
     def check_place(self, client: Client) -> None:
         self._completions.check_place(client)

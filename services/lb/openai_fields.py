@@ -133,6 +133,53 @@ def _number(low: float, high: float, *, above: bool = False) -> Field:
     return Field(check, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high})
 
 
+_LACKS = {
+    "audio": "Audio",
+    "chat_template": "A chat template of the request's own",
+    "documents": "Retrieval from documents",
+    "function_call": "Tool calling",
+    "functions": "Tool calling",
+    "guided_choice": "Structured output",
+    "guided_decoding_backend": "Structured output",
+    "guided_grammar": "Structured output",
+    "guided_json": "Structured output",
+    "guided_regex": "Structured output",
+    "guided_whitespace_pattern": "Structured output",
+    "length_penalty": "Beam search",
+    "media_io_kwargs": "Input other than text",
+    "mm_processor_kwargs": "Input other than text",
+    "modalities": "Output other than text",
+    "prediction": "Predicted output",
+    "prompt_embeds": "A prompt of embeddings",
+    "response_format": "Structured output",
+    "store": "Storing completions",
+    "structural_tag": "Structured output",
+    "structured_outputs": "Structured output",
+    "suffix": "Filling in before a suffix",
+    "tool_call_id": "Tool calling",
+    "tool_calls": "Tool calling",
+    "tool_choice": "Tool calling",
+    "tools": "Tool calling",
+    "use_beam_search": "Beam search",
+    "web_search_options": "Web search",
+}
+"""What is asked for by a field of a request or message. Of others the name says it."""
+_NOTHING: tuple[Any, ...] = (False, "", [], {})
+"""As good as leaving a field out."""
+
+
+def _unsupported(name: str, value: Any, field: str, where: str = "", allowed: tuple[Any, ...] = ()) -> InvalidArgument:
+    """``name`` stands at ``where`` in the ``field`` of the request; ``allowed`` would have been good values."""
+    where, what = repr(where or name), _LACKS.get(name)
+    good = [shown(each) for each in allowed if each not in _NOTHING]
+    if not good:
+        message = f"{what or where} is not supported by this server: leave {where if what else 'it'} out."
+    else:
+        lacks = f"{what} is not supported by this server: " if what else ""
+        message = f"{lacks}{where} may be {' or '.join(good)} only."
+    return InvalidArgument(f"{message} It was {shown(value)}.", field=field)
+
+
 def _only(*neutral: Any) -> Field:
     """A feature that does not exist here: accepted at the values that ask for nothing."""
 
@@ -141,7 +188,7 @@ def _only(*neutral: Any) -> Field:
             # 0 == False and 1 == True in Python, not in JSON
             if value == each and (type(value) is bool) == (type(each) is bool):
                 return
-        raise InvalidArgument(f"'{name}' is not supported with the value {shown(value)}.", field=name)
+        raise _unsupported(name, value, name, allowed=neutral)
 
     return Field(check, {"enum": [*neutral, None]})
 
@@ -212,9 +259,7 @@ def _neutral_beside(value: dict[str, Any], known: tuple[str, ...], name: str, wh
     for key, part in value.items():
         if key in known or part is None or part == [] or (key == "type" and part == "text"):
             continue
-        raise InvalidArgument(
-            f"'{where}.{key[:FIELD_SHOWN_CHARS]}' is not supported with the value {shown(part)}.", field=name
-        )
+        raise _unsupported(key, part, name, f"{where}.{key[:FIELD_SHOWN_CHARS]}")
 
 
 _STRING = Field(_string, {"type": "string"})

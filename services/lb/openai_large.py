@@ -32,8 +32,8 @@ TRIES = 8
 LISTS_MAX = 1024
 """More are read as JSON, and refused by whoever counts them."""
 
-_TOKENS = re.compile(rb'"[a-z]+"[ \t\r\n]*:[ \t\r\n]*(?:\[[ \t\r\n]*){1,2}(?=[0-9])')
-_NEXT = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*\[")
+_TOKENS = re.compile(rb'"[a-z]+"[ \t\r\n]*+:[ \t\r\n]*+(?:\[[ \t\r\n]*+){1,2}(?=[0-9])')
+_NEXT = re.compile(rb"[ \t\r\n]*+,[ \t\r\n]*+\[")
 _BACKSLASHES = re.compile(rb"\\*")
 _SPACE = b" \t\r\n"
 _COMMA = ord(",")

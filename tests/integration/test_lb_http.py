@@ -255,6 +255,28 @@ async def test_bad_requests_are_openai_errors():
         await bench.idle()
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/responses", "The Responses API is not served here: there are /v1/chat/completions and /v1/completions."),
+        ("/v1/embeddings", "Making embeddings is not served here: there are "),
+        ("/v1/audio/speech", "Speech is not served here: there are "),
+        ("/chat/completions", "It is /v1/chat/completions: a client's base URL ends with /v1."),
+    ],
+)
+async def test_paths_that_are_not_served_say_what_is(path: str, said: str):
+    async with running_lb() as bench:
+        reply = await bench.post(path, {"model": "pinyon-tiny"})
+        error = reply.json["error"]
+        assert (reply.status, error["type"], error["param"], error["code"]) == (
+            404,
+            "invalid_request_error",
+            None,
+            None,
+        )
+        assert error["message"].startswith(f"Invalid URL (POST {path}). {said}")
+
+
 async def test_bodies_over_the_limit_are_refused():
     async with running_lb(body_limit_bytes=2048) as bench:
         large = b'{"model":"pinyon-tiny","prompt":"' + b"x" * 4000 + b'"}'

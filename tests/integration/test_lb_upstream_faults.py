@@ -127,6 +127,118 @@ async def test_a_kept_connection_that_the_server_closes_is_no_failure() -> None:
         assert bench.gauge("upstream_answers_total", upstream=server.url, status="0") == 0
 
 
+async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
+    servers = [FakeServer() for _ in range(8)]
+
+    def deadly(server: FakeServer):
+        async def answer(asked: Asked, wire: Wire) -> None:
+            if "poison" in asked.json:
+                server.kill()
+            else:
+                await generate(asked, wire)
+
+        return answer
+
+    for server in servers:
+        server.answer = deadly(server)
+    settings = {"attempts": 3, "upstream_keep_alive_s": WAIT_S, "upstream_health_s": WAIT_S}
+    async with running_upstreams(*servers, routing="round_robin", **settings) as bench:
+        while not all(bench.asked):
+            assert (await bench.chat()).status == 200
+        assert all(server.pool.idle for server in bench.lb.fleet.servers.values())
+        assert (await bench.chat(poison=1)).status == 502
+        assert sum(server.alive for server in servers) == 5
+        assert (await bench.chat()).status == 200
+        await bench.idle()
+
+
+async def begun_refusal(asked: Asked, wire: Wire) -> None:
+    """It says that there is more than it sends."""
+    await wire.raw(b"HTTP/1.1 503 X\r\nretry-after: 3\r\ncontent-type: x/y\r\ncontent-length: 100\r\n\r\n{")
+
+
+async def stalled_refusal(asked: Asked, wire: Wire) -> None:
+    await begun_refusal(asked, wire)
+    await asyncio.Event().wait()
+
+
+async def cut_refusal(asked: Asked, wire: Wire) -> None:
+    await begun_refusal(asked, wire)
+    wire.drop()
+
+
+PARTIAL = pytest.mark.parametrize(
+    "answer",
+    [stalled_refusal, cut_refusal, refusing(503, "retry-after: 3\r\n", b"x" * 70_000)],
+    ids=["stalled", "cut off", "too large"],
+)
+
+
+@PARTIAL
+async def test_another_server_gets_what_is_refused_in_part(answer) -> None:
+    wrong, sound = FakeServer(), FakeServer()
+    wrong.answer = answer
+    async with running_upstreams(wrong, sound, routing="round_robin") as bench:
+        for _ in range(2):
+            assert (await bench.chat()).status == 200
+        assert bench.asked == [1, 2]
+        await bench.idle()
+
+
+@PARTIAL
+async def test_a_refusal_that_is_not_whole_is_told_by_its_status(answer) -> None:
+    server = FakeServer()
+    server.answer = answer
+    async with running_upstreams(server) as bench:
+        reply = await bench.chat()
+        assert (reply.status, reply.headers["retry-after"]) == (503, "3")
+        assert reply.headers["content-type"] == "application/json"
+        said = reply.json["error"]
+        assert (said["code"], said["message"]) == ("unavailable", "The server refused the request.")
+        await bench.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stopped_server_does_not_keep_its_requests(stream: bool) -> None:
+    stopped, sound = FakeServer(), FakeServer()
+    sound.waiting = 1  # nothing is sent there of itself
+    settings = {"upstream_health_timeout_s": 0.3, "upstream_keep_alive_s": WAIT_S}
+    async with running_upstreams(stopped, sound, **settings) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[sound.url].report.pending == 1)
+        assert (await bench.chat()).status == 200
+        stopped.frozen = True
+        asked = [asyncio.ensure_future(bench.chat(stream=stream)) for _ in range(3)]
+        await spin(lambda: bench.gauge("in_flight_requests") + bench.gauge("queue_requests") == 3)
+        sound.waiting = 0
+        for reply in await asyncio.gather(*asked):
+            assert reply.status == 200
+        assert bench.asked == [1, 3]
+        stopped.frozen = False
+        await bench.until(lambda: bench.live(stopped, sound))
+
+
+async def test_who_only_says_it_is_not_well_keeps_its_requests() -> None:
+    ill, other = FakeServer(), FakeServer()
+    go = asyncio.Event()
+
+    async def later(asked: Asked, wire: Wire) -> None:
+        await go.wait()
+        await generate(asked, wire)
+
+    ill.answer = later
+    other.waiting = 1
+    async with running_upstreams(ill, other) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        asked = asyncio.ensure_future(bench.chat())
+        await spin(lambda: ill.open == 1)
+        other.waiting = 0
+        ill.health = 503
+        await bench.until(lambda: bench.live(other))
+        go.set()
+        assert (await asked).status == 200
+        assert bench.asked == [1, 0]
+
+
 # ---------------------------------------------------------------- in mid-stream
 
 
@@ -333,6 +445,8 @@ async def test_a_request_has_a_deadline(stream: bool) -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" * 40,
         b"HTTP/9.9 200 OK\r\n\r\n",
+        b"HTTP/1.1 000 X\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 099 X\r\ncontent-length: 2\r\n\r\n{}",
         b"\0" * 1000,
     ],
 )
@@ -344,6 +458,21 @@ async def test_what_is_no_answer_is_a_bad_gateway(raw: bytes) -> None:
         assert reply.status == 502
         server.answer = generate
         assert (await bench.chat()).status == 200
+        await bench.idle()
+
+
+@pytest.mark.parametrize("trailers", [b"set-cookie: a=b\r\n", b"content-type: text/html\r\n", b"x: " + b"y" * 40_000])
+async def test_trailers_of_an_answer_do_not_become_fields(trailers: bytes) -> None:
+    server = FakeServer()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    server.answer = saying(head + b"2\r\n{}\r\n0\r\n" + trailers.rstrip() + b"\r\n\r\n")
+    async with running_upstreams(server) as bench:
+        for _ in range(2):
+            reply = await bench.chat()
+            assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"{}", "text/plain")
+            assert reply.headers.keys().isdisjoint({"set-cookie", "x"})
+        server.answer = saying(head + b"2\r\n{}\r\n0\r\n" + (b"x: " + b"y" * 1000 + b"\r\n") * 100 + b"\r\n")
+        assert (await bench.chat()).status == 502
         await bench.idle()
 
 

@@ -126,6 +126,14 @@ async def test_other_paths_are_not_passed_on(path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "said"), [("/chat/completions", "It is /v1/chat/completions"), ("/v1/load_lora_adapter", "one server of")]
+)
+async def test_paths_that_are_not_passed_on_say_why(path: str, said: str) -> None:
+    async with running_upstreams(FakeServer()) as bench:
+        assert said in (await bench.post(path, {"model": MODEL})).json["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         (b"{", "not valid JSON"),

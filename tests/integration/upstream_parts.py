@@ -130,13 +130,21 @@ class FakeServer:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=1 << 24)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def stop(self) -> None:
-        """As if it was killed."""
+    @property
+    def alive(self) -> bool:
+        return self._server is not None
+
+    def kill(self) -> None:
+        """Nobody listens any more, and all connections are reset."""
         if self._server is not None:
             self._server.close()
             self._server = None
         for writer in list(self._writers):
             writer.transport.abort()
+
+    async def stop(self) -> None:
+        """As if it was killed."""
+        self.kill()
         if self._tasks:
             await asyncio.wait(self._tasks)
 

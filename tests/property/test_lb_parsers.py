@@ -204,6 +204,35 @@ def test_what_chat_refuses_names_its_field(field, value):
     assert caught.value.field == ("max_completion_tokens" if field == "max_tokens" else field)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tools": [1]}, "Tool calling is not supported by this server: leave 'tools' out. It was [1]."),
+        ({"functions": [1]}, "Tool calling is not supported by this server: leave 'functions' out. It was [1]."),
+        (
+            {"tool_choice": "required"},
+            'Tool calling is not supported by this server: \'tool_choice\' may be "none" or "auto" only.'
+            ' It was "required".',
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]},
+            "Tool calling is not supported by this server: leave 'messages[0].tool_calls' out. It was [1].",
+        ),
+        (
+            {"response_format": {"type": "json_object"}},
+            'Structured output is not supported by this server: \'response_format\' may be {"type": "text"} only.'
+            ' It was {"type": "json_object"}.',
+        ),
+        ({"logits_processors": ["a"]}, "'logits_processors' is not supported by this server: leave it out. It was "),
+        ({"service_tier": "flex"}, '\'service_tier\' may be "auto" or "default" only. It was '),
+    ],
+)
+def test_a_refusal_says_what_is_not_supported(given, message):
+    with pytest.raises(InvalidArgument) as caught:
+        parse_chat(json.dumps({**CHAT, **given}).encode())
+    assert caught.value.message.startswith(message)
+
+
 headers = st.lists(
     st.tuples(
         st.sampled_from(

@@ -23,7 +23,7 @@ async def ask(server: Server, path: bytes, within_s: float, bytes_max: int) -> S
     long, or comes too late."""
     try:
         async with asyncio.timeout(within_s):
-            answer = await server.probe(path, within_s)
+            answer = await server.probe(path)
             try:
                 pieces, size = [], 0
                 while piece := await answer.read():
@@ -35,7 +35,7 @@ async def ask(server: Server, path: bytes, within_s: float, bytes_max: int) -> S
             finally:
                 answer.close()
     except TimeoutError:
-        raise Broke(f"{path.decode()} is not answered in {within_s:g} s.", begun=False) from None
+        raise Broke(f"{path.decode()} is not answered in {within_s:g} s.", begun=False, silent=True) from None
 
 
 async def ask_json(server: Server, path: bytes, within_s: float, bytes_max: int) -> Any:

@@ -22,8 +22,8 @@ from services.lb.upstreams.answer import Sourced
 __all__ = ["ConnectionLimits", "UpstreamConnection"]
 
 HEAD_BYTES_MAX = 64 << 10
-HEAD_FIELDS_MAX = 256
 """Trailers among them."""
+HEAD_FIELDS_MAX = 256
 INTERIM_MAX = 16
 """Interim answers before one that counts."""
 LENGTH_DIGITS_MAX = 18
@@ -98,6 +98,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def break_unanswered(self) -> None:
+        """An answer of which no byte has come is not waited for any longer."""
+        if self._answer is not None and not self._answer.begun:
+            self._fail("The server stopped answering.")
+
     # -- asyncio's part
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,10 +165,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
-        if len(self._fields) < HEAD_FIELDS_MAX and self._head_bytes <= HEAD_BYTES_MAX:
-            self._fields.append((name.lower(), value))
-        else:
+        if len(self._fields) >= HEAD_FIELDS_MAX or self._head_bytes > HEAD_BYTES_MAX:
             self._fail("The head of the server's answer is too large.")
+        elif self._answer is not None and not self._answer.has_head:  # else it is a trailer
+            self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         answer = self._answer
@@ -172,7 +177,7 @@ class UpstreamConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:
             self._interim += 1
-            if status == 101 or self._interim > INTERIM_MAX:
+            if status < 100 or status == 101 or self._interim > INTERIM_MAX:
                 self._fail("The server's answer is not valid HTTP.")
             return
         self._keep = self._parser.should_keep_alive()

@@ -10,20 +10,25 @@ __all__ = ["Absent", "Broke", "ConnectionsFull", "NoRoom"]
 
 
 class Absent(Unavailable):
-    """No connection could be made."""
+    """No connection could be made. ``silent``: nor was it refused in time."""
 
     http_status: ClassVar[int] = 502
+
+    def __init__(self, message: str, *, silent: bool = False, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.silent = silent
 
 
 class Broke(Unavailable):
     """The connection was lost, or what came over it is no HTTP, or nothing came in time. ``begun``: a byte of the
-    answer had come."""
+    answer had come. ``silent``: of a question, nothing came."""
 
     http_status: ClassVar[int] = 502
 
-    def __init__(self, message: str, *, begun: bool) -> None:
+    def __init__(self, message: str, *, begun: bool, silent: bool = False) -> None:
         super().__init__(message)
         self.begun = begun
+        self.silent = silent
 
 
 class ConnectionsFull(Unavailable):

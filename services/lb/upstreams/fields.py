@@ -14,12 +14,13 @@ _HOP = frozenset(
 )  # fmt: skip
 _NOT_TO_SERVER = _HOP | {
     b"host", b"content-length", b"content-encoding", b"expect",
-    b"authorization",  # it is for us; the server has a key of its own
+    b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key",  # they are for us; the server has a key of its own
     b"accept-encoding",  # what comes back is passed on as it is, and an error may have to be added to it
     b"x-request-id", b"traceparent",
-    # who asks: nobody has checked it
-    b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
+    b"forwarded", b"x-real-ip", b"x-client-ip", b"x-cluster-client-ip", b"true-client-ip",
 }  # fmt: skip
+_UNCHECKED = (b"x-forwarded-", b"x-original-", b"x-auth-request-", b"x-remote-", b"remote-")
+"""How names begin that say who asks, and how: servers believe a proxy in front of them, and nobody has checked it."""
 _NOT_FROM_SERVER = _HOP | {b"content-length", b"content-type", b"date", b"server", b"x-request-id"}
 _CORS = b"access-control-"
 _RATES = b"x-ratelimit-"
@@ -27,33 +28,33 @@ _RATES = b"x-ratelimit-"
 
 def to_server(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     """Lines of a client's fields (names in lower case) that are for the server, too."""
-    lines: list[bytes] = []
-    listed: list[bytes] = []
+    kept: list[tuple[bytes, bytes]] = []
+    listed: set[bytes] = set()
     for name, value in fields:
-        if name not in _NOT_TO_SERVER:
-            lines.append(b"%b: %b\r\n" % (name, value))
-        elif name == b"connection":
-            listed += [option.strip() for option in value.lower().split(b",")]
-    if listed and (named := [option for option in listed if option not in (b"", b"close", b"keep-alive")]):
-        starts = tuple([option + b":" for option in named])
-        return [line for line in lines if not line.startswith(starts)]
-    return lines
+        plain = name.replace(b"_", b"-")  # for many servers these are the same
+        if plain == b"connection":
+            listed |= _options(value)
+        elif plain not in _NOT_TO_SERVER and not plain.startswith(_UNCHECKED):
+            kept.append((name, value))
+    return [b"%b: %b\r\n" % field for field in kept if field[0] not in listed]
 
 
 def from_server(fields: Fields, *, own_rates: bool) -> tuple[bytes, bytes]:
     """The content type, and lines of a server's fields that are for the client, too. ``own_rates``: the client is told
     of our limits, so not of the server's."""
     kind = b""
-    lines: list[bytes] = []
-    listed: list[bytes] = []
+    kept: list[tuple[bytes, bytes]] = []
+    listed: set[bytes] = set()
     for name, value in fields:
         if name == b"content-type":
             kind = value
         elif name == b"connection":
-            listed += [option.strip() for option in value.lower().split(b",")]
+            listed |= _options(value)
         elif name not in _NOT_FROM_SERVER and not name.startswith((_CORS, _RATES) if own_rates else _CORS):
-            lines.append(b"%b: %b\r\n" % (name, value))
-    if listed and (named := [option for option in listed if option not in (b"", b"close", b"keep-alive")]):
-        starts = tuple([option + b":" for option in named])
-        lines = [line for line in lines if not line.startswith(starts)]
-    return kind, b"".join(lines)
+            kept.append((name, value))
+    return kind, b"".join([b"%b: %b\r\n" % field for field in kept if field[0] not in listed])
+
+
+def _options(value: bytes) -> set[bytes]:
+    """Of a Connection field: names of fields that are for this hop only, among others."""
+    return {option.strip() for option in value.lower().split(b",")}

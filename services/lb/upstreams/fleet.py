@@ -122,14 +122,17 @@ class Fleet:
             _log.info("%s serves", server.name)
         self.refresh(server)
 
-    def missing(self, server: Server, why: str, *, gone: bool = False) -> None:
-        """It is not well, or nobody is there (``gone``)."""
+    def missing(self, server: Server, why: str, *, gone: bool = False, silent: bool = False) -> None:
+        """It is not well, or nobody is there (``gone``). ``silent``: it does not even say so, as it would if it only
+        took nothing new, so what it has not begun to answer goes elsewhere."""
         server.gone = server.gone or gone
         server.lacks = why
         if server.healthy:
             server.healthy = False
             _log.warning("%s gets no requests: %s", server.name, why)
         self.refresh(server)
+        if silent:
+            server.pool.break_unanswered()
 
     def refresh(self, server: Server) -> None:
         """Whether it gets requests may have changed."""

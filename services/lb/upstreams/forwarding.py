@@ -3,6 +3,7 @@ elsewhere as long as no byte of an answer has come."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +18,12 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Admission, LimitedTurn
 from services.lb.auth import PUBLIC, Client
-from services.lb.http_answer import Reply, rate_fields
+from services.lb.http_answer import JSON, Reply, rate_fields
 from services.lb.http_error import HttpError
 from services.lb.http_head import Head
 from services.lb.labels import allowed_geographies
 from services.lb.off_loop import OffLoop
+from services.lb.openai_format import error_body
 from services.lb.openai_large import is_large
 from services.lb.seekers import Seekers
 from services.lb.time_limit import TimeLimits
@@ -42,6 +44,8 @@ __all__ = ["Forwarding", "ForwardingLimits", "Incoming"]
 NO_ROOM: Final = frozenset((429, 502, 503))
 """Another server may have some."""
 REFUSAL_BYTES: Final = 64 << 10
+REFUSAL_S: Final = 1.0
+"""Of a refusal whose text is larger or takes longer only the status is passed on, and when to ask again."""
 TRIES_MAX: Final = 64
 SHOWN_CHARS: Final = 200
 
@@ -281,17 +285,15 @@ class Forwarding:
 
     async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
         """Keep what it says, should nobody else have room."""
-        pieces: list[bytes] = []
-        size = 0
-        while size <= REFUSAL_BYTES and (piece := await answer.read()):
-            pieces.append(piece)
-            size += len(piece)
-        kind, fields = from_server(answer.fields, own_rates=True)
-        forward.refusal = Refusal(answer.status, b"".join(pieces), kind, fields)
-        name = forward.choice.target
+        body, fields = await _refusal_text(answer), answer.fields
+        if body is None:
+            fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
+            body = error_body(HttpError(answer.status, "The server refused the request."), answer.status)
+        kind, lines = from_server(fields, own_rates=True)
+        forward.refusal = Refusal(answer.status, body, kind, lines)
+        name, rest_s = forward.choice.target, _retry_after_s(answer.fields)
         forward.attempts += 1
         forward.exclude.add(name)
-        rest_s = _retry_after_s(answer.fields)
         if answer.status == 429 or rest_s:
             targets.refused(name, rest_s)
         else:
@@ -309,6 +311,22 @@ class Forwarding:
         forward.status = refusal.status
         fields = refusal.fields + rate_fields(forward.ticket.levels)
         forward.reply.whole(refusal.status, refusal.body, refusal.kind, fields)
+
+
+async def _refusal_text(answer: Answer) -> bytes | None:
+    """None: it is too large, or did not come whole and soon."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(REFUSAL_S):
+            while piece := await answer.read():
+                pieces.append(piece)
+                size += len(piece)
+                if size > REFUSAL_BYTES:
+                    return None
+    except (Broke, TimeoutError):
+        return None
+    return b"".join(pieces)
 
 
 def _finish(status: int) -> str:

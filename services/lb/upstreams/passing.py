@@ -42,7 +42,7 @@ class Passing:
         self._recent: list[bytes] = []
         """What was passed on last: the end of it at least, and the last piece whole."""
         self._recent_bytes = 0
-        self._held = b""
+        self._held = bytearray()
         """The beginning of an event."""
         self._behind = b""
         """What the client had no room for."""
@@ -84,7 +84,7 @@ class Passing:
                 self._begin(STREAM)
                 await reply.send(events)
         self._came(data)
-        last = self._held + data
+        last = bytes(self._held) + data
         self._note(last)
         self._begin(STREAM)
         await reply.end(last)
@@ -107,16 +107,18 @@ class Passing:
     def _events(self, data: bytes) -> bytes:
         """What may be passed on now, of that and what was held back."""
         self._came(data)
-        if self._held:
-            data, self._held = self._held + data, b""
-        if not data.endswith(_ENDS) and len(data) <= EVENT_BYTES:
-            end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+        held = self._held
+        seen = max(0, len(held) - 2)  # an end may begin in what was looked through before
+        held += data
+        end = len(held)
+        if not held.endswith(_ENDS) and end <= EVENT_BYTES:
+            end = max(held.rfind(b"\n\n", seen) + 2, held.rfind(b"\n\r\n", seen) + 3)
             if end < 3:  # 2: nothing was found
-                self._held = data
                 return b""
-            data, self._held = data[:end], data[end:]
-        self._note(data)
-        return data
+        events = bytes(held[:end])
+        del held[:end]
+        self._note(events)
+        return events
 
     async def _whole(self) -> None:
         answer, reply, length = self._answer, self._reply, self._answer.length

@@ -50,11 +50,12 @@ class Pool:
         """Send a request; returns when the answer's head is here. The caller closes the answer.
 
         Raises:
-            Absent: nobody is there.
+            Absent: nobody is there, and nothing was sent.
             Broke: the answer does not come, or is none.
-            ConnectionsFull
+            ConnectionsFull: nothing was sent.
         """
         loop = asyncio.get_running_loop()
+        broke: Broke | None = None
         connection = self._take(loop.time())
         if connection is not None:
             sent_s = loop.time()
@@ -65,7 +66,13 @@ class Pool:
             except Broke as error:
                 if error.begun or loop.time() - sent_s > STALE_S:
                     raise
-        connection = await self._connect(loop)
+                broke = error
+        try:
+            connection = await self._connect(loop)
+        except (Absent, ConnectionsFull):
+            if broke is not None:
+                raise broke from None  # the request was sent, and may be what ended the server
+            raise
         answer = connection.send(head, body, first_byte_s)
         await answer.head()
         return answer
@@ -75,6 +82,11 @@ class Pool:
         for connection in list(self._idle):
             connection.close()
         self._idle.clear()
+
+    def break_unanswered(self) -> None:
+        """Requests that have had no byte of an answer break."""
+        for connection in list(self._open):
+            connection.break_unanswered()
 
     def close(self) -> None:
         self._closed = True
@@ -110,7 +122,9 @@ class Pool:
                     server_hostname=url.host if url.tls else None,
                 )
         except TimeoutError:
-            raise Absent(f"No connection to the server could be made in {self._limits.connect_s:g} s.") from None
+            raise Absent(
+                f"No connection to the server could be made in {self._limits.connect_s:g} s.", silent=True
+            ) from None
         except (OSError, UnicodeError) as error:  # ssl's errors among them
             raise Absent("No connection to the server could be made.") from error
         finally:

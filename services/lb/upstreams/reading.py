@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -29,7 +28,7 @@ _PROMPTS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses"
 """Routes whose prompts servers keep the KV of."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _USERS = ("user", "safety_identifier", "prompt_cache_key")
-_FORM_MODEL = re.compile(rb'name="model"\r\n(?:[!-~][^\r\n]*\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_FORM_MODEL: Final = b'name="model"\r\n'
 
 
 class Asked(NamedTuple):
@@ -119,7 +118,20 @@ def _priority(values: Mapping[str, Any]) -> int | None:
 def _model_of_form(body: bytes | bytearray) -> str:
     """Of ``multipart/form-data``, such as a recording to be written down."""
     for start in {0, max(0, len(body) - FORM_BYTES)}:
-        found = _FORM_MODEL.search(body, start, start + FORM_BYTES)
-        if found is not None:
-            return found[1].decode("utf-8", "replace")
+        if (name := _model_within(body[start : start + FORM_BYTES])) is not None:
+            return name
     return ""
+
+
+def _model_within(form: bytes | bytearray) -> str | None:
+    """The first part that is named so and has a value of one line: each byte is looked at once."""
+    at = 0
+    while (at := form.find(_FORM_MODEL, at)) >= 0:
+        head_end = form.find(b"\r\n\r\n", at + len(_FORM_MODEL) - 2)
+        if head_end < 0:
+            return None
+        at = head_end + 4
+        value = form[at : at + MODEL_CHARS_MAX + 2].partition(b"\r\n")
+        if value[0] and value[1] and b"\n" not in value[0] and b"\r" not in value[0]:
+            return value[0].decode("utf-8", "replace")
+    return None

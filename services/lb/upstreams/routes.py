@@ -58,6 +58,13 @@ class UpstreamRoutes:
             return self._one
         return self._other if passes(path) else None
 
+    def nowhere(self, path: str) -> str:
+        if path in NOT_FOR_ONE:
+            return "It changes one server of many: ask that one itself."
+        if f"/v1{path}" in self._forward:
+            return f"It is /v1{path}: a client's base URL ends with /v1."
+        return ""
+
     def check_place(self, client: Client) -> None:
         self._forwarding.check_place(client)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Mapping
+from math import inf
 from typing import Any
 
 from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
@@ -90,9 +91,9 @@ class Server:
         """See :meth:`services.lb.upstreams.pool.Pool.send`."""
         return self.pool.send(self._head(head, len(body)), body, first_byte_s)
 
-    async def probe(self, path: bytes, answer_s: float) -> Sourced:
-        """Ask how it is."""
-        return await self.probes.send(self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0), b"", answer_s)
+    async def probe(self, path: bytes) -> Sourced:
+        """Ask how it is. The caller sees to the time."""
+        return await self.probes.send(self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0), b"", inf)
 
     def close(self) -> None:
         self.pool.close()

@@ -18,7 +18,7 @@ from pinyon.routing.target import Report
 from pinyon.runtime.logging import get_logger
 from services.lb.upstreams.asking import ask
 from services.lb.upstreams.discovery import discover_capacity, discover_models
-from services.lb.upstreams.failures import Absent
+from services.lb.upstreams.failures import Absent, Broke
 from services.lb.upstreams.fleet import Fleet
 from services.lb.upstreams.server import Server
 
@@ -126,13 +126,14 @@ class _Health:
                 elif server.models:
                     self._fleet.found(server)
                 return self._times.health_s
-            why, gone = f"its {self._path.decode()} answers {status}", False
+            why, gone, silent = f"its {self._path.decode()} answers {status}", False, False
         except Unavailable as error:
             why, gone = _plain(error.message), isinstance(error, Absent)
+            silent = isinstance(error, Absent | Broke) and error.silent
         self._failures += 1
         if gone or self._failures >= FAILURES or not server.healthy:
             self._models_due_s = 0.0  # it may come back with others
-            self._fleet.missing(server, why, gone=gone)
+            self._fleet.missing(server, why, gone=gone, silent=silent and self._failures >= FAILURES)
         return self._times.health_s
 
     async def _status(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 
 import pytest
 from hypothesis import given
@@ -116,6 +117,16 @@ def test_fields_that_are_for_one_hop_stay_there() -> None:
     assert b"ratelimit" not in from_server(came, own_rates=True)[1]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["X-Forwarded-User", "X-Forwarded-Prefix", "X-Forwarded-Port", "X-Forwarded-For", "x_forwarded_user", "X-Api-Key",
+     "api-key", "x_api_key", "Authorization", "Remote-User", "X-Remote-User", "X-Auth-Request-Email", "X-Original-URL",
+     "X-Real-IP", "Forwarded"],
+)  # fmt: skip
+def test_clients_do_not_assert_who_they_are_to_servers(name: str) -> None:
+    assert to_server([(name.lower().encode(), b"v"), (b"x-kept", b"1")]) == [b"x-kept: 1\r\n"]
+
+
 def ask(body: bytes, path: str = "/v1/chat/completions"):
     return read_asked(path, b"application/json", body, b"secret", 256)
 
@@ -142,6 +153,32 @@ def test_any_body_is_read_or_refused(body: bytes, kind: bytes) -> None:
     for raw in (body, b'{"model":' + body + b"}", b'{"model":"m","messages":[' + body + b"]}"):
         with contextlib.suppress(InvalidArgument):
             read_asked("/v1/chat/completions", kind, raw, b"", 1)
+
+
+def form_model(body: bytes) -> str:
+    return read_asked("/v1/audio/transcriptions", b"multipart/form-data; boundary=x", body, b"", 1).model
+
+
+def test_the_model_of_a_form() -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n%b\r\n%b\r\n'
+    recording = part % (b"file", b"Content-Type: audio/wav\r\n", b"\x00" * 100_000)
+    model = part % (b"model", b"", b"m")
+    assert form_model(model + recording + b"--x--") == "m"
+    assert form_model(recording + model + b"--x--") == "m"
+    assert form_model(part % (b"model", b"Content-Type: text/plain\r\nX: y\r\n", b"m")) == "m"
+    for unfit in (b"", b"y" * 257, b"a\nb"):
+        assert form_model(part % (b"model", b"", unfit)) == ""
+        assert form_model(part % (b"model", b"", unfit) + model) == "m"
+    assert form_model(recording + b"--x--") == ""
+    assert form_model(b'name="model"\r\n\r\nm') == ""
+
+
+@pytest.mark.parametrize("line", [b'name="model"\r\n', b'name="model"\r\n\r\n', b'name="model"\r\nx: y\r\n', b"\r\n"])
+def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
+    body = line * (131_072 // len(line))
+    began_s = time.thread_time()
+    assert form_model(body) in ("", 'name="model"')
+    assert time.thread_time() - began_s < 1.0  # of this thread's own: a millisecond, where it takes seconds otherwise
 
 
 @pytest.mark.parametrize(
@@ -258,6 +295,28 @@ def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None
     sent = asyncio.run(pass_on(batches, behind, pauses, False, b"application/json"))
     if batches:
         assert b"".join([*sent.pieces, *sent.ended]) == b"".join(piece for batch in batches for piece in batch)
+
+
+async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
+    async def seconds(event: bytes) -> float:
+        """To pass on 60,000 bytes of such events, one by one."""
+        answer, sent = Sourced(Nowhere()), Sent([])
+        answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
+        running = asyncio.ensure_future(Passing(answer, sent, b"", lambda: 1.0).run())
+        await asyncio.sleep(0)
+        began_s = time.thread_time()
+        for byte in event * (60_000 // len(event)):
+            answer.got(bytes((byte,)))
+            answer.arrived()
+        took_s = time.thread_time() - began_s
+        answer.got_all()
+        answer.arrived()
+        await running
+        assert b"".join([*sent.pieces, *sent.ended]) == event * (60_000 // len(event))
+        return took_s
+
+    short = min([await seconds(b"x" * 98 + b"\n\n") for _ in range(3)])
+    assert await seconds(b"x" * 59_998 + b"\n\n") < 6 * short  # it is less; 20 times as much if each byte is a search
 
 
 async def test_what_goes_wrong_in_passing_on_ends_it() -> None:
@@ -390,6 +449,21 @@ async def test_who_is_not_there_and_who_does_not_answer() -> None:
         await whole(Pool(peer.url, ConnectionLimits(), 4))
     with pytest.raises(Absent):
         await whole(Pool(UpstreamUrl("no-such-host.invalid", 1, False), ConnectionLimits(), 4))
+
+
+async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
+    async with Peer() as peer:
+        pool = Pool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
+        assert await whole(pool) == b"{}"
+        assert pool.idle == 1
+        peer.says = None
+        peer.server.close()  # nobody takes a second connection
+        with pytest.raises(Broke) as broke:
+            await whole(pool)
+        assert not broke.value.begun
+        with pytest.raises(Absent):
+            await whole(pool)
+        pool.close()
 
 
 async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
