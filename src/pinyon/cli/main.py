@@ -30,12 +30,14 @@ from pinyon.cli import (
     trace,
     transfer_commands,
 )
+from pinyon.cli.called import called_as
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
 from pinyon.messages.role import role_from_proto
 from pinyon.messages.sampling import sampling_to_proto
+from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
 __all__ = ["main"]
@@ -99,7 +101,7 @@ def generate(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pinyon", description=__doc__)
+    parser = Parser(prog=called_as(), description=__doc__)
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
 

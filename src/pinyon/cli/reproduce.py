@@ -14,6 +14,7 @@ from rich.table import Table
 
 from pinyon.cli.trace_input import bar, open_file, tell_broken
 from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.core.near import did_you_mean
 from pinyon.reproduction import FIGURES, SOURCES, Basis, Claim, Column, Figure, Result, Workload
 from pinyon.reproduction.picture import svg
 
@@ -54,7 +55,9 @@ def reproduce(arguments: argparse.Namespace) -> int:
         _list(arguments.json)
         return 0
     if arguments.figure not in FIGURES:
-        wrong = "a figure's name is needed" if arguments.figure is None else f"no figure {arguments.figure!r}"
+        wrong = "a figure's name is needed"
+        if arguments.figure is not None:
+            wrong = f"no figure {arguments.figure!r}{did_you_mean(arguments.figure, FIGURES)}"
         raise InvalidArgument(f"{wrong}; there are: {', '.join(FIGURES)}", field="figure")
     figure = FIGURES[arguments.figure]
     if arguments.quick and not figure.has_quick_way:
