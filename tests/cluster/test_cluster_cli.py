@@ -35,11 +35,12 @@ def test_generate(cluster, capsys):
 def test_refusals_name_the_reason(cluster, capsys):
     lb = cluster.services["lb-0"].endpoints["grpc"]
     assert main(["generate", "x", "--lb", lb, "--model", "nobody"]) == 1
-    assert "NOT_FOUND" in capsys.readouterr().err
+    assert "pinyon: " in (said := capsys.readouterr().err)
+    assert "nobody" in said
     assert main(["generate", "x", "--lb", lb, "--temperature", "9"]) == 1
     assert "temperature" in capsys.readouterr().err
 
 
 def test_nobody_there(capsys):
     assert main(["instances", "--conductor", "127.0.0.1:1", "--timeout-s", "2"]) == 1
-    assert "UNAVAILABLE" in capsys.readouterr().err
+    assert "pinyon: no conductor answers at 127.0.0.1:1 (is it running? ./dev up)" in capsys.readouterr().err

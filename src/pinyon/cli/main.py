@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import grpc
 from rich.console import Console
 from rich.table import Table
 
@@ -146,11 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
-    except grpc.RpcError as error:
-        sys.stderr.write(f"pinyon: {error.code().name}: {error.details()}\n")
-        return 1
     except PinyonError as error:
-        sys.stderr.write(f"pinyon: {error.grpc_code}: {error.message}\n")
+        sys.stderr.write(f"pinyon: {error.message}\n")
         return 1
     except BrokenPipeError:  # who read it has enough (``| head``): what is still held must not be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
