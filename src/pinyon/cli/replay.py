@@ -86,9 +86,10 @@ def replay(arguments: argparse.Namespace) -> int:
     """Send, wait, print. Raises :class:`PinyonError`."""
     check(arguments)
     _check_texts(arguments)
-    tokens, limits, trace = TokenRange.parse(arguments.token_ids), limits_of(arguments), open_trace(arguments)
+    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
     block_tokens = block_tokens_of(arguments, trace)
     load = read(arguments, trace)
+    limits = limits_of(arguments, load)
     replayed = asyncio.run(_play(arguments, load, block_tokens, tokens))
     rows = replayed.outcomes
     result = {
