@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import PinyonError
+from pinyon.runtime.arguments import Parser
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
 from services.hints import hints
 from services.local_controller import LocalController
@@ -89,7 +90,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         help="what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file",
     )
     for name, registry in POLICIES.items():
-        add(f"--{name}", default="", help=f"{name} policy: {registry.described}")
+        add(f"--{name.replace('_', '-')}", default="", help=f"{name.replace('_', ' ')} policy: {registry.described}")
     kernels = "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)"
     add("--attention-kernel", default="", choices=("plain", "whole", "grouped"), help=kernels)
     add(
@@ -240,7 +241,7 @@ def up(arguments: argparse.Namespace) -> int:
 def command_line() -> argparse.ArgumentParser:
     """Of both commands. ``./dev`` says how it was called."""
     prog = os.environ.get("PINYON_DEV") or "python -m services"
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
+    parser = Parser(prog=prog, description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_up(commands.add_parser("up", help="start a local cluster and keep it until Ctrl-C", allow_abbrev=False))
     demo_parser = commands.add_parser("demo", help="the main job on real input, with and without reuse")

@@ -85,6 +85,7 @@ class Dispatcher:
         with self._telemetry.span("lb.request", ask.traceparent, request_id=ask.request_id) as span:
             span.classify(ask.request_class)
             request.traceparent = span.traceparent or ask.traceparent
+            self._metrics.began(request)
             try:
                 await ticket.turn(request.total_tokens, priority=self.priority(request), demand=self.demand(request))
                 while not request.finished:

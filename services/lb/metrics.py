@@ -19,6 +19,7 @@ from services.lb.worker_sessions import WorkerSessions
 __all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics", "LbMetrics"]
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -110,6 +111,14 @@ class LbMetrics(DoorMetrics):
             buckets=E2E_BUCKETS_S,
             registry=registry,
         )
+        self._between = Tally(
+            "pinyon_lb_tbt_seconds",
+            "Mean time between the tokens of a request, of finished requests that have several",
+            "model",
+            buckets=TBT_BUCKETS_S,
+            registry=registry,
+        )
+        self._open: set[Request] = set()
         of_model = ("model",)
         self._prompt = Count(
             "pinyon_lb_prompt_tokens", "Prompt tokens of finished requests", of_model, registry=registry
@@ -119,6 +128,7 @@ class LbMetrics(DoorMetrics):
         for model in models:
             self._first.show(model)
             self._whole.show(model)
+            self._between.show(model)
             for tokens in (self._prompt, self._generated, self._cached):
                 tokens.add((model,), 0)
         self.retries = Count("pinyon_lb_retries", "Attempts after an instance failed", registry=registry)
@@ -130,6 +140,7 @@ class LbMetrics(DoorMetrics):
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, registry=registry).set_function(value)
 
+        gauge("pinyon_lb_unfinished_tokens", "Tokens generated for requests that have not ended", self._unfinished)
         gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
         gauge("pinyon_lb_instances", "Instances that requests can be sent to", lambda: len(view.addresses))
         gauge("pinyon_lb_unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
@@ -139,8 +150,17 @@ class LbMetrics(DoorMetrics):
         gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
         gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
 
+    def began(self, request: Request) -> None:
+        """A generation; it will have :meth:`ended`."""
+        self._open.add(request)
+
+    def _unfinished(self) -> float:
+        # A copy in one go: the metrics server reads in a thread of its own.
+        return float(sum([len(request.tokens) for request in list(self._open)]))
+
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
         """A generation ended; ``outcome`` is a finish reason or an error's code."""
+        self._open.discard(request)
         model = request.ask.model
         self._finished.add((outcome, model))
         if request.first_token_s:
@@ -151,6 +171,8 @@ class LbMetrics(DoorMetrics):
             self._generated.add((model,), len(request.tokens))
         if request.finish_reason is not None:
             self._whole.observe(now_s - request.arrived_s, model)
+            if (gaps := len(request.tokens) - 1) > 0:
+                self._between.observe((now_s - request.first_token_s) / gaps, model)
             usage = request.usage()
             self._prompt.add((model,), usage.prompt_tokens)
             self._cached.add((model,), usage.cached_tokens)

@@ -14,6 +14,7 @@ IDLE_GAUGES = (
     "pinyon_lb_in_flight_requests",
     "pinyon_lb_placing_requests",
     "pinyon_lb_worker_streams",
+    "pinyon_lb_unfinished_tokens",
     "pinyon_lb_counted_placements",
     "pinyon_conductor_inflight_prefills",
     "pinyon_conductor_inflight_placements",

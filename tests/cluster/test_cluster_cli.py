@@ -32,14 +32,29 @@ def test_generate(cluster, capsys):
     assert "6 generated" in first.err
 
 
+def test_top_shows_a_suite_that_has_no_controller(cluster, capsys):
+    lb = cluster.services["lb-0"].endpoints["grpc"]
+    assert main(["generate", "The wren sings", "--lb", lb, "--max-tokens", "6"]) == 0
+    capsys.readouterr()
+    asked = ["top", "--once", "--every-s", "0.1", "--conductor", cluster.conductor, "--lb", cluster.http]
+    assert main(asked) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1][:5] == ["serving", "pinyon-tiny;", "4", "of", "4"]
+    rates, times = [line[2:] for line in lines if line[:2] == ["since", "start"]]
+    assert rates[-1].endswith("%")
+    assert "-" not in times, "there are percentiles of TTFT and TBT"
+    assert {"prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0"} <= {line[0] for line in lines if line}
+
+
 def test_refusals_name_the_reason(cluster, capsys):
     lb = cluster.services["lb-0"].endpoints["grpc"]
     assert main(["generate", "x", "--lb", lb, "--model", "nobody"]) == 1
-    assert "NOT_FOUND" in capsys.readouterr().err
+    assert "pinyon: " in (said := capsys.readouterr().err)
+    assert "nobody" in said
     assert main(["generate", "x", "--lb", lb, "--temperature", "9"]) == 1
     assert "temperature" in capsys.readouterr().err
 
 
 def test_nobody_there(capsys):
     assert main(["instances", "--conductor", "127.0.0.1:1", "--timeout-s", "2"]) == 1
-    assert "UNAVAILABLE" in capsys.readouterr().err
+    assert "pinyon: no conductor answers at 127.0.0.1:1 (is it running? ./dev up)" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_every_choice_is_told(cluster, capsys):
 
 def test_what_nobody_knows(cluster, capsys):
     assert main(["explain", "never-seen", "--conductor", cluster.conductor]) == 1
-    assert "NOT_FOUND: no request 'never-seen' among the last " in capsys.readouterr().err
+    assert "pinyon: no request 'never-seen' among the last " in capsys.readouterr().err
 
 
 def test_over_grpc(cluster):

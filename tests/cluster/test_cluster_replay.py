@@ -118,7 +118,7 @@ def test_what_fails_is_said_and_counted(
     ((text, count),) = told["errors"].items()
     assert text.startswith("INVALID_ARGUMENT: ")
     assert count == 1
-    assert "1 requests: INVALID_ARGUMENT" in err
+    assert "1 requests: " in err
     assert told["attainment"] == pytest.approx(2 / 3)
 
 
@@ -138,6 +138,6 @@ def test_nobody_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     trace = written(tmp_path / "a.jsonl", [turn("a", "", 0.0, 32, 5, [1, 2]), turn("b", "", 0.1, 32, 5, [1, 2])])
     assert main(["replay", trace, "--lb", "127.0.0.1:9", "--warm-up", "0", "--timeout", "20"]) == 1
     seen = capsys.readouterr()
-    assert "2 requests: UNAVAILABLE" in seen.err
+    assert "2 requests: no load balancer answers at 127.0.0.1:9" in seen.err
     said = json.loads(seen.out.splitlines()[-1])
     assert (said["counted"], said["attainment"]) == (2, 0.0)

@@ -452,7 +452,10 @@ class Bench(Front):
         return value
 
     def leftovers(self) -> dict[str, float]:
-        names = ("queue_requests", "in_flight_requests", "placing_requests", "worker_streams", "counted_placements")
+        names = (
+            *("queue_requests", "in_flight_requests", "placing_requests", "worker_streams", "counted_placements"),
+            "unfinished_tokens",
+        )
         return {name: value for name in names if (value := self.gauge(name))}
 
     async def idle(self) -> None:

@@ -100,19 +100,66 @@ async def test_top_in_a_terminal(address):
 async def test_top_without_a_controller_says_so(capsys):
     status, _, err = await run(capsys, "top", "--once", "--controller", "127.0.0.1:1", "--timeout-s", "2")
     assert status == 1
-    assert "UNAVAILABLE" in err or "DEADLINE_EXCEEDED" in err
-    status, _, err = await run(capsys, "top", "--once", "--lb", "127.0.0.1:1")
+    assert "pinyon: no controller answers at 127.0.0.1:1" in err
+    status, _, err = await run(capsys, "top", "--once", "--metrics", "127.0.0.1:1")
     assert status == 1
     assert "http://127.0.0.1:1/metrics" in err
 
 
-async def test_top_of_one_load_balancer(capsys):
+async def test_top_of_one_process(capsys):
     from pinyon.runtime.metrics import MetricsServer, new_registry
 
     server = MetricsServer("127.0.0.1:0", new_registry())
     try:
-        status, out, _ = await run(capsys, "top", "--once", "--lb", server.address)
+        status, out, _ = await run(capsys, "top", "--once", "--metrics", server.address)
     finally:
         await asyncio.to_thread(server.close)
     assert status == 0
     assert out.splitlines()[0] == f"pinyon top  http://{server.address}"
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """At the addresses that are asked where none is given."""
+    for name in ("CONTROLLER_ADDRESS", "CONDUCTOR_ADDRESS", "LB_ADDRESS"):
+        monkeypatch.setattr(f"pinyon.cli.top.{name}", "127.0.0.1:1")
+
+
+async def test_top_shows_regions_where_a_controller_answers(address, nobody, monkeypatch, capsys):
+    monkeypatch.setattr("pinyon.cli.top.CONTROLLER_ADDRESS", address)
+    status, out, _ = await run(capsys, "top", "--once", "--every-s", "0.1")
+    assert status == 0
+    assert out.startswith(f"pinyon top  {address}  version")
+
+
+async def test_top_with_nobody_there_names_who_was_asked(nobody, capsys):
+    status, out, err = await run(capsys, "top")
+    assert (status, out) == (1, "")
+    assert "no conductor answers at 127.0.0.1:1 (is it running? ./dev up)" in err
+    assert "no metrics at http://127.0.0.1:1/metrics: Connection refused" in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"\x00\x1b[2J\r\n\r\n", "what answers there speaks no HTTP"),
+        (
+            b'HTTP/1.1 404 No\r\ncontent-length: 34\r\n\r\n{"error":{"message":"ask others"}}',
+            "/metrics: ask others",
+        ),
+        (b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n", "/metrics: HTTP Error 404: No"),
+    ],
+)
+async def test_top_says_why_there_are_no_metrics(nobody, capsys, answer, said):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        status, _, err = await run(capsys, "top", "--once", "--metrics", f"{host}:{port}")
+    assert status == 1
+    assert said in err
+    assert "\x1b" not in err

@@ -371,6 +371,31 @@ async def test_health_and_metrics():
         assert (await bench.get("/health/ready")).status == 503
 
 
+async def test_tokens_count_before_their_request_has_ended():
+    async with running_lb() as bench:
+        worker = bench.workers[0]
+        worker.go.clear()
+        worker.hold_after = 2
+        running = asyncio.ensure_future(bench.complete(max_tokens=6))
+        await spin(lambda: bench.gauge("unfinished_tokens") == 2)
+        assert bench.gauge("generated_tokens_total", model=MODEL) == 0
+        worker.go.set()
+        assert (await running).status == 200
+        await bench.idle()
+        assert bench.gauge("unfinished_tokens") == 0
+        assert bench.gauge("generated_tokens_total", model=MODEL) == 6
+
+
+async def test_time_between_tokens_is_of_requests_with_several():
+    async with running_lb() as bench:
+        for count in (1, 4):
+            assert (await bench.complete(max_tokens=count)).status == 200
+        await bench.idle()
+        assert bench.gauge("ttft_seconds_count", model=MODEL) == 2
+        assert bench.gauge("tbt_seconds_count", model=MODEL) == 1
+        assert bench.gauge("tbt_seconds_sum", model=MODEL) <= bench.gauge("e2e_seconds_sum", model=MODEL)
+
+
 async def test_a_rejection_is_429_with_a_hint():
     async with running_lb() as bench:
         bench.conductor.error = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="no room", retry_after_ms=7000)

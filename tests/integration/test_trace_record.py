@@ -144,7 +144,7 @@ async def test_the_end_of_the_load_balancer_keeps_what_came(tmp_path: Path, capf
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--lb", "127.0.0.1:1"), "UNAVAILABLE"),
+        (("--lb", "127.0.0.1:1"), "no load balancer answers at 127.0.0.1:1"),
         (("--seconds", "0.3"), "there is no trace"),
     ],
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 
+from pinyon.cli.failures import plainly
 from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import peer_name
 
@@ -23,17 +26,25 @@ def add_tls_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -> grpc.Channel:
-    """To the service of that role, and instance id if it is given. Raises :class:`InvalidArgument`."""
+@contextmanager
+def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -> Iterator[grpc.Channel]:
+    """To the service of that role, and instance id if it is given. Raises :class:`PinyonError`, also for calls that
+    fail within."""
     if not tls_dir:
-        return grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-    from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
+        channel = grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
+    else:
+        from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
 
-    return grpc.secure_channel(
-        address,
-        client_credentials(Path(tls_dir)),
-        options=tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS),
-    )
+        channel = grpc.secure_channel(
+            address,
+            client_credentials(Path(tls_dir)),
+            options=tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS),
+        )
+    with channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            raise plainly(error, role, address, tls_dir) from None
 
 
 def open_async_channel(address: str, role: str, tls_dir: str) -> grpc.aio.Channel:

@@ -55,12 +55,13 @@ def compare(arguments: argparse.Namespace) -> int:
     policies = {choice: policy_of(arguments, choice) for choice in choices}
     if len(policies) < len(choices):
         raise InvalidArgument("a policy is named twice", field="policy")
-    limits, trace = limits_of(arguments), open_trace(arguments)
+    trace = open_trace(arguments)
     models = {
         choice: model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
         for choice, policy in policies.items()
     }
     load = read(arguments, trace)
+    limits = limits_of(arguments, load)
     rate = load.native_rate if arguments.rate is None else arguments.rate
     rows: dict[str, Rows] = {}
     results: dict[str, dict[str, Any]] = {}

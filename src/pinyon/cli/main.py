@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import grpc
 from rich.console import Console
 from rich.table import Table
 
@@ -30,12 +29,14 @@ from pinyon.cli import (
     trace,
     transfer_commands,
 )
+from pinyon.cli.called import called_as
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
 from pinyon.messages.role import role_from_proto
 from pinyon.messages.sampling import sampling_to_proto
+from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
 __all__ = ["main"]
@@ -99,7 +100,7 @@ def generate(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pinyon", description=__doc__)
+    parser = Parser(prog=called_as(), description=__doc__)
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -144,11 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
-    except grpc.RpcError as error:
-        sys.stderr.write(f"pinyon: {error.code().name}: {error.details()}\n")
-        return 1
     except PinyonError as error:
-        sys.stderr.write(f"pinyon: {error.grpc_code}: {error.message}\n")
+        sys.stderr.write(f"pinyon: {error.message}\n")
         return 1
     except BrokenPipeError:  # who read it has enough (``| head``): what is still held must not be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from pinyon.cli.simulated import (
+    Load,
     add_cluster,
     block_tokens_of,
     check,
@@ -21,9 +22,16 @@ from pinyon.cli.simulated_results import print_side_by_side
 from pinyon.cli.trace_input import open_trace
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
+from pinyon.simulator.models import Limits, Rows
 from pinyon.simulator.plan import fewest
+from pinyon.simulator.workload import one_by_one
 
 __all__ = ["add_command", "plan"]
+
+APART_S = 600.0
+"""Between requests that shall not wait for each other, at least."""
+APART_INSTANCES = 1024
+"""So many caches hold whatever is worth it; a policy that spreads prompts over them may reuse more with one."""
 
 _DESCRIPTION = """\
 Find the fewest simulated instances that serve a trace so that --share of its requests have their first token within
@@ -51,23 +59,41 @@ def plan(arguments: argparse.Namespace) -> int:
     for name, least in (("sizes", ""), ("clients", 0)):
         if getattr(arguments, name) != least:
             raise InvalidArgument(f"--{name} is of simulate: a plan tries sizes, under the load of a rate", field=name)
-    policy, limits = policy_of(arguments, arguments.policy), limits_of(arguments)
+    policy = policy_of(arguments, arguments.policy)
     trace = open_trace(arguments)
     split = arguments.prefill_instances > 0
     base = model_of(arguments, block_tokens_of(arguments, trace), policy, None if split else 1)
     load = read(arguments, trace)
+    limits = limits_of(arguments, load)
     rate = load.native_rate if arguments.rate is None else arguments.rate
     least = 2 if split else 1
     key = "effective" if arguments.both and arguments.tbt_slo else "attainment"
     found: dict[int, dict[str, float]] = {}
 
+    def share_of(report: dict[str, float]) -> float:
+        return report.get(key, report["attainment"])
+
     def attained(instances: int) -> float:
         model = base.resized(max(least, instances))
         rows = run_model(model, load, rate, f"{instances} instances")
         found[instances] = model.report(rows, limits)
-        return found[instances].get(key, found[instances]["attainment"])
+        return share_of(found[instances])
 
-    fewest_instances = max(least, fewest(attained, arguments.share, arguments.instances_max))
+    enough = fewest(attained, arguments.share, arguments.instances_max)
+    if enough is None:
+        most: int = arguments.instances_max
+        apart = Load(one_by_one(load.arrivals, max(APART_S, 10 * limits.slo_s)), load.broken)
+        models = [base.resized(size) for size in (least, max(most, APART_INSTANCES))]
+        alone = [(each, run_model(each, apart, None, "each request alone")) for each in models]
+        model, rows = max(alone, key=lambda pair: share_of(pair[0].report(pair[1], limits)))
+        best = share_of(model.report(rows, limits))
+        if best >= arguments.share:
+            reached = share_of(found[most])
+            raise InvalidArgument(
+                f"{most} instances attain {reached:.1%} only: try more (--instances-max)", field="instances_max"
+            )
+        raise InvalidArgument(_unreachable(arguments.share, best, rows, limits), field="share")
+    fewest_instances = max(least, enough)
     sizes: list[dict[str, Any]] = [{"instances": max(least, size), **found[size]} for size in sorted(found)]
     result = {
         "name": "plan",
@@ -85,3 +111,17 @@ def plan(arguments: argparse.Namespace) -> int:
         print_side_by_side(title, "instances", {str(each["instances"]): each for each in sizes})
     sys.stdout.write(json.dumps(result) + "\n")
     return 0
+
+
+def _unreachable(share: float, best: float, rows: Rows, limits: Limits) -> str:
+    """``rows`` are of requests that wait for nobody, of which ``best`` are in time."""
+    counted = rows[limits.warm_up :]
+    late = [row for row in counted if not 0 <= row.ttft_s <= limits.slo_s]
+    why = f"even where nobody waits, {best:.1%} of the requests are in time"
+    if late:
+        slowest = max(late, key=lambda row: float(row.ttft_s))
+        why += (
+            f"; the first tokens of {len(late)} of {len(counted)} take longer than {limits.slo_s:g} s to compute, "
+            f"up to {slowest.ttft_s:.1f} s for a prompt of {slowest.tokens} tokens"
+        )
+    return f"no number of instances attains {share:.1%}: {why}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pinyon.cli.channel import add_tls_dir, open_async_channel
+from pinyon.cli.failures import in_words
 from pinyon.cli.simulated import (
     Load,
     add_load,
@@ -85,9 +86,10 @@ def replay(arguments: argparse.Namespace) -> int:
     """Send, wait, print. Raises :class:`PinyonError`."""
     check(arguments)
     _check_texts(arguments)
-    tokens, limits, trace = TokenRange.parse(arguments.token_ids), limits_of(arguments), open_trace(arguments)
+    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
     block_tokens = block_tokens_of(arguments, trace)
     load = read(arguments, trace)
+    limits = limits_of(arguments, load)
     replayed = asyncio.run(_play(arguments, load, block_tokens, tokens))
     rows = replayed.outcomes
     result = {
@@ -104,7 +106,7 @@ def replay(arguments: argparse.Namespace) -> int:
     title = f"replay, TTFT SLO {arguments.slo:g} s"
     if not arguments.json:
         print_result(title, result)
-    _tell(replayed)
+    _tell(replayed, arguments)
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()  # what was measured is there even if a file cannot be written
     if arguments.per_request is not None:
@@ -141,10 +143,12 @@ async def _play(arguments: argparse.Namespace, load: Load, block_tokens: int, to
             return await player.run()
 
 
-def _tell(replayed: Replayed) -> None:
+def _tell(replayed: Replayed, arguments: argparse.Namespace) -> None:
     """On stderr, what did not go as it should."""
     for told, count in replayed.errors.items():
-        sys.stderr.write(f"pinyon: {count} requests: {told}\n")
+        code, _, details = told.partition(": ")
+        said = in_words(code, details, LB, arguments.lb, arguments.tls_dir)
+        sys.stderr.write(f"pinyon: {count} requests: {said}\n")
     if replayed.late_p99_s > LATE_S:
         sys.stderr.write(
             f"pinyon: one request in a hundred was sent {replayed.late_p99_s:.2f} s late or more: this program, or "

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from pinyon.cli.trace_input import bar, open_file, tell_broken
 from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.core.near import did_you_mean
 from pinyon.reproduction import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
 from pinyon.reproduction.picture import svg
 
@@ -62,7 +63,9 @@ def reproduce(arguments: argparse.Namespace) -> int:
     if arguments.figure in ELSEWHERE:
         raise InvalidArgument(f"{arguments.figure} is made by `{ELSEWHERE[arguments.figure].command}`", field="figure")
     if arguments.figure not in FIGURES:
-        wrong = "a figure's name is needed" if arguments.figure is None else f"no figure {arguments.figure!r}"
+        wrong = "a figure's name is needed"
+        if arguments.figure is not None:
+            wrong = f"no figure {arguments.figure!r}{did_you_mean(arguments.figure, FIGURES)}"
         raise InvalidArgument(f"{wrong}; there are: {', '.join(FIGURES)}", field="figure")
     figure = FIGURES[arguments.figure]
     if arguments.quick and not figure.has_quick_way:

@@ -87,10 +87,11 @@ def simulate(arguments: argparse.Namespace) -> int:
     if arguments.trace is None:
         raise InvalidArgument("a trace is missing, or --regions", field="trace")
     check(arguments)
-    policy, limits = policy_of(arguments, arguments.policy), limits_of(arguments)
+    policy = policy_of(arguments, arguments.policy)
     trace = open_trace(arguments)
     model = model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
     load = read(arguments, trace)
+    limits = limits_of(arguments, load)
 
     def served_at(rate: float) -> Rows:
         return run_model(model, load, rate, f"{rate:.4g} requests/s")

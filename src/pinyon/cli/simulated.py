@@ -44,6 +44,8 @@ __all__ = [
 REFERENCE = "prefill-reference"
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 INSTANCES_MAX = 1 << 16
+WARM_UP = 500
+"""Requests that do not count where nobody says how many: caches are empty at first."""
 SSD_SHARE = 3
 """Of the plain reference's DRAM, in a pool on SSDs."""
 _RANGES = (
@@ -223,7 +225,10 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         "--clients", type=int, default=0, metavar="N", help="closed loop of so many (default: open loop)"
     )
     parser.add_argument(
-        "--warm-up", type=int, default=500, metavar="N", help="requests that do not count (default 500)"
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help=f"requests that do not count (default {WARM_UP}, but a tenth of the trace at most)",
     )
     parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="of the TTFT (default 5)")
     parser.add_argument(
@@ -256,8 +261,17 @@ def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
     return block_tokens // factor
 
 
-def limits_of(arguments: argparse.Namespace) -> Limits:
-    return Limits(arguments.slo, arguments.tbt_slo, arguments.warm_up)
+def limits_of(arguments: argparse.Namespace, load: Load) -> Limits:
+    """Raises :class:`InvalidArgument` where no request would count."""
+    requests = len(load.arrivals)
+    by_itself = min(WARM_UP, requests // 10)
+    warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
+    if warm_up >= requests:
+        raise InvalidArgument(
+            f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
+            field="warm_up",
+        )
+    return Limits(arguments.slo, arguments.tbt_slo, warm_up)
 
 
 def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
@@ -268,13 +282,7 @@ def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
     tell_broken(trace)
     if not arrivals:
         raise InvalidArgument("no request of the trace has a prompt", field="trace")
-    load = Load(shrunk(arrivals, arguments.shrink), trace.broken)
-    if len(arrivals) <= arguments.warm_up:
-        raise InvalidArgument(
-            f"none of {len(arrivals)} requests counts: the first {arguments.warm_up} do not (--warm-up)",
-            field="warm_up",
-        )
-    return load
+    return Load(shrunk(arrivals, arguments.shrink), trace.broken)
 
 
 def policy_of(arguments: argparse.Namespace, choice: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import select
 import shutil
@@ -10,32 +11,42 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-import grpc
-
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.cli.regions import CONTROLLER_ADDRESS
 from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame
+from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.runtime.identity import CONTROLLER
+from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
 
 __all__ = ["add_command", "top"]
 
+CONDUCTOR_ADDRESS, LB_ADDRESS = "127.0.0.1:7000", "127.0.0.1:8000"
 LOOK_S = 0.1
 """Between two looks at the keyboard and the size of the window."""
 PAGE_BYTES_MAX = 16 << 20
+REFUSAL_BYTES_MAX = 64 << 10
+SAMPLES_MAX = 1024
+"""Of the last minute, or of less where looks are close together."""
 ROWS_OF_A_PIPE = 1000
 COLUMNS_OF_A_PIPE = 200
 
 _DESCRIPTION = """\
-A live view of what the controller knows: regions, load balancers, queues, how much of the prompts instances held
-(HITS), requests forwarded to other regions and taken from them, who serves what (a star: for somebody else), and
-instances, the busiest first. With --lb, one load balancer's own metrics instead. "q" or Ctrl-C ends it."""
+A live view of one suite, from its conductor and a load balancer: tokens and requests per second, how much of the
+prompts was reused (HITS), percentiles of the time to first token and between tokens, and the instances. Percentiles
+are of requests that have ended; TBT is the mean of each.
+
+Where a controller answers, of its regions: load balancers, queues, hits, requests forwarded to other regions and taken
+from them, who serves what (a star: for somebody else), and instances, the busiest first. With --metrics, all metrics of
+one process by name. "q" or Ctrl-C ends it."""
 
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -49,11 +60,23 @@ Draw = Callable[[int, int], list[Line]]
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("top", help="regions, load balancers and instances, live", description=_DESCRIPTION)
-    parser.add_argument(
-        "--controller", default=CONTROLLER_ADDRESS, metavar="HOST:PORT", help=f"its gRPC (default {CONTROLLER_ADDRESS})"
+    parser = commands.add_parser(
+        "top",
+        help="load, latencies and instances, live",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--lb", default="", metavar="ADDRESS", help="a load balancer's HTTP: host:port or https://...")
+    add = parser.add_argument
+    add("--conductor", default="", metavar="HOST:PORT", help=f"its gRPC (default {CONDUCTOR_ADDRESS})")
+    add("--lb", default="", metavar="ADDRESS", help=f"its HTTP: host:port or https://... (default {LB_ADDRESS})")
+    add(
+        "--controller",
+        default="",
+        metavar="HOST:PORT",
+        help=f"show its regions (default {CONTROLLER_ADDRESS}, if one answers there and neither --conductor nor --lb "
+        "is given)",
+    )
+    add("--metrics", default="", metavar="ADDRESS", help="show the metrics of this process, by name")
     parser.add_argument("--every-s", type=float, default=1.0, help="seconds between two looks (default 1)")
     parser.add_argument("--once", action="store_true", help="print one frame, also where it is no terminal")
     parser.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
@@ -63,45 +86,102 @@ def add_command(commands: Any) -> None:
 
 def top(arguments: argparse.Namespace) -> int:
     """Show it until the user has enough."""
-    if arguments.lb:
+    if arguments.metrics:
         return _watch(arguments, _MetricsSource(arguments))
-    with open_channel(arguments.controller, CONTROLLER, arguments.tls_dir) as channel:
-        return _watch(arguments, _ControllerSource(arguments, channel))
+    regions, suite = _ControllerSource(arguments), _SuiteSource(arguments)
+    if arguments.controller:
+        return _watch(arguments, regions)
+    if arguments.conductor or arguments.lb:
+        return _watch(arguments, suite)
+    try:
+        regions.look()
+    except PinyonError:
+        return _watch(arguments, suite)
+    return _watch(arguments, regions)
+
+
+class _Source(Protocol):
+    def look(self) -> Draw:
+        """What there is now. Raises :class:`PinyonError`."""
 
 
 class _ControllerSource:
-    def __init__(self, arguments: argparse.Namespace, channel: grpc.Channel) -> None:
-        self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._address = arguments.controller or CONTROLLER_ADDRESS
         self._timeout_s = arguments.timeout_s
-        self._title = f"pinyon top  {arguments.controller}"
+        self._tls_dir = arguments.tls_dir
+        self._title = f"pinyon top  {self._address}"
         self._before: Sample | None = None
 
     def look(self) -> Draw:
-        """What there is now. Raises ``grpc.RpcError`` and :class:`PinyonError`."""
-        reply = self._stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=self._timeout_s)
+        with open_channel(self._address, CONTROLLER, self._tls_dir) as channel:
+            stub = controller_pb2_grpc.ControllerServiceStub(channel)
+            reply = stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=self._timeout_s)
         before, now = self._before, Sample(time.monotonic(), reply)
         self._before = now
         return lambda width, height: controller_frame(now, before, width, height, self._title)
 
 
-class _MetricsSource:
+class _SuiteSource:
     def __init__(self, arguments: argparse.Namespace) -> None:
-        base = arguments.lb if "://" in arguments.lb else f"{'https' if arguments.tls_dir else 'http'}://{arguments.lb}"
-        self._url = f"{base.rstrip('/')}/metrics"
+        self._conductor = arguments.conductor or CONDUCTOR_ADDRESS
+        self._page = _Page(arguments.lb or LB_ADDRESS, arguments)
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir
-        self._title = f"pinyon top  {base}"
+        self._title = f"pinyon top  {self._conductor}  {self._page.base}"
+        self._samples: deque[SuiteSample] = deque(maxlen=SAMPLES_MAX)
+
+    def look(self) -> Draw:
+        door, instances = None, None
+        failures = []
+        try:
+            instances = self._instances()
+        except PinyonError as error:
+            failures.append(error.message)
+        try:
+            door = door_of(self._page.read())
+            if "pinyon_lb_conductor_connected" not in door.values:  # in front of servers of others there is none
+                failures.clear()
+        except PinyonError as error:
+            failures.append(error.message)
+        if door is None and instances is None:
+            raise Unavailable("; ".join(failures))
+        self._samples.append(SuiteSample(time.monotonic(), door, instances, tuple(failures)))
+        samples = list(self._samples)
+        return lambda width, height: suite_frame(samples, width, height, self._title)
+
+    def _instances(self) -> Sequence[conductor_pb2.Instance]:
+        with open_channel(self._conductor, CONDUCTOR, self._tls_dir) as channel:
+            stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+            reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=self._timeout_s)
+            return list(reply.instances)
+
+
+class _MetricsSource:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._page = _Page(arguments.metrics, arguments)
+        self._title = f"pinyon top  {self._page.base}"
         self._before: tuple[float, dict[str, float]] | None = None
 
     def look(self) -> Draw:
-        """As that of the other source."""
-        now_s, now = time.monotonic(), metric_sums(self._page())
+        now_s, now = time.monotonic(), metric_sums(self._page.read())
         before, self._before = self._before, (now_s, now)
         seconds = 0.0 if before is None else now_s - before[0]
         last = None if before is None else before[1]
         return lambda width, height: metrics_frame(now, last, seconds, width, height, self._title)
 
-    def _page(self) -> str:
+
+class _Page:
+    """The metrics of a process, over HTTP."""
+
+    def __init__(self, address: str, arguments: argparse.Namespace) -> None:
+        self.base = address if "://" in address else f"{'https' if arguments.tls_dir else 'http'}://{address}"
+        self._url = f"{self.base.rstrip('/')}/metrics"
+        self._timeout_s = arguments.timeout_s
+        self._tls_dir = arguments.tls_dir
+
+    def read(self) -> str:
+        """Raises :class:`Unavailable`."""
         import ssl
 
         trusted = None
@@ -110,60 +190,68 @@ class _MetricsSource:
         try:
             with urllib.request.urlopen(self._url, timeout=self._timeout_s, context=trusted) as reply:
                 page: bytes = reply.read(PAGE_BYTES_MAX)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Unavailable(f"{self._url}: {_refusal(error.read(REFUSAL_BYTES_MAX)) or error}") from None
+        except HTTPException:
+            raise Unavailable(f"no metrics at {self._url}: what answers there speaks no HTTP") from None
         except (OSError, ValueError) as error:
-            raise Unavailable(f"{self._url}: {getattr(error, 'reason', error)}") from None
+            reason = getattr(error, "reason", error)
+            said = getattr(reason, "strerror", None) or reason
+            raise Unavailable(f"no metrics at {self._url}: {said}") from None
         return page.decode(errors="replace")
+
+
+def _refusal(body: bytes) -> str:
+    """What a load balancer says of it; empty: nothing."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def metric_sums(page: str) -> dict[str, float]:
     """Of a page of Prometheus metrics: what begins with ``pinyon_``, all labels of a name together; of histograms and
-    the like, their counts."""
-    from prometheus_client.parser import text_string_to_metric_families
-
+    the like, their counts. Raises :class:`Unavailable`."""
     sums: dict[str, float] = {}
-    try:
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                name = sample.name
-                if not name.startswith("pinyon_") or name.endswith(("_bucket", "_sum", "_created", "_info")):
-                    continue
-                if name.endswith("_count"):
-                    name = f"{name}_total"
-                sums[name] = sums.get(name, 0.0) + sample.value
-    except ValueError as error:
-        raise Unavailable(f"this is no page of metrics: {error}") from None
+    for sample in pinyon_samples(page):
+        name = sample.name
+        if name.endswith(("_bucket", "_sum", "_created", "_info")):
+            continue
+        if name.endswith("_count"):
+            name = f"{name}_total"
+        sums[name] = sums.get(name, 0.0) + sample.value
     return sums
 
 
-def _watch(arguments: argparse.Namespace, source: _ControllerSource | _MetricsSource) -> int:
+def _watch(arguments: argparse.Namespace, source: _Source) -> int:
+    draw = source.look()  # with nobody there it ends here, and not with an empty screen
+    every_s = max(LOOK_S, arguments.every_s)
     if arguments.once or not sys.stdout.isatty():
         size = shutil.get_terminal_size((COLUMNS_OF_A_PIPE, ROWS_OF_A_PIPE))
         rows = ROWS_OF_A_PIPE  # nothing is left out for want of rows: it may scroll
+        time.sleep(every_s)  # rates are between two looks
         for line in source.look()(size.columns, rows):
             sys.stdout.write(f"{line.text}\n")
         return 0
     with _screen(sys.stdout, sys.stdin) as keys:
-        draw: Draw | None = None
         failure = ""
-        while True:
+        while _show_until(time.monotonic() + every_s, draw, failure, keys):
             try:
                 draw, failure = source.look(), ""
-            except grpc.RpcError as error:
-                failure = f"{error.code().name}: {error.details()}"
             except PinyonError as error:
                 failure = error.message
-            if not _show_until(time.monotonic() + max(LOOK_S, arguments.every_s), draw, failure, keys):
-                return 0
+    return 0
 
 
-def _show_until(until_s: float, draw: Draw | None, failure: str, keys: int) -> bool:
+def _show_until(until_s: float, draw: Draw, failure: str, keys: int) -> bool:
     """Draw it, and anew when the window has another size. False: the user has enough."""
     shown = None
     while True:
         size = shutil.get_terminal_size()
         if size != shown:
             shown = size
-            lines = [] if draw is None else draw(size.columns, size.lines - bool(failure))
+            lines = draw(size.columns, size.lines - bool(failure))
             if failure:
                 lines = [Line(f"no answer: {failure}"[: size.columns], "red"), *lines]
             sys.stdout.write(screen_of(lines))

@@ -10,7 +10,7 @@ from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 
-__all__ = ["Line", "Sample", "controller_frame", "metrics_frame"]
+__all__ = ["NOTHING", "Column", "Line", "Sample", "controller_frame", "fit", "metrics_frame", "table"]
 
 LEAST_WIDTH = 20
 LEAST_HEIGHT = 4
@@ -34,6 +34,8 @@ class Sample(NamedTuple):
 class Column(NamedTuple):
     title: str
     right: bool = False
+    least: int = 0
+    """Characters, so that a table of what changes stands still."""
 
 
 MEMBERS = (
@@ -67,7 +69,7 @@ def controller_frame(now: Sample, before: Sample | None, width: int, height: int
     instances = _instances(now.reply.reports)
     if instances:
         lines += [Line(""), *instances]
-    return _fit(lines, width, height)
+    return fit(lines, width, height)
 
 
 def metrics_frame(
@@ -80,7 +82,7 @@ def metrics_frame(
         if name.endswith("_total") and before is not None and name in before and seconds > 0:
             rate = f"{max(0.0, value - before[name]) / seconds:.1f}"
         cells.append((name, f"{value:g}", rate))
-    return _fit([Line(title, "bold"), *_table(METRICS, cells, [""] * len(cells))], width, height)
+    return fit([Line(title, "bold"), *table(METRICS, cells, [""] * len(cells))], width, height)
 
 
 def _members(now: Sample, before: Sample | None, federation: Federation) -> list[Line]:
@@ -113,7 +115,7 @@ def _members(now: Sample, before: Sample | None, federation: Federation) -> list
                 serves,
             )
         )
-    return _table(MEMBERS, rows, styles)
+    return table(MEMBERS, rows, styles)
 
 
 def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalancerLoad | None) -> str:
@@ -137,12 +139,16 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
         (lb_id, each.name, *map(str, (each.pending, each.running, each.outstanding)), "yes" if each.available else "no")
         for each, lb_id in found
     ]
-    return _table(INSTANCES, rows, [""] * len(rows)) if rows else []
+    return table(INSTANCES, rows, [""] * len(rows)) if rows else []
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
+    """A head, and a line for each row."""
     clean = [[_plain(cell) for cell in row] for row in rows]
-    widths = [max([len(column.title), *[len(row[place]) for row in clean]]) for place, column in enumerate(columns)]
+    widths = [
+        max([column.least, len(column.title), *[len(row[place]) for row in clean]])
+        for place, column in enumerate(columns)
+    ]
 
     def line(cells: Sequence[str]) -> str:
         parts = [
@@ -164,7 +170,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _fit(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+def fit(lines: Sequence[Line], width: int, height: int) -> list[Line]:
     """No line is wider than the terminal, and there are no more than it has."""
     width, height = max(LEAST_WIDTH, width), max(LEAST_HEIGHT, height)
     shown = list(lines)

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pinyon.cli.called import called_as
 from pinyon.cli.trace_input import bar, seed_of
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceWriter
@@ -74,7 +75,9 @@ def trace_generate(arguments: argparse.Namespace) -> int:
         _list()
         return 0
     if arguments.profile is None or arguments.out is None:
-        raise InvalidArgument("a profile and a file are needed: pinyon trace generate PROFILE OUT", field="profile")
+        raise InvalidArgument(
+            f"a profile and a file are needed: {called_as()} trace generate PROFILE OUT", field="profile"
+        )
     made = profile(arguments.profile, **dict(map(_varied, arguments.vary)))
     if arguments.per_s is not None:
         made = dataclasses.replace(made, per_s=arguments.per_s)

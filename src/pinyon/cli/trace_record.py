@@ -19,8 +19,16 @@ import grpc
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.failures import plainly
 from pinyon.cli.trace_input import bar
-from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, error_from_code
+from pinyon.core.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PinyonError,
+    ResourceExhausted,
+    error_from_code,
+)
 from pinyon.runtime.identity import LB
 from pinyon.traces import FORMATS, TraceWriter
 from pinyon.traces.recording import Recorded, Renumbering, in_sessions
@@ -99,7 +107,7 @@ def record(arguments: argparse.Namespace) -> int:
             folder = None if out == Path("-") else out.parent
             spool = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # now: not after hours
             channels = [stack.enter_context(open_channel(address, LB, arguments.tls_dir)) for address in addresses]
-            streams = stack.enter_context(closing(_Streams(addresses, channels)))
+            streams = stack.enter_context(closing(_Streams(addresses, channels, arguments.tls_dir)))
             times, ended = _spool(streams, spool, arguments.seconds, arguments.requests)
             _ignore_interrupts()
             streams.close()
@@ -122,8 +130,8 @@ class _Streams:
     All of them have begun when it is made, else it raises the :class:`PinyonError` of one that did not.
     """
 
-    def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.Channel]) -> None:
-        self._addresses = addresses
+    def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.Channel], tls_dir: str) -> None:
+        self._addresses, self._tls_dir = addresses, tls_dir
         self._news: queue.Queue[tuple[int, admin_pb2.RecordResponse | str]] = queue.Queue(MESSAGES_MAX)
         self._closed = threading.Event()
         self.dropped = [0] * len(addresses)
@@ -131,7 +139,7 @@ class _Streams:
         self._calls = [admin_pb2_grpc.AdminServiceStub(channel).Record(request) for channel in channels]
         try:
             for address, call in zip(addresses, self._calls, strict=True):
-                _begun(address, call)
+                _begun(address, call, tls_dir)
         except BaseException:
             self._cancel()
             raise
@@ -148,7 +156,7 @@ class _Streams:
             for message in call:
                 self._put(number, message)
         except grpc.RpcError as error:
-            said = f"{self._addresses[number]}: {error.code().name}: {error.details()}"
+            said = _failure(error, self._addresses[number], self._tls_dir).message
         self._put(number, said)
 
     def _put(self, number: int, news: admin_pb2.RecordResponse | str) -> None:
@@ -180,7 +188,7 @@ class _Streams:
             call.cancel()
 
 
-def _begun(address: str, call: Any) -> None:
+def _begun(address: str, call: Any, tls_dir: str) -> None:
     late = threading.Timer(BEGIN_S, call.cancel)
     late.daemon = True
     late.start()
@@ -189,9 +197,15 @@ def _begun(address: str, call: Any) -> None:
     except StopIteration:
         raise NotFound(f"{address} records nothing") from None
     except grpc.RpcError as error:
-        raise error_from_code(error.code().name, f"{address}: {error.details()}") from None
+        raise _failure(error, address, tls_dir) from None
     finally:
         late.cancel()
+
+
+def _failure(error: grpc.RpcError, address: str, tls_dir: str) -> PinyonError:
+    """It names the load balancer: there may be several."""
+    told = plainly(error, LB, address, tls_dir)
+    return told if address in told.message else error_from_code(told.grpc_code, f"{address}: {told.message}")
 
 
 def _spool(

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -172,8 +173,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{pack_target(engine.descriptor([region]))}\n")
         sys.stdout.flush()
         sys.stderr.write(
-            f"{size_text(nbytes)} offered; measure from another host: pinyon transfer bench TARGET (the word above)\n"
-            f"Ctrl-C ends; at the latest in {arguments.seconds:.0f} s\n"
+            f"{size_text(nbytes)} offered; measure from another host: {called_as()} transfer bench TARGET "
+            f"(the word above)\nCtrl-C ends; at the latest in {arguments.seconds:.0f} s\n"
         )
         stop.wait(arguments.seconds)
         stats = engine.stats()

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from pinyon.core.near import did_you_mean
+
 __all__ = ["NoSettings", "Registry"]
 
 Policy = TypeVar("Policy")
@@ -70,7 +72,8 @@ class Registry(Generic[Policy]):
             raise ValueError(f"a choice of {self.kind} policy has at most {CHOICE_CHARS_MAX} characters")
         name, colon, text = choice.partition(":")
         if name not in self._policies:
-            raise ValueError(f"no {self.kind} policy {name!r}; known: {', '.join(self._policies)}")
+            hint = did_you_mean(name, self._policies)
+            raise ValueError(f"no {self.kind} policy {name!r}{hint}; known: {', '.join(self._policies)}")
         kind, factory = self._policies[name]
         try:
             return kind(**_options(text, kind) if colon else {}), factory
@@ -85,7 +88,8 @@ def _options(text: str, kind: type[Any]) -> dict[str, object]:
     for part in text.split(","):
         option, equals, value = (each.strip() for each in part.partition("="))
         if option not in known:
-            raise ValueError(f"no option {option!r}; known: {', '.join(known) or 'none'}")
+            hint = did_you_mean(option, known)
+            raise ValueError(f"no option {option!r}{hint}; known: {', '.join(known) or 'none'}")
         if not equals or option in values:
             raise ValueError(f"option {option} must be given once, as {option}=VALUE")
         values[option] = _value(option, value, types[option])
@@ -100,7 +104,7 @@ def _value(option: str, text: str, kind: type[Any]) -> object:
     if issubclass(kind, Enum):
         words = [str(word.value) for word in kind]
         if text not in words:
-            raise ValueError(f"{option} must be one of {', '.join(words)}, got {text!r}")
+            raise ValueError(f"{option} must be one of {', '.join(words)}, got {text!r}{did_you_mean(text, words)}")
         return kind(text)
     if of_text := getattr(kind, "of_text", None):
         return of_text(text)

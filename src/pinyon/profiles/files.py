@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.near import did_you_mean
 
 __all__ = ["names_in", "profile_from"]
 
@@ -33,7 +34,9 @@ def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Pro
     elif name in names_in(folder):
         path = folder / f"{name}.json"
     else:
-        raise bad(f"no such profile; known: {', '.join(names_in(folder))}, or a JSON file")
+        known_names = names_in(folder)
+        hint = did_you_mean(name, known_names)
+        raise bad(f"no such profile{hint}; known: {', '.join(known_names)}, or a JSON file")
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied
+from pinyon.core.near import did_you_mean
 from pinyon.core.policies import Registry
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.grpc_server import GrpcServer
@@ -137,15 +138,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         changes: dict[str, Callable[[], None]] = {}
         for setting in settings:
             if reason := self._fixed.get(setting.name):
-                raise FailedPrecondition(f"{setting.name} needs a restart: {reason}", field="settings.name")
+                raise FailedPrecondition(f"{setting.name} needs a restart: {reason}")
             known = self._changeable.get(setting.name)
-            if known is None or setting.name in changes:
+            if known is None:
+                hint = did_you_mean(setting.name, self._changeable)
                 names = ", ".join(sorted(self._changeable)) or "nothing"
-                raise InvalidArgument(f"each once: {names} can be changed here", field="settings.name")
+                raise InvalidArgument(f"{setting.name!r} is no setting here{hint}; what can be changed: {names}")
+            if setting.name in changes:
+                raise InvalidArgument(f"{setting.name} is given twice")
             try:
                 changes[setting.name] = known.parse(setting.value)
             except ValueError as error:
-                raise InvalidArgument(f"{setting.name}: {error}", field="settings.value") from None
+                raise InvalidArgument(f"{setting.name}: {error}") from None
         return changes
 
 

@@ -6,13 +6,12 @@ environment; the command line wins.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -21,6 +20,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.near import did_you_mean
+from pinyon.runtime.arguments import Parser
 from pinyon.runtime.channel import SESSION_TRANSPORT
 
 __all__ = [
@@ -173,7 +174,7 @@ def load_settings(
     environ = os.environ if environ is None else environ
     prefix = str(cls.model_config.get("env_prefix", ""))
     title = str(cls.model_config.get("title", "pinyon"))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=title,
         description=(cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else None,
         epilog=f"Every option can also be set as {prefix}NAME in the environment.",
@@ -206,7 +207,9 @@ def load_settings(
         if not key.startswith(prefix):
             continue
         if key not in known:
-            refuse(f"unknown setting {key} in the environment; known: {', '.join(sorted(known))}")
+            refuse(
+                f"unknown setting {key} in the environment{did_you_mean(key, known)}; known: {', '.join(sorted(known))}"
+            )
         values[known[key]] = value
     values.update(given)
     try:
@@ -215,6 +218,8 @@ def load_settings(
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         what, got = first["msg"].removeprefix("Value error, "), repr(first.get("input"))
+        if first["type"] == "literal_error":
+            got += did_you_mean(str(first["input"]), get_args(cls.model_fields[where].annotation))
         if not where:
             refuse(what)
         refuse(f"--{where.replace('_', '-')}: {what}" + ("" if got in what else f", got {got}"))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pinyon.core.errors import InvalidArgument
-
 __all__ = ["fewest"]
 
 
-def fewest(attained: Callable[[int], float], share: float, most: int) -> int:
+def fewest(attained: Callable[[int], float], share: float, most: int) -> int | None:
     """Instances that attain ``share``: by doubling, then by halving, so attainment should grow with size; where it does
-    not, it is one of the sizes at which it crosses ``share``. Asks for each size once. Raises
-    :class:`InvalidArgument` where ``most`` are not enough."""
+    not, it is one of the sizes at which it crosses ``share``. Asks for each size once. None: ``most`` are not
+    enough."""
     few, many = 0, 1
-    while (reached := attained(many)) < share:
+    while attained(many) < share:
         if many == most:
-            raise InvalidArgument(
-                f"{most} instances attain {reached:.1%} only: try more (--instances-max)", field="instances_max"
-            )
+            return None
         few, many = many, min(2 * many, most)
     while many - few > 1:
         middle = (few + many) // 2

@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
 from pinyon.traces import TraceRow
 
-__all__ = ["Arrival", "answers", "at_rate", "cut", "native_rate", "shrunk"]
+__all__ = ["Arrival", "answers", "at_rate", "cut", "native_rate", "one_by_one", "shrunk"]
 
 
 class Arrival(NamedTuple):
@@ -85,3 +85,8 @@ def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
     """The same from 0 s on, all times scaled alike, so that ``rate`` requests come per second in the mean."""
     scale, first_s = native_rate(arrivals) / rate, arrivals[0].time_s
     return [each._replace(time_s=(each.time_s - first_s) * scale) for each in arrivals]
+
+
+def one_by_one(arrivals: Sequence[Arrival], gap_s: float) -> list[Arrival]:
+    """The same in their order, each so long after the one before. Where that is long, nobody waits."""
+    return [each._replace(time_s=number * gap_s) for number, each in enumerate(arrivals)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.core.near import did_you_mean
 from pinyon.traces.formats import FORMATS, LINE_CHARS_MAX, Format, detect_format
 from pinyon.traces.row import TraceRow
 
@@ -29,7 +30,8 @@ class TraceFile:
         if not path.is_file():
             raise NotFound(f"no trace file at {path}", field="trace")
         if name and name not in FORMATS:
-            raise InvalidArgument(f"no trace format {name!r}; known: {', '.join(FORMATS)}", field="format")
+            hint = did_you_mean(name, FORMATS)
+            raise InvalidArgument(f"no trace format {name!r}{hint}; known: {', '.join(FORMATS)}", field="format")
         self.path = path
         self.size_bytes = path.stat().st_size
         self.format: Format = FORMATS[name] if name else self._detect()

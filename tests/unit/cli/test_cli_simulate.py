@@ -89,6 +89,28 @@ def test_a_plan_is_the_first_size_that_is_enough(
     assert "2 instances attain" in capsys.readouterr().err
 
 
+def test_plan_says_that_no_number_of_instances_helps(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", trace, "--cache-tokens", "100000", "--instances-max", "8", "--json"]
+    assert main([*asked, "--slo", "0.3", "--share", "0.99"]) == 1
+    message = capsys.readouterr().err
+    assert "no number of instances attains 99.0%: even where nobody waits" in message
+    assert "of 270 take longer than 0.3 s to compute, up to 0." in message
+    # With more instances than may be tried, all are in time: then it is not that.
+    assert main([*asked, "--slo", "0.9", "--share", "0.99", "--rate", "400"]) == 1
+    assert "8 instances attain" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "counted"),
+    [((), 270), (("--limit", "5"), 5), (("--warm-up", "0"), 300), (("--warm-up", "299"), 1)],
+)
+def test_warm_up_leaves_most_of_a_short_trace(
+    trace: str, option: tuple[str, ...], counted: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", trace, "--instances", "2", "--cache-tokens", "9999", *option, "--json"]) == 0
+    assert said(capsys)["counted"] == counted
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -121,7 +143,10 @@ def test_a_plan_is_the_first_size_that_is_enough(
         (("--model", "tiny", "--instances", "2", "--clients", "2", "--rate", "9"), "there is no --rate"),
         (("--instances", "2", "--cache-tokens", "1024", "--policy", "best"), "known: "),
         (("--instances", "2", "--cache-tokens", "1024", "--picture", "nowhere/a.svg"), "cannot write nowhere/a.svg"),
-        (("--instances", "2", "--cache-tokens", "1024", "--warm-up", "300"), "none of 300 requests counts"),
+        (
+            ("--instances", "2", "--cache-tokens", "1024", "--warm-up", "300"),
+            "none of the trace's 300 requests to count",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_said(

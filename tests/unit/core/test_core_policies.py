@@ -45,6 +45,8 @@ def test_a_choice(choice: str, made: object) -> None:
         ("tuned:", "toy policy tuned: no option ''; known: share, window, strict"),
         ("tuned:size=1", "toy policy tuned: no option 'size'; known: share, window, strict"),
         ("plain:size=1", "toy policy plain: no option 'size'; known: none"),
+        ("tund", "no toy policy 'tund' (did you mean 'tuned'?); known: plain, tuned"),
+        ("tuned:windo=1", "toy policy tuned: no option 'windo' (did you mean 'window'?); known: share, window, strict"),
         ("tuned:share", "toy policy tuned: option share must be given once, as share=VALUE"),
         ("tuned:share=1,share=0", "toy policy tuned: option share must be given once, as share=VALUE"),
         ("tuned:share=2", "toy policy tuned: share must be in [0, 1], got 2.0"),

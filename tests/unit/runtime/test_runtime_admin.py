@@ -72,6 +72,7 @@ async def test_what_is_asked_for_changes_and_all_is_told(caplog: pytest.LogCaptu
         ({"colour": "green"}, InvalidArgument, "known: red, blue"),
         ({"draining": "yes"}, InvalidArgument, "true or false"),
         ({"nonsense": "1"}, InvalidArgument, "colour, draining"),
+        ({"color": "blue"}, InvalidArgument, r"'color' is no setting here \(did you mean 'colour'\?\)"),
         ({"size": "2"}, FailedPrecondition, "needs a restart: it is made once"),
     ],
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.near import did_you_mean
 from pinyon.traces.generate.profile import Chats, Free, Hours, Profile, ProfileSpec, Programs, UserGroups
 from pinyon.traces.generate.quantiles import Quantiles
 
@@ -224,12 +225,16 @@ PROFILES: Mapping[str, ProfileSpec] = {
 def profile(name: str, /, **free: float) -> Profile:
     """With these values of free parameters. Raises :class:`InvalidArgument`, for a name or a value out of range."""
     if name not in PROFILES:
-        raise InvalidArgument(f"no profile {name!r}; known: {', '.join(PROFILES)}", field="profile")
+        hint = did_you_mean(name, PROFILES)
+        raise InvalidArgument(f"no profile {name!r}{hint}; known: {', '.join(PROFILES)}", field="profile")
     spec = PROFILES[name]
     values = {key: each.usual for key, each in spec.free.items()}
     for key, value in free.items():
         if key not in values:
-            raise InvalidArgument(f"profile {name} has no parameter {key!r}; known: {', '.join(values)}", field=key)
+            hint = did_you_mean(key, values)
+            raise InvalidArgument(
+                f"profile {name} has no parameter {key!r}{hint}; known: {', '.join(values)}", field=key
+            )
         low, high = spec.free[key].low, spec.free[key].high
         if not low <= value <= high:
             raise InvalidArgument(f"{key} of profile {name} must be from {low:g} to {high:g}, got {value:g}", field=key)

@@ -1,0 +1,67 @@
+"""Failed calls in plain words: what was asked, where, and what may help."""
+
+from __future__ import annotations
+
+import grpc
+
+from pinyon.core.errors import PinyonError, error_from_code
+from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER
+
+__all__ = ["in_words", "plainly"]
+
+SERVICES = {
+    CONDUCTOR: "conductor",
+    CONTROLLER: "controller",
+    KVSTORE: "store node",
+    LB: "load balancer",
+    WORKER: "worker",
+}
+NOT_REACHED = ("failed to connect to all addresses", "errors resolving")
+"""How gRPC's own words begin where no service has said anything."""
+BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOAWAY", "Broken pipe")
+
+
+def plainly(error: grpc.RpcError, role: str, address: str, tls_dir: str) -> PinyonError:
+    """The error of a call to the service of that role."""
+    code = error.code().name
+    return error_from_code(code, in_words(code, error.details() or "", role, address, tls_dir))
+
+
+def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> str:
+    """The same of a status's name and details. What the service said itself stays as it is."""
+    service = SERVICES[role]
+    if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
+        return _not_reached(details, service, address, tls_dir)
+    if code == "UNAVAILABLE" and details.startswith(BROKEN):
+        return f"the connection to the {service} at {address} broke"
+    if code == "DEADLINE_EXCEEDED":
+        return f"the {service} at {address} did not answer in time"
+    if code == "UNIMPLEMENTED":
+        return f"what answers at {address} is no {service}, or one of another version"
+    if code == "UNAUTHENTICATED" and "API key" in details:
+        return f"{details} (--api-key)"
+    if code == "UNAUTHENTICATED" and tls_dir and role == LB:
+        return f"{details}; with TLS, admins reach a load balancer at its --admin-listen"
+    return details or f"the {service} at {address} gave no reason ({code})"
+
+
+def _not_reached(details: str, service: str, address: str, tls_dir: str) -> str:
+    if details.startswith("errors resolving"):
+        return f"{address} is not known: there is no such host, or it is no HOST:PORT"
+    if "http1.x" in details or "ALPN" in details:
+        return f"{address} is an HTTP port: the {service} has another one for gRPC"
+    if "Connection refused" in details:
+        start = "./dev up --regions NAME,NAME" if service == SERVICES[CONTROLLER] else "./dev up"
+        return f"no {service} answers at {address} (is it running? {start})"
+    if tls_dir and "WRONG_VERSION_NUMBER" in details:
+        return f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR"
+    if tls_dir and "Verification" in details:
+        return f"what answers at {address} proves to be somebody else than a {service} of the cluster of {tls_dir}"
+    if tls_dir and "CERTIFICATE_VERIFY_FAILED" in details:
+        return f"what answers at {address} is not of the cluster of {tls_dir}: another authority made its certificate"
+    if not tls_dir and any(each in details for each in BROKEN):
+        return (
+            f"{address} closed the connection: it speaks TLS, it seems; --tls-dir DIR names your folder of "
+            "`pinyon certs` (role admin; DIR/admin/admin of `./dev up --tls --tls-dir DIR`)"
+        )
+    return f"no {service} answers at {address}: {details.partition('last error: ')[2] or details}"

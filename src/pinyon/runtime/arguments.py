@@ -1,0 +1,59 @@
+"""Command lines: options are spelled with hyphens, and an unknown word is answered with the near one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pinyon.core.near import did_you_mean
+
+__all__ = ["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes underscores in options for hyphens. For an unknown option or choice it names the one that is near.
+
+    Parsers of subcommands are of this class, too.
+    """
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As the base class's, but what is unknown is an error in this parser, which knows what it could have been."""
+        given = _hyphened(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:
+            # First of all: a missing value or argument is a consequence of the option that was not understood.
+            self._refuse(given[: given.index("--")] if "--" in given else given)
+        found, left = super().parse_known_args(given, namespace)
+        if left:
+            self._refuse(left)
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
+
+    def _refuse(self, given: Sequence[str]) -> None:
+        """Ends the program at the first long option that is unknown, and no beginning of a known one."""
+        known = list(self._option_string_actions)
+        for each in given:
+            option = each.partition("=")[0]
+            if not option.startswith("--") or option == "--" or " " in each or option in known:
+                continue
+            if self.allow_abbrev and any(name.startswith(option) for name in known):
+                continue
+            self.error(f"unrecognized option: {option}{did_you_mean(option, known)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(each) for each in action.choices]
+            hint = did_you_mean(str(value), choices)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}, choose from {', '.join(choices)}")
+
+
+def _hyphened(given: Sequence[str]) -> list[str]:
+    """What follows ``--`` is as it was: no options."""
+    args = list(given)
+    end = args.index("--") if "--" in args else len(args)
+    for place, each in enumerate(args[:end]):
+        option, equals, value = each.partition("=")
+        if option.startswith("--") and " " not in option:
+            args[place] = f"{option.replace('_', '-')}{equals}{value}"
+    return args

@@ -1,0 +1,62 @@
+"""Failed calls in plain words."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from pinyon.cli.failures import plainly
+
+NO_CONNECTION = "failed to connect to all addresses; last error: "
+REFUSED = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Failed to connect to remote host: Connection refused"
+CLOSED = NO_CONNECTION + "UNAVAILABLE: ipv4:127.0.0.1:7000: Socket closed"
+HTTP1 = NO_CONNECTION + "UNAVAILABLE: ipv4:127.0.0.1:7000: Failed parsing HTTP/2 (Trying to connect an http1.x server)"
+NO_ALPN = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Cannot check peer: missing selected ALPN property."
+NOT_TLS = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Tls handshake failed: error:100000f7:WRONG_VERSION_NUMBER"
+OTHER_NAME = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Custom verification check failed: Hostname Verification"
+
+
+class Failed(grpc.RpcError):
+    def __init__(self, code: str, details: str | None) -> None:
+        self._code, self._details = grpc.StatusCode[code], details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("role", "code", "details", "tls_dir", "said"),
+    [
+        ("conductor", "UNAVAILABLE", REFUSED, "", "no conductor answers at h:1 (is it running? ./dev up)"),
+        ("controller", "UNAVAILABLE", REFUSED, "", "no controller answers at h:1 (is it running? ./dev up --regions"),
+        ("conductor", "UNAVAILABLE", "errors resolving h:1: [...]", "", "h:1 is not known"),
+        ("conductor", "UNAVAILABLE", CLOSED, "", "it speaks TLS, it seems; --tls-dir DIR"),
+        (
+            "conductor",
+            "UNAVAILABLE",
+            CLOSED,
+            "d",
+            "no conductor answers at h:1: UNAVAILABLE: ipv4:127.0.0.1:7000: Socket",
+        ),
+        ("lb", "UNAVAILABLE", HTTP1, "", "h:1 is an HTTP port"),
+        ("lb", "UNAVAILABLE", NO_ALPN, "d", "h:1 is an HTTP port"),
+        ("lb", "UNAVAILABLE", NOT_TLS, "d", "the load balancer at h:1 speaks without TLS: leave out --tls-dir"),
+        ("kvstore", "UNAVAILABLE", OTHER_NAME, "d", "somebody else than a store node of the cluster of d"),
+        ("lb", "UNAVAILABLE", "Socket closed", "", "the connection to the load balancer at h:1 broke"),
+        ("lb", "UNAVAILABLE", "No instance is available.", "", "No instance is available."),
+        ("worker", "DEADLINE_EXCEEDED", "Deadline Exceeded", "", "the worker at h:1 did not answer in time"),
+        ("conductor", "UNIMPLEMENTED", "Method not found!", "", "what answers at h:1 is no conductor"),
+        ("lb", "UNAUTHENTICATED", "You didn't provide an API key", "", "(--api-key)"),
+        ("lb", "UNAUTHENTICATED", "this needs a certificate", "d", "at its --admin-listen"),
+        ("lb", "NOT_FOUND", "no model 'x'", "", "no model 'x'"),
+        ("lb", "INTERNAL", None, "", "the load balancer at h:1 gave no reason (INTERNAL)"),
+    ],
+)
+def test_failure_says_who_where_and_what_helps(role, code, details, tls_dir, said):
+    error = plainly(Failed(code, details), role, "h:1", tls_dir)
+    assert said in error.message
+    assert error.grpc_code == (code if code != "UNIMPLEMENTED" else "INTERNAL")
+    assert not error.message.startswith(code)
