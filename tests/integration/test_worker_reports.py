@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import pytest_asyncio
 
@@ -78,6 +80,20 @@ async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fl
     assert len(PROMPT) <= kv_tokens < len(PROMPT) + SHORT.max_tokens
     assert d.parts.ledger.token_times.take(idle=True) == (0.0, 0.0, 0.0)
     assert d.parts.members.kv_tokens == 0
+
+
+async def test_an_hour_without_requests_is_not_between_tokens(fleet):
+    passed_s = 0.0
+    p = await fleet.start("prefill", "p0")
+    d = await fleet.start("decode", "d0", clock=lambda: time.monotonic() + passed_s)
+    client = await fleet.client(d)
+    for name in ("before", "after"):
+        (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id=name))
+        await answer.wait()
+        await fleet.idle()
+        passed_s += 3600.0
+    tbt_ms, *_ = d.parts.ledger.token_times.take(idle=True)
+    assert 0 < tbt_ms < 60_000
 
 
 @pytest.mark.parametrize("apart", [True, False])
