@@ -233,7 +233,6 @@ class Worker:
                 self.transfer.boot_id.hex(),
                 self.address,
                 settings.max_batch,
-                settings.geography,
                 SERVICE_ORDERS.make(settings.service_order).short_first,
             )
             connect = security.channels.sessions_to(peer_name(CONDUCTOR))
