@@ -216,7 +216,7 @@ class PrefillJob:
             self.prompt.reusable,
             decodes=False,
             arrived_s=self._parts.clock(),
-            request_class=order.request_class,
+            traits=Use.of(order.request_class).traits,
         )
 
     async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
