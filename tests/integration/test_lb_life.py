@@ -212,6 +212,21 @@ async def test_serving_goes_on_without_the_conductor_and_it_is_found_again():
         await bench.idle()
 
 
+async def test_without_the_conductor_prompts_go_where_it_sent_them():
+    prompts = {0: "Once upon a time there was a king. " * 4, 1: "It is a truth universally acknowledged. " * 4}
+    async with running_lb() as bench:
+        for number, prompt in prompts.items():
+            bench.conductor.workers = [bench.workers[number], bench.workers[1 - number]]
+            assert (await bench.complete(prompt, max_tokens=2)).status == 200
+        await bench.conductor.stop()
+        await spin(lambda: not bench.lb.conductor.connected)
+        for number, prompt in prompts.items():
+            assert (await bench.complete(prompt + "And then?", max_tokens=2)).status == 200
+            again = bench.workers[number].submissions[1]
+            assert again.placement.policy == "lb_skywalker"
+        await bench.idle()
+
+
 async def test_a_silent_conductor_costs_one_timeout():
     async with running_lb(conductor_timeout_s=0.1) as bench:
         bench.conductor.silent = True
