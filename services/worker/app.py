@@ -157,7 +157,10 @@ class Worker:
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,
-            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
+            fetcher=Fetcher(
+                *(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
+                store=store,
+            ),
             storage=Storage(
                 *(cache, region, store, settings.store_queue_blocks, settings.store_queue_s, settings.store_timeout_s),
                 clock,

@@ -203,11 +203,13 @@ async def test_serving_goes_on_without_the_conductor_and_it_is_found_again():
             assert (await bench.complete(max_tokens=2)).status == 200
         placement = bench.workers[0].submissions[0].placement
         assert placement.policy == "lb_skywalker"
+        assert placement.ask_store, "nobody has planned fetches"
         assert bench.registry.get_sample_value("pinyon_lb_fallback_placements_total") == 4
         await bench.conductor.start(port)
         await bench.connected()
         await bench.complete(max_tokens=2)
         assert len(bench.conductor.requests) == 1
+        assert [each.placement.ask_store for each in bench.workers[0].submissions][-1:] == [False]
         assert bench.lb.conductor.sessions == 2
         await bench.idle()
 

@@ -251,6 +251,7 @@ class DecodeRequest:
                 # who gave way has its blocks again and a client that sees nothing come: it goes before all others
                 prefill_s=0.0 if self._started else order.prefill_s,
                 ttft_left_s=math.inf if self._started else order.ttft_left_s - self._waited_s(),
+                ask_store=order.ask_store and not self._started,
             ),
             owned=reservation,
         )
