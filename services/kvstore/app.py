@@ -85,7 +85,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         if settings.conductor:
             session = ReportSession(
                 settings.conductor,
-                instance_info(node, address, settings.geography),
+                instance_info(node, address),
                 StoreReport(node),
                 connect=security.channels.sessions_to(peer_name(CONDUCTOR)),
             )

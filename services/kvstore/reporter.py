@@ -13,9 +13,9 @@ from services.kvstore.node import StoreNode
 __all__ = ["StoreReport", "instance_info"]
 
 
-def instance_info(node: StoreNode, address: str, geography: str) -> conductor_pb2.InstanceInfo:
+def instance_info(node: StoreNode, address: str) -> conductor_pb2.InstanceInfo:
     """How the node registers. Its capacity in blocks depends on their size, so it is left open."""
-    return info_to_proto(InstanceInfo(node.node_id, node.boot_id, Role.STORE, address, geography=geography))
+    return info_to_proto(InstanceInfo(node.node_id, node.boot_id, Role.STORE, address))
 
 
 class StoreReport:

@@ -22,7 +22,6 @@ class KvStoreSettings(TransferSettings):
     redis_url: str = Field("", description="Redis with the block metadata; required")
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
-    geography: str = Field("", max_length=64, description="where this instance stands, such as eu-west")
     eviction: Annotated[str, AfterValidator(checked_eviction)] = Field(
         "lru", description=f"which objects go when room is needed: {EVICTION_POLICIES.described}"
     )

@@ -17,7 +17,6 @@ from pinyon.runtime.telemetry import Telemetry
 from services.lb.admission import Turn
 from services.lb.clusters import HOME, Cluster, Clusters
 from services.lb.conductor_session import ConductorAway
-from services.lb.instances import NOTHING
 from services.lb.metrics import LbMetrics
 from services.lb.recorder import Recorder
 from services.lb.regions.links import RegionLinks
@@ -133,7 +132,7 @@ class Dispatcher:
         placed_s = self._clock()
         request.begin_attempt(placement, placed_s)
         request.cluster = cluster.name
-        counted = view.begin(request.ask.model, placement, request.routed or NOTHING)
+        counted = view.begin(request.ask.model, placement, self._ways.routed(request))
         try:
             await self._on_instance(request, placement, cluster, attempt_id, placed_s, take)
         finally:

@@ -336,6 +336,7 @@ class InstanceView:
             decode_instance_id=pair.decode.instance_id,
             decode_address=pair.decode.address,
             policy=f"lb_{layer.policy.name}",
+            ask_store=True,
         )
 
     def begin(

@@ -13,12 +13,12 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import PrefixTree
 from pinyon.routing.pushing import PUSHING_RULES, Blind
 from pinyon.routing.refusals import Refusals
-from pinyon.routing.routing_keys import routing_root, token_keys
+from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
-from services.lb.request import Request
+from services.lb.request import Ask, Request
 from services.lb.room import Demands, Hold, Room, anybody, for_region, has_room, hold, remote_pushing, room_of
 
 __all__ = ["Ways", "WaysOptions"]
@@ -221,19 +221,25 @@ class Ways:
     # -- requests
 
     def routed(self, request: Request) -> Routed:
-        """What its target is chosen by."""
+        """What its target is chosen by. It is remembered of every request, whoever chooses, so it must cost little."""
         if request.routed is None:
-            ask = request.ask
-            whose = ask.request_class
-            name = ask.model, whose.tenant, whose.cache_salt
-            root = self._roots.get(name)
-            if root is None:
-                if len(self._roots) >= ROOTS_MAX:
-                    self._roots.clear()
-                root = self._roots[name] = routing_root(ask.model, whose.tenant, self._secret, whose.cache_salt)
+            whose = request.ask.request_class
             key = whose.session or whose.user
-            request.routed = Routed(token_keys(root, ask.tokens_le32), f"{whose.tenant}/{key}" if key else "")
+            request.routed = Routed(self._keys(request.ask), f"{whose.tenant}/{key}" if key else "")
         return request.routed
+
+    def _keys(self, ask: Ask) -> bytes:
+        """Where a conductor chooses and there are no other regions, those that are made for it will do."""
+        if not self.selective and ask.block_keys:
+            return keys_of_blocks(ask.block_keys)
+        whose = ask.request_class
+        name = ask.model, whose.tenant, whose.cache_salt
+        root = self._roots.get(name)
+        if root is None:
+            if len(self._roots) >= ROOTS_MAX:
+                self._roots.clear()
+            root = self._roots[name] = routing_root(ask.model, whose.tenant, self._secret, whose.cache_salt)
+        return token_keys(root, ask.tokens_le32)
 
     def route(self, request: Request) -> Route:
         whose = request.ask.request_class

@@ -157,7 +157,10 @@ class Worker:
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,
-            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
+            fetcher=Fetcher(
+                *(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
+                store=store,
+            ),
             storage=Storage(
                 *(cache, region, store, settings.store_queue_blocks, settings.store_queue_s, settings.store_timeout_s),
                 clock,
@@ -233,7 +236,6 @@ class Worker:
                 self.transfer.boot_id.hex(),
                 self.address,
                 settings.max_batch,
-                settings.geography,
                 SERVICE_ORDERS.make(settings.service_order).short_first,
             )
             connect = security.channels.sessions_to(peer_name(CONDUCTOR))

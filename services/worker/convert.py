@@ -125,6 +125,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         no_reuse=message.no_reuse,
         prefill_s=_seconds(message.placement.predicted_prefill_ms, "placement.predicted_prefill_ms"),
         ttft_left_s=_ttft_left_s(message),
+        ask_store=message.placement.ask_store,
         placement_number=message.placement.number,
     )
 
@@ -199,6 +200,7 @@ def prefill_to_proto(
         no_reuse=order.no_reuse,
         ttft_left_ms=None if left_s == math.inf else max(-MS_MAX, round(left_s * 1e3)),
         predicted_prefill_ms=min(MS_MAX, order.prefill_s * 1e3),
+        ask_store=order.ask_store,
     )
 
 
@@ -228,6 +230,7 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
         traceparent=message.traceparent,
         prefill_s=_seconds(message.predicted_prefill_ms, "predicted_prefill_ms"),
         ttft_left_s=_ttft_left_s(message),
+        ask_store=message.ask_store,
     )
 
 

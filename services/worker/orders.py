@@ -38,6 +38,8 @@ class PrefillOrder:
     """Computing it takes about so long; 0: nobody said."""
     ttft_left_s: float = math.inf
     """Until its first token should be there, as of now."""
+    ask_store: bool = False
+    """No conductor has planned ``fetches``: what the store has of it is looked up."""
 
     @property
     def shares(self) -> bool:
@@ -117,6 +119,8 @@ class GenerateOrder:
     """See :class:`PrefillOrder`."""
     ttft_left_s: float = math.inf
     """As of its coming; see :class:`PrefillOrder`."""
+    ask_store: bool = False
+    """See :class:`PrefillOrder`."""
     placement_number: int = 0
     """The conductor's, which is told what the first token took; 0: it does not ask."""
 

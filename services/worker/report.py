@@ -61,7 +61,7 @@ class WorkerReport:
 
 
 def instance_info(
-    served: Served, boot_id: str, address: str, max_batch: int, geography: str, short_first: bool
+    served: Served, boot_id: str, address: str, max_batch: int, short_first: bool
 ) -> conductor_pb2.InstanceInfo:
     """How this worker registers with the conductor."""
     info = InstanceInfo(
@@ -75,7 +75,6 @@ def instance_info(
         capacity_blocks=served.pool_blocks,
         max_batch=max_batch,
         max_context_tokens=served.max_context,
-        geography=geography,
         key_secret_id=secret_id(served.secret),
         short_first=short_first,
     )

@@ -35,7 +35,6 @@ class WorkerSettings(TransferSettings, JournalSettings):
     role: Literal["prefill", "decode", "mixed"] = Field("mixed", description="what this instance does")
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     redis_url: str = Field("", description="Redis with the KV store's metadata; empty: no store")
-    geography: str = Field("", max_length=64, description="where this instance stands, such as eu-west")
 
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")

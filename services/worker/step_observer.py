@@ -24,7 +24,7 @@ class StepObserver:
         self._ledger = ledger
         self._clock = clock
         self._last_decode_s = 0.0
-        """When the last step ended, if it decoded anything."""
+        """When the last step ended, if it decoded anything and somebody waits for his next token since then."""
 
     def observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)
@@ -45,4 +45,5 @@ class StepObserver:
                     kv_tokens += slot.position
             times = self._ledger.token_times
             times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=running)
-        self._last_decode_s = now_s
+        # Where all have ended there is no step before the next request comes: what lies between is nobody's time.
+        self._last_decode_s = now_s if self._members.running else 0.0

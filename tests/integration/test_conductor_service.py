@@ -182,7 +182,7 @@ async def test_measurements_correct_the_cost_model(world):
         ({"model": ""}, "registration.model"),
         ({"model_fingerprint": ""}, "registration.model_fingerprint"),
         ({"layout": common_pb2.KvLayout(layers=1)}, "registration.layout"),
-        ({"geography": "x" * 129}, "registration.geography"),
+        ({"key_secret_id": "x" * 129}, "registration.key_secret_id"),
     ],
 )
 async def test_bad_registrations_name_the_field(world, change, field):

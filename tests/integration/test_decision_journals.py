@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.core.journal import Codec, Replay
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import JOURNAL_TYPES, replay_journal
@@ -55,6 +56,28 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
         for module in ("admission", "prompts"):
             seen.modules[module].check_integrity()  # type: ignore[attr-defined]
         assert seen.modules["admission"].waiting == 0  # type: ignore[attr-defined]
+
+
+async def test_journals_name_no_user_no_session_and_no_cache_salt(fleet: Fleet, tmp_path: Path) -> None:
+    paths = [tmp_path / "prefill.jsonl", tmp_path / "decode.jsonl"]
+    p = await fleet.start("prefill", "p0", journal=str(paths[0]))
+    d = await fleet.start("decode", "d0", journal=str(paths[1]))
+    client = await fleet.client(d)
+    asked = submission([7] * 40, SamplingParams(max_tokens=4, ignore_eos=True), prefill=p, decode=d)
+    asked.request_class.MergeFrom(
+        common_pb2.RequestClass(kind="chat", turn=1, user="anna", session="diary", cache_salt="grain", tenant="acme")
+    )
+    (answer,) = await client.submit(asked)
+    await answer.wait()
+    await fleet.idle()
+    for worker in (d, p):
+        fleet.workers.remove(worker)
+        await worker.stop(0)
+    for path in paths:
+        assert replayed(path).calls
+        text = path.read_text()
+        assert "acme" in text
+        assert [secret for secret in ("anna", "diary", "grain") if secret in text] == []
 
 
 async def test_the_batching_policy_sees_what_its_batches_bring(fleet: Fleet, tmp_path: Path) -> None:

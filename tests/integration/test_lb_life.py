@@ -203,12 +203,29 @@ async def test_serving_goes_on_without_the_conductor_and_it_is_found_again():
             assert (await bench.complete(max_tokens=2)).status == 200
         placement = bench.workers[0].submissions[0].placement
         assert placement.policy == "lb_skywalker"
+        assert placement.ask_store, "nobody has planned fetches"
         assert bench.registry.get_sample_value("pinyon_lb_fallback_placements_total") == 4
         await bench.conductor.start(port)
         await bench.connected()
         await bench.complete(max_tokens=2)
         assert len(bench.conductor.requests) == 1
+        assert [each.placement.ask_store for each in bench.workers[0].submissions][-1:] == [False]
         assert bench.lb.conductor.sessions == 2
+        await bench.idle()
+
+
+async def test_without_the_conductor_prompts_go_where_it_sent_them():
+    prompts = {0: "Once upon a time there was a king. " * 4, 1: "It is a truth universally acknowledged. " * 4}
+    async with running_lb() as bench:
+        for number, prompt in prompts.items():
+            bench.conductor.workers = [bench.workers[number], bench.workers[1 - number]]
+            assert (await bench.complete(prompt, max_tokens=2)).status == 200
+        await bench.conductor.stop()
+        await spin(lambda: not bench.lb.conductor.connected)
+        for number, prompt in prompts.items():
+            assert (await bench.complete(prompt + "And then?", max_tokens=2)).status == 200
+            again = bench.workers[number].submissions[1]
+            assert again.placement.policy == "lb_skywalker"
         await bench.idle()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import pytest_asyncio
 
@@ -80,6 +82,20 @@ async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fl
     assert d.parts.members.kv_tokens == 0
 
 
+async def test_an_hour_without_requests_is_not_between_tokens(fleet):
+    passed_s = 0.0
+    p = await fleet.start("prefill", "p0")
+    d = await fleet.start("decode", "d0", clock=lambda: time.monotonic() + passed_s)
+    client = await fleet.client(d)
+    for name in ("before", "after"):
+        (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id=name))
+        await answer.wait()
+        await fleet.idle()
+        passed_s += 3600.0
+    tbt_ms, *_ = d.parts.ledger.token_times.take(idle=True)
+    assert 0 < tbt_ms < 60_000
+
+
 @pytest.mark.parametrize("apart", [True, False])
 async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet, apart):
     if apart:
@@ -102,7 +118,7 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
     await fleet.idle()
 
 
-@pytest.mark.parametrize("kernel", ["grouped", "whole"])
+@pytest.mark.parametrize("kernel", ["grouped", "whole", "plain"])
 @pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
 async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(
     fleet, monkeypatch, batching, kernel
@@ -122,7 +138,8 @@ async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_promp
     said = mixed.load()
     start = namespace(mixed.served.card.fingerprint, mixed.served.layout.layout_id, "")
     keys = chain_block_keys(start, tokens_to_bytes(common), BLOCK_TOKENS)
-    expected = () if (batching, kernel) == ("fcfs", "whole") else (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),)
+    once = kernel == "grouped" or (kernel == "whole" and batching != "fcfs")
+    expected = (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),) if once else ()
     assert (said.level_blocks, said.shared) == (LEVEL_BLOCKS * len(expected), expected)
     assert (state.load.level_blocks, state.load.shared) == (LEVEL_BLOCKS * len(expected), expected)
     if batching == "fcfs":

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
+from pinyon.runtime.redis_server import find_redis
 from pinyon.store.client import PutResult
+from tests.integration.kvstore_parts import empty, eventually, running_node
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
 
 POOL = 32
@@ -32,6 +35,19 @@ class AwayStore:
         self.asked.set()
         await self.let_go.wait()
         raise Unavailable("the store is away")
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[str]:
+    server = find_redis()
+    yield server.url
+    server.close()
+
+
+@pytest.fixture
+async def redis_url(redis_server: str) -> str:
+    await empty(redis_server)
+    return redis_server
 
 
 @pytest_asyncio.fixture
@@ -68,3 +84,27 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
             await asyncio.sleep(0)
     await serve(prompt(5, 9))
     await fleet.idle()  # also: within the pause nothing is kept for the store
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "mixed"])
+async def test_prompts_placed_without_a_conductor_read_the_store(fleet: Fleet, redis_url: str, apart: bool) -> None:
+    planned, unplanned = prompt(1, 9), prompt(2, 9)
+    async with running_node(redis_url, pool_mib=8) as node:
+        writer = await fleet.start("mixed", "m0", redis_url=redis_url)
+        client = await fleet.client(writer)
+        for tokens in (planned, unplanned):
+            (answer,) = await client.submit(submission(tokens, SHORT, prefill=writer, decode=writer))
+            await answer.wait()
+        await eventually(lambda: node.figure("listed_blocks") >= 16, "both prompts are stored")
+        if apart:
+            p, d = await fleet.pair(redis_url=redis_url)
+        else:
+            p = d = await fleet.start("mixed", "m1", redis_url=redis_url)
+        client = await fleet.client(d)
+        for tokens, asks in ((planned, False), (unplanned, True)):
+            asked = submission(tokens, SHORT, prefill=p, decode=d, request_id=f"asks-{asks}")
+            asked.placement.ask_store = asks
+            (answer,) = await client.submit(asked)
+            assert (await answer.wait()).tokens == reference(tokens, SHORT)
+            assert answer.prefill.store_tokens == (8 * BLOCK_TOKENS if asks else 0)
+        await fleet.idle()

@@ -70,7 +70,6 @@ INFOS = st.builds(
     capacity_blocks=U64,
     max_batch=U32,
     max_context_tokens=U32,
-    geography=TEXT,
 )
 LOADS = st.builds(
     conductor_pb2.InstanceLoad,

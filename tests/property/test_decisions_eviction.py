@@ -63,15 +63,15 @@ class Instance:
         self.now_s += 0.75
         self.number += 1
         keys = tuple(bytes([document, at]) * 8 for at in range(blocks))
-        asked = RequestClass(kind, tenant="t")
+        traits = Traits.of(RequestClass(kind, tenant="t"))
         decisions = self.decisions
         decisions.admission.enqueue(
-            BatchRequest(self.number, 16 * blocks + 1, blocks + 1, keys, blocks, decodes=False, request_class=asked)
+            BatchRequest(self.number, 16 * blocks + 1, blocks + 1, keys, blocks, decodes=False, traits=traits)
         )
         (grant,) = decisions.admission.admit(self.now_s)
         table, held = grant.reservation.table, grant.reservation.held
         after = keys[held - 1] if held else None
-        decisions.reservations.publish(table[held:blocks], keys[held:], self.now_s, Traits.of(asked), held, after)
+        decisions.reservations.publish(table[held:blocks], keys[held:], self.now_s, traits, held, after)
         decisions.admission.end(self.number)
         decisions.reservations.release(table, self.now_s)
         decisions.reservations.swapped(sum(swap.out != NO_SLOT for swap in decisions.reservations.take_swaps()))

@@ -121,11 +121,11 @@ def test_roles_and_finish_reasons_are_those_of_the_protos():
     assert finish_reason_from_proto(common_pb2.FINISH_REASON_UNSPECIFIED) is None
 
 
-@given(names, names, st.sampled_from(Role), names, layouts, u32, geographies)
-def test_instances(name, model, role, boot, layout, limit, geography):
-    info = InstanceInfo(name, boot, role, "host:1", geography=geography)
+@given(names, names, st.sampled_from(Role), names, layouts, u32)
+def test_instances(name, model, role, boot, layout, limit):
+    info = InstanceInfo(name, boot, role, "host:1")
     if role is not Role.STORE:
-        info = InstanceInfo(name, boot, role, "[::1]:1", model, "f", layout, limit, limit, limit, geography)
+        info = InstanceInfo(name, boot, role, "[::1]:1", model, "f", layout, limit, limit, limit)
     assert info_from_proto(travelled(info_to_proto(info))) == info
     load = InstanceLoad(limit, limit, limit, limit, limit, min(limit / 8, LOAD_MS_MAX), True)
     assert load_from_proto(travelled(load_to_proto(load))) == load

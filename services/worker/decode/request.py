@@ -16,7 +16,7 @@ from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason
-from pinyon.eviction import Traits
+from pinyon.eviction import Traits, Use
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.logprobs import append_logprob
 from pinyon.paging import Reservation
@@ -181,7 +181,7 @@ class DecodeRequest:
             reusable=reusable,
             max_new_tokens=order.sampling.max_tokens - self._transcript.count,
             arrived_s=self._arrived_s,
-            request_class=order.request_class,
+            traits=Use.of(order.request_class).traits,
             seconds=order.prefill_s,
             deadline_s=0.0 if order.ttft_left_s == math.inf else self._arrived_s + order.ttft_left_s,
             computes=reusable > 0 and order.shares and not self._goes_elsewhere,
@@ -251,6 +251,7 @@ class DecodeRequest:
                 # who gave way has its blocks again and a client that sees nothing come: it goes before all others
                 prefill_s=0.0 if self._started else order.prefill_s,
                 ttft_left_s=math.inf if self._started else order.ttft_left_s - self._waited_s(),
+                ask_store=order.ask_store and not self._started,
             ),
             owned=reservation,
         )

@@ -26,6 +26,7 @@ from pinyon.store.reader import Mover, ReadResult
 from pinyon.transfer import Region, TransferEngine
 from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerArrivals
+from services.worker.kv.storage import ObjectStore
 from services.worker.orders import PrefillOrder, SpanFetched
 
 __all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
@@ -162,13 +163,16 @@ class Fetcher:
         clock: Clock,
         timeout_s: float,
         layers: TransferEngine | None = None,
+        store: ObjectStore | None = None,
     ) -> None:
+        """``store`` is asked for what nobody has planned."""
         self._source = source
         self._region = region
         self._layout = layout
         self._clock = clock
         self._timeout_s = timeout_s
         self._layers = layers
+        self._store = store
         self._avoidance = Avoidance(max_s=MAX_PAUSE_S)
         self._tried: set[str] = set()
         """Addresses of sources that a trial is under way to."""
@@ -188,7 +192,8 @@ class Fetcher:
         abort: Abort,
         traceparent: str,
     ) -> Fetched:
-        """Blocks from ``first`` on without a gap, into the blocks of ``table``, as the order's spans name them.
+        """Blocks from ``first`` on without a gap, into the blocks of ``table``, as the order's spans name them, or, if
+        nobody has planned any, from where the store has them.
 
         The conductor knows of a block in so many only (:mod:`pinyon.core.key_sample`), so it is not sure where the
         source of the next span takes over: who is asked for a span is asked for the first blocks of the next one too.
@@ -197,8 +202,15 @@ class Fetcher:
         """
         fetched = Fetched()
         failures, start_s = self.failures, self._clock()
-        whole_s = self._whole_s(order, first, len(keys))
-        for span, after in zip_longest(order.fetches, order.fetches[1:]):
+        spans = order.fetches
+        if order.ask_store and self._store is not None:
+            looking = asyncio.ensure_future(self._look_up(self._store, keys, first))
+            try:
+                spans = await abort.wait(looking)
+            finally:
+                looking.cancel()
+        whole_s = self._whole_s(spans, first, len(keys))
+        for span, after in zip_longest(spans, spans[1:]):
             at, end = first + fetched.blocks, min(span.end, len(keys))
             if at >= end or self._avoidance.avoids(span.address, self._clock()) or span.address in self._tried:
                 continue
@@ -241,9 +253,22 @@ class Fetcher:
         fetched.seconds = self._clock() - start_s
         return fetched
 
-    def _whole_s(self, order: PrefillOrder, first: int, end: int) -> float:
+    async def _look_up(self, store: ObjectStore, keys: Sequence[BlockKey], first: int) -> tuple[FetchSpan, ...]:
+        """What the store has from block ``first`` on. It has the time of a fetch; Redis is given up sooner."""
+        spans: list[FetchSpan] = []
+        try:
+            for node, count in await store.leading(keys[first:], self._layout.block_bytes, self._timeout_s):
+                spans.append(FetchSpan(node.node_id, node.address, KvSource.STORE, first, first + count))
+                first += count
+        except PinyonError as error:
+            _log.info("the KV store cannot be asked: %s", error.message)
+        except Exception:
+            _log.exception("asking the KV store failed")
+        return tuple(spans)
+
+    def _whole_s(self, spans: Sequence[FetchSpan], first: int, end: int) -> float:
         """For all spans: a source that fails is found out soon, and a long prefix has the time that it takes."""
-        blocks = max((min(span.end, end) - first for span in order.fetches), default=0)
+        blocks = max((min(span.end, end) - first for span in spans), default=0)
         return self._timeout_s + max(0, blocks) * self._layout.block_bytes / RATE_MIN_BYTES_S
 
     async def _try(

@@ -27,6 +27,7 @@ from pinyon.core.errors import PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import PutOutcome, PutResult
+from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, Runs
 from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
@@ -61,12 +62,16 @@ class Drop(StrEnum):
 
 
 class ObjectStore(Protocol):
-    """What puts objects: :class:`pinyon.store.client.StoreClient`."""
+    """What puts objects and knows where they are: :class:`pinyon.store.client.StoreClient`."""
 
     @property
     def losses(self) -> int: ...
 
     async def nodes(self) -> object: ...
+
+    async def leading(
+        self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
+    ) -> list[tuple[NodeRecord, int]]: ...
 
     async def put(
         self,

@@ -216,14 +216,14 @@ class PrefillJob:
             self.prompt.reusable,
             decodes=False,
             arrived_s=self._parts.clock(),
-            request_class=order.request_class,
+            traits=Use.of(order.request_class).traits,
         )
 
     async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
         """Blocks from elsewhere, as far as they arrive in time; the rest is computed."""
         parts, order = self._parts, self.order
         first = reservation.held
-        if order.no_reuse or not order.fetches or first >= len(self._reusable):
+        if order.no_reuse or not (order.fetches or order.ask_store) or first >= len(self._reusable):
             return Fetched()
         await self.abort.wait(parts.cache.settled(reservation.table[first:]))
         fetched = await parts.fetcher.fetch(

@@ -17,11 +17,13 @@ from pinyon.batching.stopping import (
     StoppingPolicy,
 )
 
-__all__ = ["GROUPED", "FeatherSettings", "Learning"]
+__all__ = ["GROUPED", "WHOLE", "FeatherSettings", "Learning"]
 
 
 GROUPED = "grouped"
 """The kernel that reads what each group of a batch shares once."""
+WHOLE = "whole"
+"""The kernel that reads what all of a batch share once."""
 
 
 class Learning(StrEnum):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.eviction.policy import Traits
 
 __all__ = ["BatchRequest", "BatchingPolicy", "BlockNeed", "Holdings", "StepSeen"]
 
@@ -34,7 +34,8 @@ class BatchRequest:
     max_new_tokens: int = 0
     arrived_s: float = 0.0
     """When it came to this instance, by the clock that ``admit`` is called with."""
-    request_class: RequestClass = UNKNOWN_CLASS
+    traits: Traits | None = None
+    """What eviction is told of it; None: nobody knows. Not more of its class: a journal has what decisions are told."""
     seconds: float = 0.0
     """Computing its prompt takes about so long; 0: nobody said."""
     deadline_s: float = 0.0

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
-from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.feather_settings import GROUPED, WHOLE
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import Formed, Rounds
@@ -155,7 +155,9 @@ class StepScheduler:
     def reads_once(self) -> bool:
         """Steps may read what some of those share that they decode once: the kernel does that for each group, or for
         what a whole batch shares, and batches are made so that there is some."""
-        return self._kernel == GROUPED or (self._rounds is not None and self._rounds.share)
+        if self._kernel == WHOLE:
+            return self._rounds is not None and self._rounds.share
+        return self._kernel == GROUPED
 
     def path(self, table: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Of a request whose KV of so many tokens is in these blocks: the last block of each level of full ones, by

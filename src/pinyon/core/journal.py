@@ -24,7 +24,7 @@ from pinyon.core.errors import InvalidArgument
 
 __all__ = ["VERSION", "Codec", "Journal", "Replay", "replay"]
 
-VERSION = 1
+VERSION = 2
 DIFFERENCES_MAX = 16
 """Differences that a replay describes; all are counted."""
 

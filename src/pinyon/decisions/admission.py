@@ -21,7 +21,6 @@ from pinyon.batching import (
     Holdings,
     StepSeen,
 )
-from pinyon.eviction.policy import Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 
 __all__ = ["Admission", "Grant"]
@@ -176,7 +175,7 @@ class Admission:
             request.block_keys[: request.reusable],
             request.blocks,
             now_s,
-            Use.of(request.request_class).traits,
+            request.traits,
             computes=request.computes,
         )
         if reservation is None:

@@ -9,7 +9,6 @@ from typing import Any
 from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan, StepSeen
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Replay, replay
-from pinyon.core.request import RequestClass
 from pinyon.decisions.admission import Grant
 from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
@@ -22,7 +21,7 @@ from pinyon.routing.rates import Rates
 __all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
 
 JOURNAL_TYPES = (
-    *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates, RequestClass),
+    *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates),
     *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),
 )
 """The values that the decisions are told and that they answer."""

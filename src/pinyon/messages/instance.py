@@ -47,7 +47,6 @@ def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
         capacity_blocks=info.capacity_blocks,
         max_batch=info.max_batch,
         max_context_tokens=info.max_context_tokens,
-        geography=info.geography,
         key_secret_id=info.key_secret_id,
         short_first=info.short_first,
     )
@@ -81,7 +80,6 @@ def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
         capacity_blocks=message.capacity_blocks,
         max_batch=message.max_batch,
         max_context_tokens=message.max_context_tokens,
-        geography=check_text(message.geography, "registration.geography"),
         key_secret_id=check_text(message.key_secret_id, "registration.key_secret_id"),
         short_first=message.short_first,
     )

@@ -38,8 +38,6 @@ class InstanceInfo:
     capacity_blocks: int = 0
     max_batch: int = 0
     max_context_tokens: int = 0
-    geography: str = ""
-    """Where it stands, such as ``eu-west``; empty: nobody said."""
     key_secret_id: str = ""
     """Names the secret that its block keys start from (:func:`pinyon.core.block_keys.secret_id`)."""
     stages: int = 1

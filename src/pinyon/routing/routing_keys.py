@@ -8,6 +8,8 @@ two prompts taken for one cost a prefill, and nothing else.
 ``key[i] = XXH3_64(key[i-1] + chunk i)``, and the chain starts from :func:`routing_root`. Equal keys mean equal
 prefixes. A chunk is of tokens where there is a tokenizer, of bytes for servers that have their own; a last partial
 chunk has none. Keys are packed: ``n`` of them are ``8 * n`` bytes.
+
+Where there is one region, a prompt's block keys do as well (:func:`keys_of_blocks`): they are made anyway.
 """
 
 from __future__ import annotations
@@ -15,10 +17,20 @@ from __future__ import annotations
 import hmac
 from typing import Final
 
+import numpy as np
 from mypy_extensions import i64
 from xxhash import xxh3_64_digest
 
-__all__ = ["CHUNK_BYTES", "CHUNK_TOKENS", "KEYS_MAX", "KEY_BYTES", "byte_keys", "routing_root", "token_keys"]
+__all__ = [
+    "CHUNK_BYTES",
+    "CHUNK_TOKENS",
+    "KEYS_MAX",
+    "KEY_BYTES",
+    "byte_keys",
+    "keys_of_blocks",
+    "routing_root",
+    "token_keys",
+]
 
 KEY_BYTES: Final = 8
 CHUNK_TOKENS: Final = 64
@@ -58,3 +70,8 @@ def byte_keys(root: bytes, text: bytes, chunk_bytes: int = CHUNK_BYTES) -> bytes
         begin = end
         end += step
     return b"".join(keys)
+
+
+def keys_of_blocks(packed_keys: bytes) -> bytes:
+    """Of packed block keys (:mod:`pinyon.core.block_keys`): a block is a chunk, and half of its key is the chunk's."""
+    return np.frombuffer(packed_keys, "<u8")[: 2 * KEYS_MAX : 2].tobytes()

@@ -29,7 +29,7 @@ class Span(Protocol):
     def set(self, key: str, value: Attribute) -> None: ...
 
     def classify(self, value: RequestClass) -> None:
-        """The request's class, as attributes ``class.*``."""
+        """The request's class, as attributes ``class.*``, but for its cache salt, which is a secret."""
 
     def error(self, error: BaseException) -> None: ...
 
@@ -76,7 +76,9 @@ class _RealSpan:
         self._span.set_attribute(key, value)
 
     def classify(self, value: RequestClass) -> None:
-        self._span.set_attributes({f"class.{name}": each for name, each in asdict(value).items()})
+        said = asdict(value)
+        del said["cache_salt"]
+        self._span.set_attributes({f"class.{name}": each for name, each in said.items()})
 
     def error(self, error: BaseException) -> None:
         from opentelemetry.trace import Status, StatusCode

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from pinyon.batching import BatchRequest, Prompt
 from pinyon.core.errors import ResourceExhausted
+from pinyon.eviction import Use
 from pinyon.paging import Reservation
 from pinyon.placement.fleet import Fleet
 from pinyon.profiles.engine_profile import EngineProfile
@@ -66,7 +67,7 @@ class AttemptLifecycle:
             min(len(request.keys), usable // block_tokens),
             max_new_tokens=request.max_tokens,
             arrived_s=self._time.now_s,
-            request_class=request.request_class,
+            traits=Use.of(request.request_class).traits,
             seconds=attempt.decision.prefill_s + attempt.decision.drain_s,
             deadline_s=request.arrived_s + self._settings.slo_s,
             computes=attempt.together,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from pinyon.batching import BATCHING_DEFAULT
-from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.feather_settings import GROUPED, WHOLE
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
@@ -16,7 +16,7 @@ from pinyon.simulator.scheduling_cost import NO_COST, SchedulingCost
 
 __all__ = ["KERNELS", "ClusterSettings", "StepRule"]
 
-KERNELS: Final = ("whole", GROUPED)
+KERNELS: Final = (WHOLE, GROUPED)
 """Attention kernels that profiles tell apart."""
 
 
@@ -65,7 +65,7 @@ class ClusterSettings:
     pool_eviction: str = "lru"
     batching: str = BATCHING_DEFAULT
     service_order: str = SERVICE_ORDER_DEFAULT
-    attention_kernel: str = "whole"
+    attention_kernel: str = WHOLE
     """Of engines whose profile gains by it: ``whole`` reads once what the whole batch shares, ``grouped`` (as PAT) what
     some of it do, too."""
     scheduling: SchedulingCost = NO_COST

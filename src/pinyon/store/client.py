@@ -19,6 +19,7 @@ from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError, Unavailable
+from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory
@@ -26,7 +27,7 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_calls import NodeCalls
 from pinyon.store.reader import MAX_KEYS, BlockReader
 from pinyon.store.records import NodeRecord, Replica
-from pinyon.store.runs import Run, choose_nodes
+from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, WriteOutcome
 from pinyon.transfer import Region, TransferEngine
 
@@ -34,6 +35,8 @@ __all__ = ["PutOutcome", "PutResult", "StoreClient", "StoreObject"]
 
 PUT_ATTEMPTS = 2
 """Nodes that are tried for one object."""
+LOOK_KEYS = 512
+"""Keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
 
@@ -244,6 +247,24 @@ class StoreClient:
             for node, indexes in self._sources(located, object_bytes)
         )
         return arrived
+
+    async def leading(
+        self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
+    ) -> list[tuple[NodeRecord, int]]:
+        """Where the first of the keys, without a gap, are listed: nodes, and how many keys in a row each has, in order.
+
+        Nothing is leased: who reads it may find less. Raises :class:`Unavailable` when Redis is.
+        """
+        deadline = self._clock() + timeout_s
+        holders: list[set[NodeRecord]] = []
+        while (at := len(holders)) < len(keys):
+            part = keys[at : at + LOOK_KEYS]
+            _, located = await self._directory.locate(part, deadline - self._clock())
+            usable = set(self._usable(list({node for replicas in located for node, _ in replicas})))
+            holders += [{node for node, size in found if size == object_bytes} & usable for found in located]
+            if not all(holders[at:]):
+                break
+        return leading_runs(holders, FETCH_SPANS_MAX)
 
     def _sources(self, located: Sequence[Sequence[Replica]], object_bytes: int) -> list[tuple[NodeRecord, list[int]]]:
         """Which keys to read where: as few nodes as a greedy choice finds."""

@@ -9,13 +9,14 @@ and gives on a trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pinyon.core.block_keys import BlockKey
+from pinyon.store.records import NodeRecord
 from pinyon.store.rendezvous import rank
 
-__all__ = ["RUN_TOKENS", "Run", "Runs", "choose_nodes"]
+__all__ = ["RUN_TOKENS", "Run", "Runs", "choose_nodes", "leading_runs"]
 
 RUN_TOKENS = 4096
 """Tokens of a run. A prompt of 128k tokens is 32 runs, and one more for each turn in which it grew."""
@@ -57,3 +58,19 @@ def choose_nodes(
             run.anchor = run.anchor or key
             chosen[run] = rank(run.anchor, weights)[:count]
     return chosen
+
+
+def leading_runs(holders: Sequence[Set[NodeRecord]], runs_max: int) -> list[tuple[NodeRecord, int]]:
+    """Of blocks with these holders each, the first ones that somebody holds, in as few runs as there can be and at most
+    so many: who holds a run, and its blocks. Of several holders the one with the first id."""
+    runs: list[tuple[NodeRecord, int]] = []
+    at = 0
+    while at < len(holders) and len(runs) < runs_max:
+        left, begin = holders[at], at
+        while at < len(holders) and (common := left & holders[at]):
+            left = common
+            at += 1
+        if at == begin:
+            break
+        runs.append((min(left, key=lambda node: node.node_id), at - begin))
+    return runs

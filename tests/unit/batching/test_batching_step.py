@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinyon.batching import PromptWork, StepLimits, StepPlan, StepScheduler
+from pinyon.batching import BATCHING_POLICIES, PromptWork, StepLimits, StepPlan, StepScheduler
 from pinyon.batching.service_order import SERVICE_ORDERS
 
 
@@ -161,3 +161,21 @@ def test_a_request_needs_a_block_more_when_its_own_are_full(scheduler):
         scheduler.fold(decided(scheduler))
     # The tokens at positions 16 and 24, and 8 and 16.
     assert needed == [7, 8, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("batching", "kernels"), [("feather:chunk_blocks=1", ["whole", "grouped"]), ("fcfs", ["grouped"])]
+)
+def test_only_kernels_that_read_together_read_once(batching, kernels):
+    """``plain`` reads for each request alone, and so does an engine without a kernel, whatever batches share."""
+    found = []
+    for kernel in ("", "plain", "whole", "grouped"):
+        rounds = BATCHING_POLICIES.make(batching).rounds(kernel)
+        scheduler = StepScheduler(StepLimits(4, 64, 16, 8), rounds=rounds, kernel=kernel)
+        for number in range(3):
+            scheduler.add_decode(number, 32, 8, scheduler.path([0, 1, 2, 3], 32))
+        scheduler.fill()
+        assert scheduler.decide(0.0).decodes
+        if scheduler.reads_once:
+            found.append(kernel)
+    assert found == kernels

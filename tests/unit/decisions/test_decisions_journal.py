@@ -141,7 +141,7 @@ def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFix
     assert out.endswith("decided otherwise\n")
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe\n", b'{"pinyon_journal":1,"decisions":"lunch"}\n'])
+@pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe\n", b'{"pinyon_journal":2,"decisions":"lunch"}\n'])
 def test_the_command_refuses_what_is_no_journal(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +158,7 @@ def test_the_command_refuses_what_is_no_journal(
 )
 def test_a_configuration_that_does_not_fit_is_refused(config: str) -> None:
     with pytest.raises(InvalidArgument, match="configuration"):
-        replay_journal([f'{{"pinyon_journal":1,"decisions":"front","config":{config}}}\n'])
+        replay_journal([f'{{"pinyon_journal":2,"decisions":"front","config":{config}}}\n'])
 
 
 def test_unknown_policies_are_refused() -> None:

@@ -52,6 +52,14 @@ def test_who_may_go_to_the_same_waits_for_the_same():
     assert ways.demand(request()) != ways.demand(request(sender="eu"))
 
 
+def test_other_regions_are_no_party_to_block_keys():
+    """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
+    ways = Ways(["m"], WaysOptions("us"), lambda: 0.0)
+    assert ways.routed(request()).keys == b"k" * 8
+    ways.expect("lb-eu", "eu")
+    assert ways.routed(request()).keys == b"", "8 tokens are no chunk"
+
+
 def test_a_region_that_comes_later_is_open_to_who_comes_later():
     """A demand says where those go who wait with it: the first one's words count. Who may go to one region more than
     that one must not share its number."""

@@ -134,6 +134,28 @@ def test_a_slope_that_was_too_flat_is_mended_as_the_batch_grows():
     assert model.predict_s(8) == pytest.approx(0.17, rel=0.05)
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_the_decode_time_of_a_busy_hour_is_soon_forgotten(batch):
+    """Tokens of an idle instance come at 10 ms, of a busy one at half a second with parts of prompts between them."""
+    rng, model = random.Random(5), DecodeCostModel()
+    for _ in range(300):
+        model.observe(batch, 500 * batch, 0.484 * rng.uniform(0.5, 1.5))
+    assert model.predict_s(1, 100) > 0.2
+    for _ in range(10):
+        model.observe(1, 100, 0.01 * rng.uniform(0.9, 1.2))
+    assert model.predict_s(1, 100) < 0.02
+
+
+def test_the_prefill_time_of_a_busy_hour_is_soon_forgotten():
+    rng, model = random.Random(5), PrefillCostModel()
+    for _ in range(300):
+        model.observe(rng.randint(50, 4000), 0, 2.0 * rng.uniform(0.5, 1.5))
+    assert model.predict_s(500, 0) > 0.3
+    for _ in range(10):
+        model.observe(500, 0, 0.05 * rng.uniform(0.9, 1.2))
+    assert model.predict_s(500, 0) < 0.1
+
+
 def test_what_a_batch_shares_is_read_once():
     model = DecodeCostModel()
     assert model.predict_s(4, 40_000, 8_000) == pytest.approx(model.predict_s(4, 16_000))

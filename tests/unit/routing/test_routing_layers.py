@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinyon.core.block_keys import chain_block_keys, pack_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.hash_ring import HashRing
 from pinyon.routing.consistent_hash import SEED
@@ -13,7 +14,7 @@ from pinyon.routing.geography import Geography, parse_geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
-from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, routing_root, token_keys
+from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, keys_of_blocks, routing_root, token_keys
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
@@ -429,6 +430,18 @@ def test_sglangs_router_takes_any_that_matches_whatever_its_load() -> None:
 
 
 # -- keys
+
+
+def test_block_keys_make_routing_keys_block_by_block() -> None:
+    tokens = bytes(range(256)) * 4
+    keys = chain_block_keys(bytes(16), tokens, 16)
+    made = keys_of_blocks(pack_keys(keys))
+    assert made == b"".join(key[:8] for key in keys)
+    assert len(set(keys)) == len(made) // 8 == 16
+    shorter = keys_of_blocks(pack_keys(chain_block_keys(bytes(16), tokens[:640], 16)))
+    assert made.startswith(shorter)
+    assert len(keys_of_blocks(bytes(16 * (KEYS_MAX + 1)))) == 8 * KEYS_MAX
+    assert keys_of_blocks(b"") == b""
 
 
 def test_routing_keys_are_of_model_tenant_and_secret_alone() -> None:

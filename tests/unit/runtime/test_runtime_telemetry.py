@@ -6,6 +6,7 @@ import sys
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from pinyon.core.request import RequestClass
 from pinyon.runtime.telemetry import Telemetry
 
 
@@ -40,6 +41,17 @@ def test_a_malformed_parent_starts_a_new_trace():
         assert len(span.traceparent) == 55
     telemetry.close()
     assert exporter.get_finished_spans()[0].parent is None
+
+
+def test_a_span_names_the_class_without_its_cache_salt():
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry("lb", "lb-0", exporter=exporter)
+    with telemetry.span("request") as span:
+        span.classify(RequestClass("chat", user="anna", cache_salt="grain"))
+    telemetry.close()
+    said = exporter.get_finished_spans()[0].attributes
+    assert said["class.user"] == "anna"
+    assert "grain" not in str(dict(said))
 
 
 def test_off_costs_no_import():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pinyon.store.records import NodeRecord
 from pinyon.store.rendezvous import rank
+from pinyon.store.runs import leading_runs
 
 NODES = dict.fromkeys(["kv-0", "kv-1", "kv-2", "kv-3"], 1.0)
 KEYS = [number.to_bytes(16, "big") for number in range(2000)]
@@ -37,3 +39,12 @@ def test_only_the_keys_of_a_lost_node_move() -> None:
     for key in KEYS[:200]:
         before = rank(key, NODES)
         assert rank(key, {node: 1.0 for node in NODES if node != "kv-2"}) == [node for node in before if node != "kv-2"]
+
+
+def test_leading_blocks_are_read_in_as_few_runs_as_can_be() -> None:
+    a, b, c = (NodeRecord(name, "0" * 32, f"{name}:1") for name in "abc")
+    held = [{a, b}, {a, b}, {b}, {b, c}, {c}, set(), {a}]
+    assert leading_runs(held, 9) == [(b, 4), (c, 1)]
+    assert leading_runs(held, 1) == [(b, 4)]
+    assert leading_runs([{b, a}, {a, b}], 9) == [(a, 2)]
+    assert leading_runs([set(), {a}], 9) == leading_runs([], 9) == []

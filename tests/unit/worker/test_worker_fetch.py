@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from pinyon.core.errors import DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import Cancelled, DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
+from pinyon.store.records import NodeRecord
 from services.worker.abort import Abort
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, LayeredFetch
 from services.worker.orders import PrefillOrder, SpanFetched
@@ -56,15 +57,80 @@ class Source:
         return ReadResult([key not in lacks for key in keys], worked=True)
 
 
+class Index:
+    """Says where the store has what it is asked for; with an ``error`` that, and with ``hangs`` nothing."""
+
+    def __init__(self) -> None:
+        self.runs = [("kv-0", 1), ("kv-1", 2)]
+        self.error: Exception | None = None
+        self.hangs = False
+        self.asked: list[list[bytes]] = []
+        self.entered = asyncio.Event()
+
+    async def leading(self, keys, object_bytes, timeout_s) -> list[tuple[NodeRecord, int]]:
+        assert (object_bytes, timeout_s) == (LAYOUT.block_bytes, 1.0)
+        self.asked.append(list(keys))
+        self.entered.set()
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return [(NodeRecord(name, "0" * 32, f"{name}:1"), count) for name, count in self.runs]
+
+
 class World:
     def __init__(self, timeout_s: float = 1.0, layout: KvLayout = LAYOUT) -> None:
         self.now_s = 0.0
         self.source = Source()
-        self.fetcher = Fetcher(self.source, None, layout, lambda: self.now_s, timeout_s)  # type: ignore[arg-type]
+        self.index = Index()
+        self.fetcher = Fetcher(
+            self.source,
+            None,
+            layout,
+            lambda: self.now_s,
+            timeout_s,
+            store=self.index,  # type: ignore[arg-type]
+        )
 
-    async def fetch(self, *spans: FetchSpan) -> Fetched:
-        order = PrefillOrder("id", RequestClass(), None, KEYS, SamplingParams(1), 0, spans, False, "")  # type: ignore[arg-type]
-        return await self.fetcher.fetch(order, KEYS, [0, 1, 2, 3], 0, Abort(), "")
+    async def fetch(
+        self, *spans: FetchSpan, first: int = 0, ask_store: bool = False, abort: Abort | None = None
+    ) -> Fetched:
+        order = PrefillOrder(
+            "id", RequestClass(), None, KEYS, SamplingParams(1), 0, spans, False, "", ask_store=ask_store
+        )  # type: ignore[arg-type]
+        return await self.fetcher.fetch(order, KEYS, [0, 1, 2, 3], first, abort or Abort(), "")
+
+
+async def test_what_nobody_planned_is_fetched_from_where_the_store_has_it() -> None:
+    world = World()
+    assert (await world.fetch()).blocks == 0
+    assert not world.index.asked, "a conductor has decided"
+    world.source.lacks["kv-0:1"] = set(KEYS[2:])
+    fetched = await world.fetch(first=1, ask_store=True)
+    assert world.index.asked == [KEYS[1:]]
+    assert (fetched.blocks, fetched.store_blocks) == (3, 3)
+    assert world.source.asked == ["kv-0:1", "kv-1:1"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("Redis has gone"), ValueError("a defect")], ids=["away", "broken"])
+async def test_a_store_that_cannot_be_asked_costs_no_prompt(error) -> None:
+    world = World()
+    world.index.error = error
+    assert (await world.fetch(ask_store=True)).blocks == 0
+    assert not world.source.asked
+    assert world.fetcher.failures == 0
+
+
+async def test_a_cancelled_prompt_does_not_wait_for_the_store() -> None:
+    world, abort = World(), Abort()
+    world.index.hangs = True
+    fetching = asyncio.ensure_future(world.fetch(ask_store=True, abort=abort))
+    await world.index.entered.wait()
+    abort.fire(Cancelled("the client has gone"))
+    with pytest.raises(Cancelled):
+        await fetching
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:

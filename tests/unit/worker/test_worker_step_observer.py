@@ -46,6 +46,18 @@ def test_the_time_between_two_steps_that_decode(running, kv_tokens):
     assert told.metrics.step.call_count == 2
 
 
+def test_idle_time_is_no_time_between_tokens():
+    """A decode instance runs no step between two requests: what nobody waited for is not measured."""
+    told = Told(0, 0)
+    told.step([100], 10.0)  # the only request ends with it
+    told.step([50], 40.0)  # another one's first step
+    assert told.told == []
+    told.members.running = 1
+    told.step([51], 40.01)
+    told.step([52], 40.02)
+    assert [seconds for _, seconds, *_ in told.told] == pytest.approx([0.01])
+
+
 def test_a_step_without_decodes_lies_between():
     told = Told(1, 700)
     told.step([100], 10.0)

@@ -237,7 +237,7 @@ class FetchSpan(_message.Message):
     def __init__(self, source_id: _Optional[str] = ..., source_address: _Optional[str] = ..., source: _Optional[_Union[KvSource, str]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill_instance_id", "prefill_address", "decode_instance_id", "decode_address", "fetches", "local_prefix_blocks", "predicted_ttft_ms", "predicted_tbt_ms", "policy", "predicted_prefill_ms", "ttft_slo_ms", "number")
+    __slots__ = ("prefill_instance_id", "prefill_address", "decode_instance_id", "decode_address", "fetches", "local_prefix_blocks", "predicted_ttft_ms", "predicted_tbt_ms", "policy", "predicted_prefill_ms", "ttft_slo_ms", "number", "ask_store")
     PREFILL_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DECODE_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,7 @@ class Placement(_message.Message):
     PREDICTED_PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ASK_STORE_FIELD_NUMBER: _ClassVar[int]
     prefill_instance_id: str
     prefill_address: str
     decode_instance_id: str
@@ -262,4 +263,5 @@ class Placement(_message.Message):
     predicted_prefill_ms: float
     ttft_slo_ms: int
     number: int
-    def __init__(self, prefill_instance_id: _Optional[str] = ..., prefill_address: _Optional[str] = ..., decode_instance_id: _Optional[str] = ..., decode_address: _Optional[str] = ..., fetches: _Optional[_Iterable[_Union[FetchSpan, _Mapping]]] = ..., local_prefix_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., policy: _Optional[str] = ..., predicted_prefill_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    ask_store: bool
+    def __init__(self, prefill_instance_id: _Optional[str] = ..., prefill_address: _Optional[str] = ..., decode_instance_id: _Optional[str] = ..., decode_address: _Optional[str] = ..., fetches: _Optional[_Iterable[_Union[FetchSpan, _Mapping]]] = ..., local_prefix_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., policy: _Optional[str] = ..., predicted_prefill_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[int] = ..., number: _Optional[int] = ..., ask_store: _Optional[bool] = ...) -> None: ...

@@ -160,7 +160,7 @@ class PrefillHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse", "target_region", "ttft_left_ms", "predicted_prefill_ms")
+    __slots__ = ("stream_id", "request_id", "request_class", "prompt_tokens_le32", "block_keys", "sampling", "generated_tokens", "fetches", "target_offsets_bytes", "first_target_block", "timeout_ms", "traceparent", "no_reuse", "target_region", "ttft_left_ms", "predicted_prefill_ms", "ask_store")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class PrefillStart(_message.Message):
     TARGET_REGION_FIELD_NUMBER: _ClassVar[int]
     TTFT_LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    ASK_STORE_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     request_class: _common_pb2.RequestClass
@@ -193,7 +194,8 @@ class PrefillStart(_message.Message):
     target_region: _common_pb2.Region
     ttft_left_ms: int
     predicted_prefill_ms: float
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., target_region: _Optional[_Union[_common_pb2.Region, _Mapping]] = ..., ttft_left_ms: _Optional[int] = ..., predicted_prefill_ms: _Optional[float] = ...) -> None: ...
+    ask_store: bool
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., fetches: _Optional[_Iterable[_Union[_common_pb2.FetchSpan, _Mapping]]] = ..., target_offsets_bytes: _Optional[_Iterable[int]] = ..., first_target_block: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., target_region: _Optional[_Union[_common_pb2.Region, _Mapping]] = ..., ttft_left_ms: _Optional[int] = ..., predicted_prefill_ms: _Optional[float] = ..., ask_store: _Optional[bool] = ...) -> None: ...
 
 class PrefillSessionResponse(_message.Message):
     __slots__ = ("results",)
