@@ -37,6 +37,10 @@ def hints(
         f"-d {shlex.quote(json.dumps(body))}",
         _pinyon(f"instances --conductor {conductor}", admin),
     ]
+    if controller:
+        lines += [_pinyon(f"{command} --controller {controller}", admin) for command in ("regions", "top")]
+    else:
+        lines.append(_pinyon(f"top --conductor {conductor} --lb {http}", admin))
     service = "pinyon.api.conductor.v1.ConductorService"
     if admin is None:
         lines.append(f"grpcurl -plaintext {conductor} list")
@@ -46,8 +50,6 @@ def hints(
         files = (f"-{option} {_path(admin / name)}" for option, name in _ADMIN_FILES)
         secure = f"grpcurl {' '.join(files)} -authority {peer_name(CONDUCTOR)} {conductor}"
         lines += [f"{secure} list", f"{secure} {service}/ListInstances"]
-    if controller:
-        lines += [_pinyon(f"{command} --controller {controller}", admin) for command in ("regions", "top")]
     return lines
 
 
