@@ -28,7 +28,7 @@ from pinyon.runtime.http2.front import Front
 from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.hello import ALPN, Speaker, who_speaks, who_speaks_tls
 from pinyon.runtime.http2.protocol import DEAD_TICKS, EXCUSED, Http2Protocol
-from pinyon.runtime.http2.wire import PREFACE, frame, settings
+from pinyon.runtime.http2.wire import PREFACE, Code, frame, settings
 from pinyon.runtime.identity import caller, peer_name
 from pinyon.runtime.tls import server_context
 from services.worker.callers import WORKER_CALLERS
@@ -220,6 +220,26 @@ class Kept:
     def failed(self, error: Exception) -> None: ...
 
     def writable(self) -> None: ...
+
+
+async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast they come: no tick passes here. Those that their client breaks off are bounded."""
+    monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection = Connection(writer.write)
+        writer.write(connection.opening)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(500):
+                kept = Kept()
+                connection.open(request_head(METHOD.path, "x", "http"), kept).end()
+                while not (kept.heads and kept.heads[-1][1]):
+                    data = await reader.read(1 << 16)
+                    assert data
+                    connection.receive(data)
+                assert parse_trailers(kept.heads[-1][0]).code == "OK"
+            for _ in range(500):
+                connection.open(request_head(METHOD.path, "x", "http"), Kept()).reset(Code.CANCEL)
+            await read_all(reader)  # it ends
 
 
 async def test_a_call_ends_by_its_deadline() -> None:

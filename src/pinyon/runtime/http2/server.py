@@ -51,6 +51,8 @@ class SessionContext(MessageStream):
         self._answered = False
         self._ended: tuple[str, str, Metadata] | None = None
         self.task: asyncio.Task[None] | None = None
+        self.broken = False
+        """It was not served to its end."""
 
     def peer(self) -> str:
         """``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio has it."""
@@ -117,6 +119,7 @@ class SessionContext(MessageStream):
 
     def failed(self, error: StreamFailed) -> None:
         super().failed(error)
+        self.broken = True
         if self.task is not None:
             self.task.cancel()
 
@@ -186,6 +189,8 @@ class ServerProtocol(Http2Protocol):
 
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
+        if not context.broken:
+            self.connection.served()
         context.task = None
         self._close_if_done()
 
