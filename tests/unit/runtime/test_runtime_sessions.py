@@ -19,6 +19,7 @@ import pytest
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime import grpc_server
+from pinyon.runtime.admin import admitted
 from pinyon.runtime.channel import GRPCIO, HTTP2, Channels, open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method
 from pinyon.runtime.grpc_server import GrpcServer
@@ -183,6 +184,46 @@ async def test_who_may_not_call_is_logged_with_its_own_address(
                 ports = {f"ipv4:127.0.0.1:{port}" for port in _ports_to(int(running.address.rpartition(":")[2]))}
         (refused,) = [record for record in caplog.records if "refused" in record.getMessage()]
         assert refused.peer in ports  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sessions", [True, False])
+async def test_a_relayed_caller_that_has_left_is_nobody(sessions: bool) -> None:
+    """Whom grpcio sees is of this machine, and may have spoken for anybody. Without a relay it is the caller."""
+    asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    class Slow(Worker):
+        async def GetStatus(self, request: Any, context: Any) -> Any:
+            self.begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if sessions:
+                    await until(lambda: running.front.connections == 0)
+                asked.set_result(running.server.peer(context))
+
+    async with Running(worker=Slow(), sessions=sessions) as running, asyncio.timeout(WAIT_S):
+        async with open_channel(running.address) as channel:
+            call = worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
+            await running.worker.begun.wait()
+            if sessions:
+                for relayed in running.front._relays:
+                    relayed.cancel()
+            else:
+                call.cancel()
+            peer = await asked
+        if sessions:
+            assert peer == ""
+            with pytest.raises(PermissionDenied):
+                admitted(Unnamed(), peer)
+        else:
+            assert peer.startswith("ipv4:127.0.0.1:")
+            assert admitted(Unnamed(), peer) == f"somebody at {peer}"
+
+
+class Unnamed:
+    """The context of a caller without a certificate."""
+
+    def peer_identities(self) -> None: ...
 
 
 def _ports_to(port: int) -> set[int]:

@@ -282,9 +282,7 @@ class Connection(Link):
         if begun != (kind == CONTINUATION) or (begun and stream_id != self._block_id):
             what = "a header block was interrupted" if begun else "a header block goes on that nobody began"
             raise ConnectionFailed(Code.PROTOCOL_ERROR, what)
-        self._spend(
-            (ANSWERED_UNITS if kind in (PING, SETTINGS) else FRAME_UNITS) + len(payload) // PAYLOAD_BYTES
-        )
+        self._spend((ANSWERED_UNITS if kind in (PING, SETTINGS) else FRAME_UNITS) + len(payload) // PAYLOAD_BYTES)
         if kind == HEADERS:
             self._headers(flags, stream_id, payload)
         elif kind == CONTINUATION:
