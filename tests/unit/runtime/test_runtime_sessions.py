@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -419,13 +419,57 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
 
 
 async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with a call are displaced by nobody."""
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 2)
-    async with Running() as running, connected(running.address), connected(running.address):
-        await until(lambda: running.front.connections == 2)
+    async with Running() as running, calling(running.address), calling(running.address):
+        await until(lambda: len(running.worker.seen) == 2)
         async with connected(running.address) as (reader, _):
             assert await read_all(reader) == b""
         assert running.front.connections == 2
     assert running.front.connections == 0
+
+
+@asynccontextmanager
+async def calling(address: str, opened: Callable[[str], Any] = Http2Channel) -> AsyncIterator[Any]:
+    """A call that nobody ends."""
+    channel = opened(address)
+    try:
+        call = channel.stream_stream(METHOD.path, Ask.SerializeToString, Answer.FromString)()
+        await call.wait_for_connection()
+        yield call
+    finally:
+        await channel.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("said", ["nothing", "a part", "no call", "grpcio's"])
+async def test_silent_sockets_lock_nobody_out(
+    tls: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they end the calls that there are. No time passes that would end them."""
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
+    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
+    authority = TestAuthority(tmp_path)
+    opening = _client_hello([ALPN]) if tls else Connection(lambda _: None).opening
+    words = {
+        "nothing": b"",
+        "a part": opening[:20],
+        "no call": opening,
+        "grpcio's": b"\x16\x03\x01\0\1x" if tls else PREFACE + settings({}),
+    }
+    opened: Any = Http2Channel
+    if tls:
+        opened = Channels(authority.tls("lb", "lb-7"), HTTP2).sessions_to(peer_name("worker", "decode-1"))
+    async with Running(authority.tls("worker", "decode-1") if tls else None) as running, AsyncExitStack() as stack:
+        call = await stack.enter_async_context(calling(running.address, opened))
+        await call.write(Ask())
+        assert await call.read() == Answer()
+        for _ in range(20):
+            _, writer = await stack.enter_async_context(connected(running.address))
+            writer.write(words[said])
+        assert await once(Dialed(running.address, METHOD, WAIT_S, opened)) == 1
+        await call.write(Ask())
+        assert await call.read() == Answer()
 
 
 async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,9 +143,10 @@ class _Requests:
 class ServerProtocol(Http2Protocol):
     """One client's connection."""
 
-    def __init__(self, server: Http2Server, done: Callable[[], None]) -> None:
+    def __init__(self, server: Http2Server, done: Callable[[], None], met: Callable[[], None]) -> None:
         super().__init__(self._made, self._close_if_done, self._gone_)
         self._server = server
+        self._met = met
         self._done = done
         self._idle_since_s = self._loop.time()
         self.contexts: set[SessionContext] = set()
@@ -163,6 +164,7 @@ class ServerProtocol(Http2Protocol):
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if secured is not None:
             self.identities = _names(secured.getpeercert())
+            self._met()
         super().connection_made(transport)
         self._server.protocols.add(self)
         if self._server.draining:
@@ -182,6 +184,7 @@ class ServerProtocol(Http2Protocol):
         if not isinstance(head, RequestHead):
             stream.end(lambda: self.connection.headers(stream.stream_id, [(b":status", str(head).encode())], end=True))
             return context
+        self._met()
         self.contexts.add(context)
         context.task = task = self._loop.create_task(self._server.serve(context, head), name=head.path)
         task.add_done_callback(lambda _: self._ended(context))
@@ -223,9 +226,10 @@ class Http2Server:
             if handler.request_streaming and handler.response_streaming:
                 self._handlers[f"/{service}/{name}"] = handler
 
-    def protocol(self, done: Callable[[], None]) -> ServerProtocol:
-        """For a new connection; ``done`` is called when that is over."""
-        return ServerProtocol(self, done)
+    def protocol(self, done: Callable[[], None], met: Callable[[], None]) -> ServerProtocol:
+        """For a new connection; ``done`` is called when that is over, ``met`` once its peer has shown a certificate or
+        begun a call, and may be again."""
+        return ServerProtocol(self, done, met)
 
     async def drain(self, seconds: float) -> None:
         """Take no more streams, let those there are end for ``seconds``, then end them."""
