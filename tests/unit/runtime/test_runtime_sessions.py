@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PermissionDenied, PinyonError, Unavailable
@@ -464,12 +465,24 @@ async def test_silent_sockets_lock_nobody_out(
         call = await stack.enter_async_context(calling(running.address, opened))
         await call.write(Ask())
         assert await call.read() == Answer()
+        silent = []
         for _ in range(20):
-            _, writer = await stack.enter_async_context(connected(running.address))
+            reader, writer = await stack.enter_async_context(connected(running.address))
             writer.write(words[said])
+            silent.append(reader)
         assert await once(Dialed(running.address, METHOD, WAIT_S, opened)) == 1
         await call.write(Ask())
         assert await call.read() == Answer()
+        await asyncio.gather(*map(read_all, silent[:18]))  # their address has a share of two
+        await until(lambda: running.front.connections <= 4)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_silent_sockets_give_their_places_back_in_uvloop(
+    tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of the services, which tells less about connections whose tasks are cancelled."""
+    uvloop.run(asyncio.wait_for(test_silent_sockets_lock_nobody_out(tls, "no call", tmp_path, monkeypatch), 2 * WAIT_S))
 
 
 async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:

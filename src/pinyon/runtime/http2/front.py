@@ -65,7 +65,7 @@ class Front:
         self._listening: list[socket.socket] = []
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         """Who has not said yet who it is, and what ends that."""
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], ServerProtocol] = {}
         self._relays: set[asyncio.Task[None]] = set()
         self._newcomers = Newcomers(max(1, connections_max // SHARES))
         self.connections = 0
@@ -107,8 +107,8 @@ class Front:
             self._loop.remove_reader(bound)
             bound.close()
         self._listening.clear()
-        for task in list(self._handshakes):
-            task.cancel()
+        for task, protocol in list(self._handshakes.items()):
+            _end(task, protocol)
         for client in list(self._waiting):
             self._drop(client)
 
@@ -194,8 +194,8 @@ class Front:
             met = partial(self._newcomers.leave, client)
             protocol = self._server.protocol(partial(self._over, client), met)
             task = self._loop.create_task(self._serve(client, protocol, left_s))
-            self._newcomers.change(client, partial(_make_room, task, protocol))
-            self._handshakes.add(task)
+            self._newcomers.change(client, partial(_end, task, protocol))
+            self._handshakes[task] = protocol
             task.add_done_callback(lambda task: self._served(task, client, protocol))
         else:
             task = self._loop.create_task(relay(client, self._behind))
@@ -216,7 +216,7 @@ class Front:
                 )
 
     def _served(self, task: asyncio.Task[None], client: socket.socket, protocol: ServerProtocol) -> None:
-        self._handshakes.discard(task)
+        self._handshakes.pop(task, None)
         if not protocol.made:  # a handshake that fails never tells it
             client.close()
             self._over(client)
@@ -228,11 +228,11 @@ class Front:
         self._over(client)
 
 
-def _make_room(task: asyncio.Task[None], protocol: ServerProtocol) -> None:
-    if not task.done():
-        task.cancel()
+def _end(task: asyncio.Task[None], protocol: ServerProtocol) -> None:
+    if protocol.made:  # uvloop would not tell it of its end if the task were cancelled
+        protocol.abort("its place is needed")
     else:
-        protocol.abort("others needed the room")
+        task.cancel()
 
 
 def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
