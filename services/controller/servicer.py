@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
@@ -41,8 +42,17 @@ _log = get_logger("controller")
 class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     """Messages to values, tell, values to messages."""
 
-    def __init__(self, control: Control, announcer: Announcer, metrics: ControllerMetrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        control: Control,
+        announcer: Announcer,
+        metrics: ControllerMetrics,
+        clock: Clock,
+        peer: Callable[[Any], str],
+    ) -> None:
+        """``peer`` tells by its context who calls, as :meth:`pinyon.runtime.grpc_server.GrpcServer.peer` does."""
         self._control = control
+        self._peer = peer
         self._announcer = announcer
         self._metrics = metrics
         self._clock = clock
@@ -109,7 +119,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     async def AddInstance(
         self, request: controller_pb2.AddInstanceRequest, context: Any
     ) -> controller_pb2.AddInstanceResponse:
-        who = admitted(context)
+        who = admitted(context, self._peer(context))
         changed = self._control.registry.add_instance(*_named(request))
         version = await self._control.written()
         _log.warning("%s added %s to %s", who, request.instance, request.region)
@@ -118,7 +128,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     async def RemoveInstance(
         self, request: controller_pb2.RemoveInstanceRequest, context: Any
     ) -> controller_pb2.RemoveInstanceResponse:
-        who = admitted(context)
+        who = admitted(context, self._peer(context))
         changed = self._control.registry.remove_instance(*_named(request))
         version = await self._control.written()
         _log.warning("%s removed %s from %s", who, request.instance, request.region)
@@ -127,7 +137,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     async def ForgetLoadBalancer(
         self, request: controller_pb2.ForgetLoadBalancerRequest, context: Any
     ) -> controller_pb2.ForgetLoadBalancerResponse:
-        who = admitted(context)
+        who = admitted(context, self._peer(context))
         self._control.registry.forget(check_id(request.lb_id, "lb_id"))
         version = await self._control.written()
         _log.warning("%s made it forget %s", who, request.lb_id)

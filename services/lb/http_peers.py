@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
+from pinyon.core.address import network_of
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["FORWARDED_FIELDS", "Peers", "TrustedProxies", "network_of"]
+__all__ = ["FORWARDED_FIELDS", "Peers", "TrustedProxies"]
 
 FORWARDED_FIELDS = ("x-forwarded-for", "forwarded")
 HOPS_MAX = 32
@@ -108,13 +109,3 @@ class Peers:
             self._counts[peer] = count
         else:
             del self._counts[peer]
-
-
-def network_of(address: str) -> str:
-    """What counts as one peer: the address, or the /64 that it is in."""
-    if ":" not in address:
-        return address
-    parsed = parse_address(address.partition("%")[0])
-    if not isinstance(parsed, IPv6Address):
-        return str(parsed or address)
-    return str(IPv6Network((int(parsed) >> 64 << 64, 64)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
 
@@ -30,9 +31,15 @@ class HttpServer:
     """``start`` → ``announce`` → ``drain``."""
 
     def __init__(
-        self, shared: HttpState, listen: str, tls: ssl.SSLContext | None = None, *, reuse_port: bool = False
+        self,
+        shared: HttpState,
+        listen: str,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        reuse_port: bool = False,
     ) -> None:
-        """With ``reuse_port`` other processes may listen there, too."""
+        """``tls`` gives the context for a connection that is made now. With ``reuse_port`` other processes may listen
+        there, too."""
         if tls is not None and shared.proxy_protocol:
             raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
         self._shared = shared

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pinyon.runtime.logging import get_logger
@@ -29,7 +29,8 @@ _log = get_logger("lb.http")
 class TlsAcceptor:
     """``start`` → ``close``."""
 
-    def __init__(self, shared: HttpState, tls: ssl.SSLContext) -> None:
+    def __init__(self, shared: HttpState, tls: Callable[[], ssl.SSLContext]) -> None:
+        """``tls`` gives the context for a connection that is made now."""
         self._shared = shared
         self._tls = tls
         self._accepting: set[asyncio.Task[None]] = set()
@@ -80,7 +81,7 @@ class TlsAcceptor:
                 await loop.connect_accepted_socket(
                     lambda: Connection(shared, loop, place.give_back),
                     client,
-                    ssl=self._tls,
+                    ssl=self._tls(),
                     ssl_handshake_timeout=HANDSHAKE_S,
                 )
         finally:

@@ -13,14 +13,18 @@ __all__ = ["Https"]
 
 
 class Https:
-    """``context`` lasts as long as the server; connections made after :meth:`renew` are shown the new certificate."""
+    """Connections made after :meth:`renew` are shown the new certificate."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises :class:`InvalidArgument`."""
+        self.files = (certificate, key)
+        self.context = self._made()
+        """Of a connection that is made now."""
+
+    def _made(self) -> ssl.SSLContext:
         from pinyon.runtime.tls import server_context  # with TLS only: it brings cryptography
 
-        self.files = (certificate, key)
-        self.context = server_context(certificate, key)
+        return server_context(*self.files)
 
     @classmethod
     def of(cls, settings: LbSettings, security: Security) -> Https | None:
@@ -33,7 +37,6 @@ class Https:
         return None if security.tls is None else cls(security.tls.certificate, security.tls.key)
 
     def renew(self) -> None:
-        """Raises :class:`ssl.SSLError` or another :class:`OSError`; the old certificate stays then."""
-        # Into another one first: what does not fit would leave this one with half of it.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self.files)
-        self.context.load_cert_chain(*self.files)
+        """From any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
+        # In a context of its own: handshakes of the loop's would find one that is loaded into with half of it.
+        self.context = self._made()

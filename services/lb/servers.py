@@ -42,8 +42,8 @@ def make_servers(
         Peers(settings.requests_per_peer),
     )
     https = Https.of(settings, security)
-    context = None if https is None else https.context
-    http = HttpServer(shared, settings.http_listen, context, reuse_port=settings.http_reuse_port)
+    tls = None if https is None else lambda: https.context
+    http = HttpServer(shared, settings.http_listen, tls, reuse_port=settings.http_reuse_port)
     grpc = GrpcServer(
         settings.listen,
         security.tls,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -19,10 +19,11 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
+from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.runtime.http2.connection import FRAME_BYTES, IDLE_FRAMES, Connection
+from pinyon.runtime.http2.connection import FRAME_BYTES, LIFETIME_STREAMS, STREAMS_MAX, WORK_UNITS, Connection
 from pinyon.runtime.http2.heads import ANSWER, RequestHead, parse_request, parse_trailers, request_head, trailers
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import PREFACE, Code, ConnectionFailed, frame
@@ -84,6 +85,11 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         self.waiting += data
+
+    def whole(self) -> bytes:
+        data = bytes(self.waiting)
+        self.waiting.clear()
+        return data
 
     def piece(self) -> bytes:
         most = self.random.choice((1, 9, 100, 20_000, 1 << 20))
@@ -402,23 +408,140 @@ def test_frames_that_carry_nothing_are_not_read_for_ever(name: str):
     client.open(HEAD, Kept())
     server.connection.receive(bytes(client_wire.waiting))
     with pytest.raises(ConnectionFailed) as failed:
-        server.connection.receive(ATTACKS[name] * (IDLE_FRAMES + 1))
+        server.connection.receive(ATTACKS[name] * (WORK_UNITS + 1))
     assert failed.value.code is Code.ENHANCE_YOUR_CALM
 
 
-def test_streams_opened_and_reset_at_once_are_not_served_for_ever():
-    """CVE-2023-44487."""
+def served_until_cut(unit: Callable[[int], bytes], first: bytes = b"", most: int = WORK_UNITS) -> tuple[Code, int]:
+    """Why a server ends a connection on which ``unit`` comes again and again, and how many it took before."""
     server = Ours(Wire(Random(0)), 1 << 20)
-    wire = Wire(Random(0))
-    client = Connection(wire.write)
-    server.connection.receive(client.opening)
-    with pytest.raises(ConnectionFailed) as failed:  # noqa: PT012
-        for _ in range(IDLE_FRAMES):
-            client.open(HEAD, Kept()).reset(Code.CANCEL)
-            server.connection.receive(bytes(wire.waiting))
-            wire.waiting.clear()
+    server.connection.receive(PREFACE + settings_frame({}) + first)
+    for taken in range(most):
+        try:
+            server.connection.receive(unit(taken))
+        except ConnectionFailed as failed:
+            return failed.code, taken
+    raise AssertionError("it was never cut")
+
+
+def test_messages_do_not_pay_for_frames_that_carry_nothing():
+    head = frame(1, 4, 1, Encoder().encode(HEAD))
+    code, taken = served_until_cut(lambda _: frame(0, 0, 1, bytes(5)) + ATTACKS["pings"] * 100, head)
+    assert code is Code.ENHANCE_YOUR_CALM
+    assert taken * 100 <= WORK_UNITS
+
+
+@pytest.mark.parametrize(
+    ("block", "most"),
+    [
+        pytest.param(b"\x82" * 385, WORK_UNITS // 385, id="fields of a table"),
+        pytest.param(b"\0\1a\0" * 400, WORK_UNITS // 400, id="literals"),
+        pytest.param(Encoder().encode([(b"a", b"a" * 12_000)], huffman=True), 16, id="a long value"),
+    ],
+)
+def test_header_blocks_are_budgeted_by_their_fields_and_size(block: bytes, most: int):
+    """Whether they open streams, or are the answers of one that is open."""
+    code, taken = served_until_cut(lambda number: frame(1, 4, 2 * number + 1, block))
+    assert code is Code.ENHANCE_YOUR_CALM
+    assert taken <= most
+    client = Connection(lambda _: None)
+    client.receive(settings_frame({}))
+    client.open(HEAD, Kept())
+    with pytest.raises(ConnectionFailed) as failed:
+        client.receive(frame(1, 4, 1, block) * (most + 1))
     assert failed.value.code is Code.ENHANCE_YOUR_CALM
-    assert not server.connection.streams
+
+
+def test_a_table_is_not_resized_again_and_again():
+    code, taken = served_until_cut(lambda _: frame(1, 4, 1, b"\x20\x3f\xe1\x1f\x20\x82"))
+    assert (code, taken) == (Code.COMPRESSION_ERROR, 0)
+    server = Ours(Wire(Random(0)), 1 << 20)
+    server.connection.receive(PREFACE + settings_frame({}) + frame(1, 4, 1, b"\x20\x3f\xe1\x1f\x82"))
+    assert server.fields == [[(b":method", b"GET")]]
+
+
+def test_heads_on_a_stream_that_is_over_end_the_connection():
+    head = frame(1, 4, 1, Encoder().encode(HEAD)) + frame(3, 0, 1, Code.CANCEL.to_bytes(4, "big"))
+    code, taken = served_until_cut(lambda _: frame(1, 5, 1, b"\x82" * 385), head)
+    assert (code, taken) == (Code.STREAM_CLOSED, 0)
+
+
+@pytest.mark.parametrize("ticks", [1, 2, 50])
+def test_ticks_give_the_work_of_one_period(ticks: int):
+    server = Ours(Wire(Random(0)), 1 << 20)
+    server.connection.receive(PREFACE + settings_frame({}))
+    unknown = ATTACKS["unknown"]
+    for _ in range(3):
+        for _ in range(ticks):
+            server.connection.tick()
+        server.connection.receive(unknown * (WORK_UNITS - 10))
+    with pytest.raises(ConnectionFailed):
+        server.connection.receive(unknown * 20)
+
+
+@pytest.mark.parametrize("message", [b"", bytes(5)])
+def test_calls_that_are_reset_are_not_served_for_ever(message: bytes):
+    """CVE-2023-44487; with a message each, too."""
+    encoder = Encoder()
+
+    def call(number: int) -> bytes:
+        stream = 2 * number + 1
+        said = frame(0, 0, stream, message) if message else b""
+        return frame(1, 4, stream, encoder.encode(HEAD)) + said + frame(3, 0, stream, Code.CANCEL.to_bytes(4, "big"))
+
+    code, taken = served_until_cut(call)
+    assert code is Code.ENHANCE_YOUR_CALM
+    assert taken < 200
+
+
+def test_a_peer_whose_calls_are_served_may_make_all_of_them():
+    """Within one tick: as many streams as a connection has in its life, as many at once as it may have."""
+    back, there = Wire(Random(0)), Wire(Random(0))
+    server, client = Ours(back, 1 << 20), Connection(there.write)
+    server.connection.receive(client.opening)
+    for begun in range(0, LIFETIME_STREAMS, STREAMS_MAX):
+        for _ in range(min(STREAMS_MAX, LIFETIME_STREAMS - begun)):
+            kept = Kept()
+            kept.stream = client.open(HEAD, kept)
+            kept.stream.send(bytes(300))
+            kept.stream.end()
+        server.connection.receive(there.whole())
+        for theirs in server.kept[begun:]:
+            theirs.take()
+            number = theirs.stream.stream_id
+            server.connection.write(server.connection.headers(number, ANSWER, end=False))
+            theirs.stream.send(bytes(300))
+            theirs.stream.end(lambda number=number: server.connection.headers(number, trailers("OK"), end=True))
+            server.connection.served()
+        client.receive(back.whole())
+    assert len(server.kept) == LIFETIME_STREAMS
+    assert all(len(each.messages) == each.halves == 1 for each in server.kept)
+    assert not client.streams
+
+
+def test_a_peer_with_many_messages_on_few_streams_is_never_cut():
+    """100,000 there and back within one tick, read and granted room again."""
+    back, there = Wire(Random(0)), Wire(Random(0))
+    server, client = Ours(back, 1 << 20), Connection(there.write)
+    server.connection.receive(client.opening)
+    client.receive(back.whole())
+    asking = [Kept() for _ in range(4)]
+    for each in asking:
+        each.stream = client.open(HEAD, each)
+    server.connection.receive(there.whole())
+    for _ in range(250):
+        for each in asking:
+            for _ in range(100):
+                each.stream.send(bytes(200))
+        server.connection.receive(there.whole())
+        for theirs in server.kept:
+            for _ in theirs.messages[theirs.taken :]:
+                theirs.stream.send(bytes(200))
+            theirs.take()
+        client.receive(back.whole())
+        for each in asking:
+            each.take()
+    assert [each.taken for each in (*asking, *server.kept)] == [25_000] * 8
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from services.lb.http_peers import network_of
+from pinyon.core.address import network_of
 
 __all__ = ["Stranger", "Strangers", "address_of"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["is_loopback", "parse_address"]
+__all__ = ["is_loopback", "network_of", "parse_address"]
 
 
 def is_loopback(host: str) -> bool:
@@ -15,6 +15,20 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def network_of(host: str) -> str:
+    """What counts as one peer: the address, or the IPv6 /64 that it is in, since who has one address of it has all."""
+    if ":" not in host:
+        return host
+    try:
+        parsed = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(parsed, IPv6Address):
+        return str(parsed)
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Network((int(parsed) >> 64 << 64, 64)))
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -18,7 +18,6 @@ from pinyon.core.near import did_you_mean
 from pinyon.core.policies import Registry
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.http2.relay import real_peer
 from pinyon.runtime.identity import ADMIN, caller
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import is_loopback
@@ -91,7 +90,7 @@ def add_admin(
     without ``record`` there is nothing to record."""
     server.add(
         admin_pb2_grpc.add_AdminServiceServicer_to_server,
-        AdminServicer(changeable, fixed or {}, record),
+        AdminServicer(changeable, fixed or {}, record, server.peer),
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
         _CALLERS,
     )
@@ -101,14 +100,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Checks everything first, then changes everything."""
 
     def __init__(
-        self, changeable: Sequence[Changeable], fixed: Mapping[str, str], record: Record | None = None
+        self,
+        changeable: Sequence[Changeable],
+        fixed: Mapping[str, str],
+        record: Record | None,
+        peer: Callable[[Any], str],
     ) -> None:
+        """``peer`` tells by its context who calls, as :meth:`GrpcServer.peer` does."""
         self._changeable = {each.name: each for each in changeable}
         self._fixed = fixed
         self._record = record
+        self._peer = peer
 
     async def Apply(self, request: admin_pb2.ApplyRequest, context: Any) -> admin_pb2.ApplyResponse:
-        who = admitted(context)
+        who = admitted(context, self._peer(context))
         changes = self._checked(request.settings)
         before = {name: each.value() for name, each in self._changeable.items()}
         for make_it_count in changes.values():
@@ -122,7 +127,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Record(self, request: admin_pb2.RecordRequest, context: Any) -> None:
         """Writes by itself: a cancel then arrives in here."""
-        who = admitted(context)
+        who = admitted(context, self._peer(context))
         if self._record is None:
             raise FailedPrecondition("only a load balancer sees whole requests")
         if len(request.salt) not in SALT_BYTES:
@@ -153,10 +158,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return changes
 
 
-def admitted(context: Any) -> str:
-    """Who asks for what only admins may, for the log. Raises :class:`PermissionDenied` for who has no identity and is
-    not on this machine."""
-    known, peer = caller(context), real_peer(str(context.peer()))
+def admitted(context: Any, peer: str) -> str:
+    """Who asks from ``peer`` for what only admins may, for the log. Raises :class:`PermissionDenied` for who has no
+    identity and is not on this machine."""
+    known = caller(context)
     if known is not None:
         return f"{known} at {peer}"
     kind, _, address = peer.partition(":")

@@ -13,7 +13,6 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
-from pinyon.runtime.http2.relay import real_peer
 from pinyon.runtime.identity import ROLES, Identity, caller
 from pinyon.runtime.logging import get_logger
 
@@ -36,8 +35,15 @@ _log = get_logger("callers")
 class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
 
-    def __init__(self, table: Mapping[str, frozenset[str]], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, frozenset[str]],
+        clock: Clock = time.monotonic,
+        peer: Callable[[Any], str] = lambda context: str(context.peer()),
+    ) -> None:
+        """``peer`` tells the address of who calls, for the log."""
         self._table = table
+        self._peer = peer
         self._clock = clock
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
         """Per method and role, as many as there are of these: when a refusal was logged last, how many since."""
@@ -72,7 +78,7 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             error = Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
         else:
             error = PermissionDenied(f"role {known.role} may not call {method}")
-        self._log(method, known, real_peer(context.peer()))
+        self._log(method, known, self._peer(context))
         raise error
 
     def _log(self, method: str, known: Identity | None, peer: str) -> None:

@@ -17,7 +17,8 @@ from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES, PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
 from pinyon.runtime.http2.front import Front
-from pinyon.runtime.http2.server import Http2Server
+from pinyon.runtime.http2.relay import real_peer
+from pinyon.runtime.http2.server import Http2Server, SessionContext
 from pinyon.runtime.interceptors import ErrorInterceptor
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class GrpcServer:
         interceptors = (
             *outermost,
             ErrorInterceptor(),
-            *(() if tls is None else (CallerInterceptor(self._callers),)),
+            *(() if tls is None else (CallerInterceptor(self._callers, peer=self.peer),)),
             FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
         )
         self._sessions = Http2Server(interceptors) if sessions else None
@@ -125,6 +126,12 @@ class GrpcServer:
         if self._sessions is not None:
             register(servicer, self._sessions)
         self._names.append(descriptor.full_name)
+
+    def peer(self, context: Any) -> str:
+        """Where a call of this server comes from, as grpcio has it (``ipv4:host:port``); empty if that is not known
+        any more."""
+        peer = str(context.peer())
+        return peer if self._sessions is None or isinstance(context, SessionContext) else real_peer(peer)
 
     async def start(self, *, serving: bool = True) -> str:
         """Bind, serve, report SERVING, or not yet. Returns ``host:port``; raises :class:`Unavailable` if the port is

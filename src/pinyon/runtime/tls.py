@@ -144,7 +144,7 @@ class Tls:
         )
 
     def server_context(self, *, ask_clients: bool) -> ssl.SSLContext:
-        """Of an HTTPS server. Renewed files are loaded into it with ``load_cert_chain``, see :func:`server_context`."""
+        """Of an HTTPS server; made anew of renewed files."""
         return server_context(self.certificate, self.key, self.ca if ask_clients else None)
 
     def renew(self) -> None:
@@ -205,7 +205,7 @@ def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
 def server_context(certificate: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
     """Of a server whose clients are people's programs; with ``ca`` they need a certificate of that authority.
 
-    Load a renewed certificate into the same context (``load_cert_chain``): connections made later show it.
+    Make another one of renewed files: while a certificate is loaded into this one, handshakes find half of it.
     Raises :class:`InvalidArgument`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -29,10 +29,13 @@ class _Watched:
     load: Callable[[], Any]
     take: Callable[[Any], None]
     stamp: _Stamp = field(default=())
+    failed: bool = False
+    """It could not be used when it was looked at last."""
 
 
 class FileWatch:
-    """``add`` → ``start`` → ``close``. What cannot be read is logged once, and what was read before stays."""
+    """``add`` → ``start`` → ``close``. What cannot be used is logged once and tried again, since the reason may not be
+    in the file (no descriptor is left, for one); what was read before stays."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -61,16 +64,20 @@ class FileWatch:
         """Look at all files now."""
         for watched in self._watched:
             stamp = await asyncio.to_thread(_stamp, watched.paths)
-            if stamp == watched.stamp:
+            told = watched.failed and stamp == watched.stamp
+            if stamp == watched.stamp and not watched.failed:
                 continue
-            watched.stamp = stamp
+            watched.stamp, watched.failed = stamp, True
             try:
                 watched.take(await asyncio.to_thread(watched.load))
             except (PinyonError, OSError) as error:
-                _log.warning("the new %s cannot be used, the old one stays: %s", watched.name, error)
+                if not told:
+                    _log.warning("the new %s cannot be used, the old one stays: %s", watched.name, error)
             except Exception:
-                _log.exception("the new %s cannot be used, the old one stays", watched.name)
+                if not told:
+                    _log.exception("the new %s cannot be used, the old one stays", watched.name)
             else:
+                watched.failed = False
                 _log.info("%s renewed", watched.name)
 
     async def _run(self) -> None:

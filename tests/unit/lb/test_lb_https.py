@@ -9,12 +9,13 @@ import ssl
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from pinyon.runtime.tls import server_context
+from pinyon.core.errors import InvalidArgument
 from services.lb.budget import Budget
 from services.lb.http_limits import HttpLimits
 from services.lb.http_peers import Peers, TrustedProxies
 from services.lb.http_server import HttpServer
 from services.lb.http_state import HttpState
+from services.lb.https import Https
 from tests.tls_files import TestAuthority
 from tests.unit.lb.test_lb_http_connection import FakeApp
 
@@ -40,8 +41,8 @@ class Served:
             self.peers,
             Peers(8),
         )
-        context = server_context(folder / "tls.crt", folder / "tls.key")
-        self.server = HttpServer(self.shared, "127.0.0.1:0", context)
+        self.https = Https(folder / "tls.crt", folder / "tls.key")
+        self.server = HttpServer(self.shared, "127.0.0.1:0", lambda: self.https.context)
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Served:
@@ -77,6 +78,27 @@ class Served:
 @pytest.fixture
 def authority(tmp_path) -> TestAuthority:
     return TestAuthority(tmp_path / "certs")
+
+
+async def test_a_renewed_certificate_is_shown_to_new_connections(authority):
+    """Made in a context of its own, from a thread: handshakes that go on have the whole of the old one."""
+    async with Served(authority) as served:
+
+        async def shown() -> bytes:
+            _, writer = await served.connect(served.trust)
+            return writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+        before, first = served.https.context, await shown()
+        authority.folder("lb", "lb-0")
+        await asyncio.to_thread(served.https.renew)
+        assert served.https.context is not before
+        assert await shown() not in (first, b"")
+        served.https.files[1].write_text("no key")
+        renewed = served.https.context
+        with pytest.raises(InvalidArgument):
+            served.https.renew()
+        assert served.https.context is renewed
+        assert await served.status() == b"200"
 
 
 async def test_requests_are_answered(authority):

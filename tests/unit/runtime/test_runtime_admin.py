@@ -40,6 +40,8 @@ class Process:
                 changeable_policy(COLOURS, "red", lambda policy, choice: setattr(self, "colour", (policy, choice))),
             ],
             {"size": "it is made once"},
+            None,
+            lambda context: context.peer(),
         )
 
     def drain(self, draining: bool) -> None:

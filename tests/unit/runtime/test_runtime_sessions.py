@@ -9,16 +9,18 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime import grpc_server
+from pinyon.runtime.admin import admitted
 from pinyon.runtime.channel import GRPCIO, HTTP2, Channels, open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method
 from pinyon.runtime.grpc_server import GrpcServer
@@ -28,7 +30,7 @@ from pinyon.runtime.http2.front import Front
 from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.hello import ALPN, Speaker, who_speaks, who_speaks_tls
 from pinyon.runtime.http2.protocol import DEAD_TICKS, EXCUSED, Http2Protocol
-from pinyon.runtime.http2.wire import PREFACE, frame, settings
+from pinyon.runtime.http2.wire import PREFACE, Code, frame, settings
 from pinyon.runtime.identity import caller, peer_name
 from pinyon.runtime.tls import server_context
 from services.worker.callers import WORKER_CALLERS
@@ -185,6 +187,46 @@ async def test_who_may_not_call_is_logged_with_its_own_address(
         assert refused.peer in ports  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("sessions", [True, False])
+async def test_a_relayed_caller_that_has_left_is_nobody(sessions: bool) -> None:
+    """Whom grpcio sees is of this machine, and may have spoken for anybody. Without a relay it is the caller."""
+    asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    class Slow(Worker):
+        async def GetStatus(self, request: Any, context: Any) -> Any:
+            self.begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if sessions:
+                    await until(lambda: running.front.connections == 0)
+                asked.set_result(running.server.peer(context))
+
+    async with Running(worker=Slow(), sessions=sessions) as running, asyncio.timeout(WAIT_S):
+        async with open_channel(running.address) as channel:
+            call = worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
+            await running.worker.begun.wait()
+            if sessions:
+                for relayed in running.front._relays:
+                    relayed.cancel()
+            else:
+                call.cancel()
+            peer = await asked
+        if sessions:
+            assert peer == ""
+            with pytest.raises(PermissionDenied):
+                admitted(Unnamed(), peer)
+        else:
+            assert peer.startswith("ipv4:127.0.0.1:")
+            assert admitted(Unnamed(), peer) == f"somebody at {peer}"
+
+
+class Unnamed:
+    """The context of a caller without a certificate."""
+
+    def peer_identities(self) -> None: ...
+
+
 def _ports_to(port: int) -> set[int]:
     """Where connections of this machine to that port come from."""
     found = set()
@@ -220,6 +262,26 @@ class Kept:
     def failed(self, error: Exception) -> None: ...
 
     def writable(self) -> None: ...
+
+
+async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast they come: no tick passes here. Those that their client breaks off are bounded."""
+    monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection = Connection(writer.write)
+        writer.write(connection.opening)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(500):
+                kept = Kept()
+                connection.open(request_head(METHOD.path, "x", "http"), kept).end()
+                while not (kept.heads and kept.heads[-1][1]):
+                    data = await reader.read(1 << 16)
+                    assert data
+                    connection.receive(data)
+                assert parse_trailers(kept.heads[-1][0]).code == "OK"
+            for _ in range(500):
+                connection.open(request_head(METHOD.path, "x", "http"), Kept()).reset(Code.CANCEL)
+            await read_all(reader)  # it ends
 
 
 async def test_a_call_ends_by_its_deadline() -> None:
@@ -358,13 +420,69 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
 
 
 async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with a call are displaced by nobody."""
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 2)
-    async with Running() as running, connected(running.address), connected(running.address):
-        await until(lambda: running.front.connections == 2)
+    async with Running() as running, calling(running.address), calling(running.address):
+        await until(lambda: len(running.worker.seen) == 2)
         async with connected(running.address) as (reader, _):
             assert await read_all(reader) == b""
         assert running.front.connections == 2
     assert running.front.connections == 0
+
+
+@asynccontextmanager
+async def calling(address: str, opened: Callable[[str], Any] = Http2Channel) -> AsyncIterator[Any]:
+    """A call that nobody ends."""
+    channel = opened(address)
+    try:
+        call = channel.stream_stream(METHOD.path, Ask.SerializeToString, Answer.FromString)()
+        await call.wait_for_connection()
+        yield call
+    finally:
+        await channel.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("said", ["nothing", "a part", "no call", "grpcio's"])
+async def test_silent_sockets_lock_nobody_out(
+    tls: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they end the calls that there are. No time passes that would end them."""
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
+    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
+    authority = TestAuthority(tmp_path)
+    opening = _client_hello([ALPN]) if tls else Connection(lambda _: None).opening
+    words = {
+        "nothing": b"",
+        "a part": opening[:20],
+        "no call": opening,
+        "grpcio's": b"\x16\x03\x01\0\1x" if tls else PREFACE + settings({}),
+    }
+    opened: Any = Http2Channel
+    if tls:
+        opened = Channels(authority.tls("lb", "lb-7"), HTTP2).sessions_to(peer_name("worker", "decode-1"))
+    async with Running(authority.tls("worker", "decode-1") if tls else None) as running, AsyncExitStack() as stack:
+        call = await stack.enter_async_context(calling(running.address, opened))
+        await call.write(Ask())
+        assert await call.read() == Answer()
+        silent = []
+        for _ in range(20):
+            reader, writer = await stack.enter_async_context(connected(running.address))
+            writer.write(words[said])
+            silent.append(reader)
+        assert await once(Dialed(running.address, METHOD, WAIT_S, opened)) == 1
+        await call.write(Ask())
+        assert await call.read() == Answer()
+        await asyncio.gather(*map(read_all, silent[:18]))  # their address has a share of two
+        await until(lambda: running.front.connections <= 4)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_silent_sockets_give_their_places_back_in_uvloop(
+    tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of the services, which tells less about connections whose tasks are cancelled."""
+    uvloop.run(asyncio.wait_for(test_silent_sockets_lock_nobody_out(tls, "no call", tmp_path, monkeypatch), 2 * WAIT_S))
 
 
 async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,27 @@ async def test_a_bad_file_is_told_once_and_changes_nothing(words: Words, caplog:
     assert words.taken == ["good"]
 
 
+async def test_what_could_not_be_used_for_a_moment_is_tried_again(
+    words: Words, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A certificate that came while no descriptor was left would be used at the next renewal, after its end."""
+    failures = [OSError("too many open files")] * 2
+
+    def load() -> str:
+        if failures:
+            raise failures.pop()
+        return words.load()
+
+    watch = FileWatch()
+    watch.add("words", [words.path], load, words.taken.append)
+    replace(words.path, "other")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            await watch.look()
+    assert (words.taken, words.loads) == (["other"], 1)
+    assert len(caplog.records) == 1
+
+
 async def test_one_files_failure_is_not_anothers(words: Words, tmp_path: Path) -> None:
     other = Words(tmp_path / "other")
     other.path.write_text("x")

@@ -105,6 +105,7 @@ def test_bad_replies(fields: tuple[int, ...]) -> None:
         {"mtu": 6},
         {"reads": 0},
         {"max_message": 0},
+        {"max_message": (1 << 16) - 1},
         {"max_message": (1 << 31) + 1},
     ],
 )

@@ -3,12 +3,14 @@
 DATA, which is all there is between the beginning and the end of a session, is read and written by a few lines here and
 in :mod:`pinyon.runtime.http2.stream`. Header blocks are hpack's.
 
-What a peer can do is bounded: frames of 64 KiB, header blocks of 16 KiB, 64 streams at once, windows of 1 MiB each,
-and a limit for frames that make work and carry nothing.
+What a peer can do is bounded: frames of 64 KiB, header blocks of 16 KiB, 64 streams at once, windows of 1 MiB each.
+All but messages is work that it makes and that is counted in units (about 2 µs each in Python): a connection has so
+many of them per tick, and ends when it asks for more.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -70,8 +72,26 @@ LIFETIME_STREAMS: Final = 10_000
 """Of one connection: then its client is told to open another one."""
 FAREWELL_CHARS: Final = 200
 """Of a peer's reason to leave."""
-IDLE_FRAMES: Final = 4000
-"""Frames that carry nothing for anybody, between two that do or two ticks; more of them are an attack."""
+WORK_UNITS: Final = 6000
+"""Between two ticks; more is an attack. 64 calls that begin at once, with common heads, take 4,000."""
+FRAME_UNITS: Final = 1
+"""Of a frame that carries no message, and of each field of a header block."""
+ANSWERED_UNITS: Final = 4
+"""Of a frame that is answered with one."""
+PAYLOAD_BYTES: Final = 64
+"""Of such a frame for one more unit."""
+BLOCK_BYTES: Final = 16
+"""Of a header block for one more unit."""
+STREAMS_A_UNIT: Final = 8
+"""That are looked at to see whether they can go on."""
+CALL_UNITS: Final = 32
+"""Of a stream that is opened: somebody is to serve it."""
+ANSWER_UNITS: Final = 32
+"""Are given for a stream that we open: its head and trailers come."""
+SERVED_UNITS: Final = 64
+"""Are given back for a call that was served to its end: its stream, and a head of some 20 fields."""
+_RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
+"""A header block that begins with three changes of the table's size: two are ever needed (RFC 7541, 4.2)."""
 
 
 class Connection(Link):
@@ -115,7 +135,8 @@ class Connection(Link):
         """A header block that is arriving."""
         self._block_id = 0
         self._block_end = False
-        self._idle = 0
+        self._work = 0
+        """Units since the last tick."""
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES)
         self._settled = False
@@ -141,6 +162,7 @@ class Connection(Link):
         if self.leaving or len(self._streams) >= self.peer_streams_max:
             raise StreamFailed(Code.REFUSED_STREAM, "the peer takes no more streams", "UNAVAILABLE")
         self._last_id += 2 if self._last_id else 1
+        self._work = max(0, self._work - ANSWER_UNITS)
         stream = Stream(self, self._last_id, self._peer_window, self.stream_window)
         stream.receiver = receiver
         self._streams[stream.stream_id] = stream
@@ -164,8 +186,12 @@ class Connection(Link):
         self.write(ping(b"\0" * 8, ack=False))
 
     def tick(self) -> None:
-        """Some tenths of a second have passed."""
-        self._idle = 0
+        """Some tenths of a second have passed. A tick that is late gives no more than another one."""
+        self._work = 0
+
+    def served(self) -> None:
+        """A call was served to its end. One that its peer broke off is not: a peer may open these without limit."""
+        self._work = max(0, self._work - SERVED_UNITS)
 
     def leave(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
         """Take no more streams; those that are open go on, or, with another ``code``, end with the connection."""
@@ -238,12 +264,10 @@ class Connection(Link):
         stream = self._streams.get(stream_id)
         if stream is None:
             self._closed(stream_id, "data")
-            self._nothing()
+            self._spend(FRAME_UNITS)
             return
         if at == end and not flags & END_STREAM:
-            self._nothing()
-        elif self._idle:
-            self._idle = 0
+            self._spend(FRAME_UNITS)
         try:
             stream.data(data, at, end, counted, bool(flags & END_STREAM))
         except StreamFailed as error:
@@ -258,10 +282,10 @@ class Connection(Link):
         if begun != (kind == CONTINUATION) or (begun and stream_id != self._block_id):
             what = "a header block was interrupted" if begun else "a header block goes on that nobody began"
             raise ConnectionFailed(Code.PROTOCOL_ERROR, what)
+        self._spend((ANSWERED_UNITS if kind in (PING, SETTINGS) else FRAME_UNITS) + len(payload) // PAYLOAD_BYTES)
         if kind == HEADERS:
             self._headers(flags, stream_id, payload)
         elif kind == CONTINUATION:
-            self._nothing()
             self._continue(payload, bool(flags & END_HEADERS))
         elif kind == WINDOW_UPDATE:
             self._window_update(stream_id, payload)
@@ -282,15 +306,13 @@ class Connection(Link):
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a priority of no stream")
             if len(payload) != 5:
                 raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
-            self._nothing()
-        else:  # unknown ones are skipped (section 4.1)
-            self._nothing()
+        # Unknown ones are skipped (section 4.1).
 
-    def _nothing(self) -> None:
-        """That frame carried nothing for anybody."""
-        self._idle += 1
-        if self._idle > IDLE_FRAMES:
-            raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, "too many frames that carry nothing")
+    def _spend(self, units: int) -> None:
+        """On work that the peer makes."""
+        self._work += units
+        if self._work > WORK_UNITS:
+            raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, "too much work beside messages")
 
     # -- headers
 
@@ -306,6 +328,9 @@ class Connection(Link):
             raise ConnectionFailed(Code.PROTOCOL_ERROR, f"headers on stream {stream_id}")
         if not self._server and stream_id > self._last_id:
             raise ConnectionFailed(Code.PROTOCOL_ERROR, "headers of a stream that nobody opened")
+        if self._server and stream_id <= self._last_id and stream_id not in self._streams:
+            # No client of gRPC's sends any but those that open a stream. Of servers, an answer may be under way.
+            raise ConnectionFailed(Code.STREAM_CLOSED, "headers of a stream that is over")
         self._block = bytearray()
         self._block_id = stream_id
         self._block_end = bool(flags & END_STREAM)
@@ -320,18 +345,19 @@ class Connection(Link):
         if not last:
             return
         self._block = None
+        self._spend(len(block) // BLOCK_BYTES)
+        if _RESIZED.match(block):
+            raise ConnectionFailed(Code.COMPRESSION_ERROR, "headers that change their table's size again and again")
         try:
             fields: list[Field] = [(name, value) for name, value in self._decoder.decode(bytes(block), raw=True)]
         except HPACKError as error:
             raise ConnectionFailed(Code.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}") from None
+        self._spend(len(fields) * FRAME_UNITS)
         stream = self._streams.get(self._block_id)
         if stream is not None:
-            self._idle = 0
             self._more_headers(stream, fields)
-        elif self._server and self._block_id > self._last_id:
+        elif self._server:
             self._open(fields)
-        else:
-            self._nothing()  # of one that is over
 
     def _more_headers(self, stream: Stream, fields: list[Field]) -> None:
         if stream.remote_closed:
@@ -347,7 +373,7 @@ class Connection(Link):
 
     def _open(self, fields: list[Field]) -> None:
         self._last_id = stream_id = self._block_id
-        self._nothing()  # streams that are opened and reset at once are no use either; a message counts as some
+        self._spend(CALL_UNITS)
         if stream_id > 2 * LIFETIME_STREAMS:
             raise ConnectionFailed(Code.NO_ERROR, "many streams were opened here: the next one on another connection")
         if len(self._streams) >= STREAMS_MAX or self.leaving:
@@ -378,13 +404,13 @@ class Connection(Link):
         if len(payload) != 4:
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a window update has 4 bytes")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
-        self._nothing()
         if not stream_id:
             if not increment:
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a window update of nothing")
             self.send_window += increment
             if self.send_window > MAX_WINDOW:
                 raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be")
+            self._spend(len(self._streams) // STREAMS_A_UNIT)
             for stream in self.streams:
                 if stream.blocked:
                     stream.pump()
@@ -409,14 +435,12 @@ class Connection(Link):
             self.pings_answered += 1
         else:
             self.write(ping(payload, ack=True))
-        self._nothing()
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFailed(Code.PROTOCOL_ERROR, "settings of a stream")
         if len(payload) % 6 or (flags & ACK and payload):
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "settings that cannot be")
-        self._nothing()
         if flags & ACK:
             return
         for name, value in dict(struct.iter_unpack(">HI", payload)).items():  # the last one of each counts
@@ -450,7 +474,6 @@ class Connection(Link):
     def _reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a reset has 4 bytes")
-        self._nothing()
         stream = self._streams.get(stream_id)
         if stream is None:
             self._closed(stream_id, "a reset")
@@ -464,7 +487,6 @@ class Connection(Link):
             raise ConnectionFailed(Code.PROTOCOL_ERROR, "a farewell of a stream")
         if len(payload) < 8:
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a farewell that cannot be")
-        self._nothing()
         self.leaving = True
         last, code = int.from_bytes(payload[:4], "big") & MAX_WINDOW, int.from_bytes(payload[4:8], "big")
         if code != Code.NO_ERROR or len(payload) > 8:

@@ -13,9 +13,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
-from pinyon.core.address import parse_address
+from pinyon.core.address import network_of, parse_address
 from pinyon.runtime.http2.hello import ALPN, LOOK_BYTES, Speaker, who_speaks, who_speaks_tls
+from pinyon.runtime.http2.newcomers import Newcomers
 from pinyon.runtime.http2.relay import relay
 from pinyon.runtime.http2.server import Http2Server, ServerProtocol
 from pinyon.runtime.logging import get_logger
@@ -29,6 +31,9 @@ LEAST_S = 0.01
 """asyncio takes no less for a handshake."""
 PAUSE_S = 0.5
 """After a failure to accept, such as for want of descriptors: what is there would fail again."""
+
+SHARES = 4
+"""One address has one of them for those that are not known yet."""
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
@@ -48,7 +53,9 @@ class Front:
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """``behind`` is where grpcio listens; ``tls`` gives the context for a connection that is made now. A client
-        that has not said within ``hello_s`` who it is, with TLS all of its handshake, is closed."""
+        that has not said within ``hello_s`` who it is, with TLS all of its handshake, is closed. When there are
+        ``connections_max``, the oldest that is not known makes room: that is one without a certificate and a call, and
+        for ``hello_s`` one that is grpcio's, which closes by then who has not shown it who it is."""
         self._server = server
         self._behind = parse_address(behind)
         self._connections_max = connections_max
@@ -58,8 +65,9 @@ class Front:
         self._listening: list[socket.socket] = []
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         """Who has not said yet who it is, and what ends that."""
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], ServerProtocol] = {}
         self._relays: set[asyncio.Task[None]] = set()
+        self._newcomers = Newcomers(max(1, connections_max // SHARES))
         self.connections = 0
 
     def open(self, listen: str) -> int:
@@ -99,8 +107,8 @@ class Front:
             self._loop.remove_reader(bound)
             bound.close()
         self._listening.clear()
-        for task in list(self._handshakes):
-            task.cancel()
+        for task, protocol in list(self._handshakes.items()):
+            _end(task, protocol)
         for client in list(self._waiting):
             self._drop(client)
 
@@ -117,22 +125,25 @@ class Front:
     def _accept(self, bound: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                client, _ = bound.accept()
+                client, address = bound.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
                 continue
             except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._newcomers.make_room():
+                    return  # there is a descriptor soon
                 _log.warning("cannot accept connections: %s", error.strerror or error)
                 self._loop.remove_reader(bound)
                 self._loop.call_later(PAUSE_S, self._accept_again, bound)
                 return
-            if self.connections >= self._connections_max:
+            if self.connections >= self._connections_max and not self._newcomers.make_room():
                 client.close()
                 continue
             client.setblocking(False)
             self.connections += 1
             self._waiting[client] = self._loop.call_later(self._hello_s, self._drop, client)
+            self._newcomers.enter(client, network_of(address[0]), partial(self._drop, client))
             self._look(client)
 
     def _accept_again(self, bound: socket.socket) -> None:
@@ -146,9 +157,10 @@ class Front:
             timer.cancel()
             self._loop.remove_reader(client)
             client.close()
-            self._over()
+            self._over(client)
 
-    def _over(self) -> None:
+    def _over(self, client: socket.socket) -> None:
+        self._newcomers.leave(client)
         self.connections -= 1
 
     def _look(self, client: socket.socket) -> None:
@@ -179,14 +191,18 @@ class Front:
         timer.cancel()
         # What gives the place back is told of the task's end: one that is cancelled before its first step runs nothing.
         if speaker is Speaker.OURS:
-            protocol = self._server.protocol(self._over)
+            met = partial(self._newcomers.leave, client)
+            protocol = self._server.protocol(partial(self._over, client), met)
             task = self._loop.create_task(self._serve(client, protocol, left_s))
-            self._handshakes.add(task)
+            self._newcomers.change(client, partial(_end, task, protocol))
+            self._handshakes[task] = protocol
             task.add_done_callback(lambda task: self._served(task, client, protocol))
         else:
             task = self._loop.create_task(relay(client, self._behind))
             self._relays.add(task)
-            task.add_done_callback(lambda task: self._relayed(task, client))
+            self._newcomers.change(client, task.cancel)
+            known = self._loop.call_later(left_s, self._newcomers.leave, client)
+            task.add_done_callback(lambda task: self._relayed(task, client, known))
 
     async def _serve(self, client: socket.socket, protocol: ServerProtocol, left_s: float) -> None:
         """Until it is the protocol's; a handshake has ``left_s``."""
@@ -200,15 +216,23 @@ class Front:
                 )
 
     def _served(self, task: asyncio.Task[None], client: socket.socket, protocol: ServerProtocol) -> None:
-        self._handshakes.discard(task)
+        self._handshakes.pop(task, None)
         if not protocol.made:  # a handshake that fails never tells it
             client.close()
-            self._over()
+            self._over(client)
 
-    def _relayed(self, task: asyncio.Task[None], client: socket.socket) -> None:
+    def _relayed(self, task: asyncio.Task[None], client: socket.socket, known: asyncio.TimerHandle) -> None:
         self._relays.discard(task)
+        known.cancel()
         client.close()
-        self._over()
+        self._over(client)
+
+
+def _end(task: asyncio.Task[None], protocol: ServerProtocol) -> None:
+    if protocol.made:  # uvloop would not tell it of its end if the task were cancelled
+        protocol.abort("its place is needed")
+    else:
+        task.cancel()
 
 
 def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:

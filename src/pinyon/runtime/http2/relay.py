@@ -17,8 +17,9 @@ _peers: dict[str, str] = {}
 
 
 def real_peer(peer: str) -> str:
-    """Who calls, by what grpcio says (``ipv4:host:port``)."""
-    return _peers.get(peer, peer)
+    """Who calls a server that is relayed to, by what grpcio says (``ipv4:host:port``); empty if it is gone already:
+    it may have come from anywhere."""
+    return _peers.get(peer, "")
 
 
 async def relay(client: socket.socket, behind: tuple[str, int]) -> None:

@@ -51,6 +51,8 @@ class SessionContext(MessageStream):
         self._answered = False
         self._ended: tuple[str, str, Metadata] | None = None
         self.task: asyncio.Task[None] | None = None
+        self.broken = False
+        """It was not served to its end."""
 
     def peer(self) -> str:
         """``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio has it."""
@@ -117,6 +119,7 @@ class SessionContext(MessageStream):
 
     def failed(self, error: StreamFailed) -> None:
         super().failed(error)
+        self.broken = True
         if self.task is not None:
             self.task.cancel()
 
@@ -140,9 +143,10 @@ class _Requests:
 class ServerProtocol(Http2Protocol):
     """One client's connection."""
 
-    def __init__(self, server: Http2Server, done: Callable[[], None]) -> None:
+    def __init__(self, server: Http2Server, done: Callable[[], None], met: Callable[[], None]) -> None:
         super().__init__(self._made, self._close_if_done, self._gone_)
         self._server = server
+        self._met = met
         self._done = done
         self._idle_since_s = self._loop.time()
         self.contexts: set[SessionContext] = set()
@@ -160,6 +164,7 @@ class ServerProtocol(Http2Protocol):
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if secured is not None:
             self.identities = _names(secured.getpeercert())
+            self._met()
         super().connection_made(transport)
         self._server.protocols.add(self)
         if self._server.draining:
@@ -179,6 +184,7 @@ class ServerProtocol(Http2Protocol):
         if not isinstance(head, RequestHead):
             stream.end(lambda: self.connection.headers(stream.stream_id, [(b":status", str(head).encode())], end=True))
             return context
+        self._met()
         self.contexts.add(context)
         context.task = task = self._loop.create_task(self._server.serve(context, head), name=head.path)
         task.add_done_callback(lambda _: self._ended(context))
@@ -186,6 +192,8 @@ class ServerProtocol(Http2Protocol):
 
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
+        if not context.broken:
+            self.connection.served()
         context.task = None
         self._close_if_done()
 
@@ -218,9 +226,10 @@ class Http2Server:
             if handler.request_streaming and handler.response_streaming:
                 self._handlers[f"/{service}/{name}"] = handler
 
-    def protocol(self, done: Callable[[], None]) -> ServerProtocol:
-        """For a new connection; ``done`` is called when that is over."""
-        return ServerProtocol(self, done)
+    def protocol(self, done: Callable[[], None], met: Callable[[], None]) -> ServerProtocol:
+        """For a new connection; ``done`` is called when that is over, ``met`` once its peer has shown a certificate or
+        begun a call, and may be again."""
+        return ServerProtocol(self, done, met)
 
     async def drain(self, seconds: float) -> None:
         """Take no more streams, let those there are end for ``seconds``, then end them."""

@@ -48,14 +48,16 @@ class RdmaServer:
 
     def serve(self, inbound: Inbound) -> None:
         lent: LentMemory | None = None
+        paired = False
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
         while self._wait(inbound, head):
             header = rdma_wire.parse_request(head)
             deadline = self._clock() + self._limits.stall_s
             body = inbound.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is Op.PAIR:
-                if lent is not None:
+                if paired:  # also after one that failed: what it had made ends with the link
                     raise WireError("a second PAIR on a link")
+                paired = True
                 lent, answer = self._pair(inbound, body)
             elif header.op is Op.RESOLVE:
                 if lent is None:

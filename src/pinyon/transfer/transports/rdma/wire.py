@@ -45,6 +45,8 @@ GID_BYTES = 16
 MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """Of one work request (InfiniBand specification, 9.7.1)."""
+MIN_MESSAGE_BYTES = 1 << 16
+"""HCAs take megabytes. A peer that said it takes a byte would have us hold a work request for each byte of a chain."""
 MAX_REFUSAL = 4
 """Largest code a grant may carry (``Reason`` 1 to 4)."""
 MAX_ACCESS = 3
@@ -237,7 +239,7 @@ def parse_half(data: bytes) -> Half:
         raise WireError(f"no MTU {half.mtu}")
     if not 1 <= half.reads <= MAX_READS:
         raise WireError(f"{half.reads} READs outstanding")
-    if not 0 < half.max_message <= MAX_MESSAGE_BYTES:
+    if not MIN_MESSAGE_BYTES <= half.max_message <= MAX_MESSAGE_BYTES:
         raise WireError(f"messages of {half.max_message} bytes")
     return half
 
