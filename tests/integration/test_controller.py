@@ -18,6 +18,9 @@ from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.members import InstanceLoad, LbLoad, LbState, OwnedCluster
 from pinyon.federation.position import Position
+from pinyon.federation.registry import VERSION_MAX
+from pinyon.federation.view import Cluster, Federation
+from pinyon.messages.federation import federation_to_proto
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name
 from pinyon.runtime.interceptors import error_from_rpc
@@ -169,6 +172,63 @@ async def test_sessions_that_say_nonsense_end_with_the_reason():
         with pytest.raises(grpc.aio.AioRpcError, match="latencies_ms"):
             await _read_all(call)
         assert controller.registry.federation.members[0].info.lb_id == "x"
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["file", "no file"])
+@pytest.mark.parametrize("version", [2**64 - 1, 2**64 - 2**20 - 2**19], ids=["largest", "jump below"])
+async def test_a_version_beyond_all_measure_harms_nobody(tmp_path, version, remembers):
+    state = tmp_path / "state.json"
+    settings = {"state_file": str(state)} if remembers else {}
+    async with running_controller(**settings) as (controller, address, _), lbs(address, "a-0", "b-0") as (a, b):
+        epoch = controller.registry.federation.epoch
+        async with stub_of(address) as stub:
+            call = stub.Session()
+            first = _registration("x", "1")
+            first.known.epoch, first.known.version = epoch, version
+            await call.write(first)
+            assert (await call.read()).federation.version < VERSION_MAX
+            told = await b.until(lambda told: told.epoch != epoch)
+            assert told.version < VERSION_MAX
+            call.cancel()
+        await a.kill()
+        await b.until_adopts("a")
+    if remembers:
+        kept = read_state(state)
+        assert kept is not None
+        assert kept.version < VERSION_MAX
+
+
+async def test_a_state_file_with_such_a_version_is_read(tmp_path):
+    path = tmp_path / "state.json"
+    async with (
+        running_controller(state_file=str(path)) as (_, address, _),
+        lbs(address, "a-0"),
+        stub_of(address) as stub,
+    ):
+        await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="a", instance="w"))
+    document = json.loads(path.read_text())
+    epoch, document["federation"]["version"] = document["federation"]["epoch"], str(2**64 - 2**20 - 2**19)
+    path.write_text(json.dumps(document))
+    async with running_controller(state_file=str(path)) as (controller, address, _), lbs(address, "a-0") as (a,):
+        told = await a.until(lambda told: told.epoch != epoch)
+        assert told.version < VERSION_MAX
+        assert cluster_of(told, "a").removed == ("w",), "what it says beside that counts"
+        assert controller.registry.federation.epoch == told.epoch
+
+
+async def test_a_stranger_cannot_add_servers_to_other_clusters():
+    ours = (OwnedCluster("u", upstreams=("http://u1",)),)
+    async with running_controller(grace_s=600) as (_, address, _), lbs(address, "u-0", clusters=ours) as (u,):
+        evil = Cluster("u", "u", "", ("http://evil",), ("http://u1",), ("http://evil",), ("u-0",))
+        async with stub_of(address) as stub:
+            call = stub.Session()
+            first = _registration("x", "1")
+            first.known.CopyFrom(federation_to_proto(Federation("old", 9, clusters=(evil,))))
+            await call.write(first)
+            await call.read()
+            told = await u.until(lambda told: "x" in [each.info.lb_id for each in told.members])
+            assert cluster_of(told, "u").upstreams == ("http://u1",)
+            call.cancel()
 
 
 # ---------------------------------------------------------------- what is told
