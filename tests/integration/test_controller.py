@@ -415,7 +415,8 @@ async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
     controller = build(settings, CollectorRegistry(), security=security)
     address = (await controller.start())["grpc"]
     name = peer_name("controller")
-    lb = Channels(authority.tls("lb", "a-0"))
+    lb = Channels(authority.tls("lb", "a-0", region="a"))
+    elsewhere = Channels(authority.tls("lb", "c-0", region="c"))
     admin = Channels(authority.tls("admin", "anna"))
     worker = Channels(authority.tls("worker", "w"))
     try:
@@ -429,6 +430,11 @@ async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
             assert await _code(other.read()) is grpc.StatusCode.PERMISSION_DENIED
             request = controller_pb2.ForgetLoadBalancerRequest(lb_id="x")
             assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.PERMISSION_DENIED
+        async with elsewhere.open(address, name) as channel:
+            call = controller_pb2_grpc.ControllerServiceStub(channel).Session()
+            await call.write(_registration("c-0", "1"))
+            with pytest.raises(grpc.aio.AioRpcError, match="not one for the region a"):
+                await call.read()
         async with admin.open(address, name) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.NOT_FOUND

@@ -12,6 +12,7 @@ import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.federation.members import LbState
+from services.lb.upstreams.keys import UpstreamKeys
 from tests.integration.controller_parts import WAIT_S, running_controller
 from tests.integration.lb_harness import spin
 from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate
@@ -66,6 +67,25 @@ async def test_the_servers_of_one_that_fails_are_served_by_another_one(tmp_path)
         assert (len(us.servers[0].asked), len(eu.servers[0].asked)) == (1, 0)
         page = (await eu.get("/metrics")).body.decode()
         assert f'pinyon_lb_upstream_live{{upstream="{us.servers[0].url}"}} 1.0' in page
+        await eu.idle()
+
+
+async def test_adopted_servers_are_shown_only_their_own_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("for-all\nhttp://elsewhere:1 for-elsewhere\n")
+    async with federated(tmp_path, upstream_api_key_file=str(file)) as (_, _, regions):
+        us, eu = regions["us"], regions["eu"]
+        (theirs,), (ours,) = us.servers, eu.servers
+        assert (await eu.chat(headers={"x-pinyon-geographies": "eu"})).status == 200
+        assert ours.asked[-1]["authorization"] == "Bearer for-all"
+        us.lb.app.draining = True
+        await until_adopted(regions)
+        await regions.full("eu")
+        assert (await eu.chat()).status == 200
+        assert "authorization" not in theirs.asked[-1]
+        eu.lb.use_keys(UpstreamKeys("for-all", {theirs.url: "for-us"}))
+        assert (await eu.chat()).status == 200
+        assert theirs.asked[-1]["authorization"] == "Bearer for-us"
         await eu.idle()
 
 
