@@ -97,7 +97,7 @@ def build(
     restarts = Restarts(settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted)
     page = RegionsPage()
     file = StateFile(path, metrics.wrote)
-    control = Control(registry, announcer, file, restarts, page, clock, remembers=state is not None)
+    control = Control(registry, announcer, file, restarts, page, clock, remembered=state)
     prober = Prober(registry, security.channels, settings.probe_timeout_s, clock, control.settle, metrics.probed)
     server = GrpcServer(settings.listen, security.tls)
     server.add(

@@ -39,16 +39,18 @@ class Control:
         page: RegionsPage,
         clock: Clock,
         *,
-        remembers: bool,
+        remembered: Federation | None,
     ) -> None:
-        """``remembers``: it began with what its file says; else load balancers tell it what was."""
+        """``remembered``: what its file said, which the registry has recovered; load balancers tell it what came after
+        that. None: they tell it all."""
         self.registry = registry
         self._announcer = announcer
         self._file = file
         self._restarts = restarts
         self._page = page
         self._clock = clock
-        self._remembers = remembers
+        self._remembered = remembered
+        self._began = registry.federation.version
         self._published = registry.federation
         self._shown_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -133,12 +135,15 @@ class Control:
             self._page.show(federation, self.registry.geography, self.registry.distances())
 
     def _recover(self, known: Federation, info: LbInfo, now_s: float) -> None:
-        federation = self.registry.federation
-        if known.epoch == federation.epoch:
-            if known.version > federation.version:
-                _log.warning("%s was told version %d, and %d is here", info.lb_id, known.version, federation.version)
-                self.registry.renew(secrets.token_hex(EPOCH_BYTES))
-        elif not self._remembers and self.registry.settling(now_s):
+        federation, state = self.registry.federation, self._remembered
+        if known.epoch == federation.epoch and known.version > federation.version:
+            _log.warning("%s was told version %d, and %d is here", info.lb_id, known.version, federation.version)
+            self.registry.renew(secrets.token_hex(EPOCH_BYTES))
+        if state is None:
+            news = known.epoch != federation.epoch
+        else:  # it was told, and had not reached the disk
+            news = known.epoch == state.epoch and state.version < known.version < self._began
+        if news and self.registry.settling(now_s):
             _log.info("recovering what %s knew: version %d of %s", info.lb_id, known.version, known.epoch)
             self.registry.recover(known, now_s, info)
 

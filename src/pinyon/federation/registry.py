@@ -265,7 +265,7 @@ class Registry:
                 displaced=each.displaced if by is None else (),
             )
         version = self._view.version
-        if known.epoch == self._view.epoch:
+        if by is None and known.epoch == self._view.epoch:
             version = max(version, known.version + VERSION_JUMP)
         self._view = replace(self._view, version=version)
         self._publish()
