@@ -67,6 +67,8 @@ class ClusterSpec:
     lbs: int = 1
     prefix: str = ""
     """Of all instance ids, where several clusters hear of each other."""
+    region: str = ""
+    """That certificates say its load balancers are of."""
     host: str = "127.0.0.1"
     http_port: int = 0
     lb_port: int = 0
@@ -266,7 +268,7 @@ class LocalCluster:
         authority = Authority.open(root, now)
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
-            authority.issue(Wanted(identity, hosts_of(identity, (spec.host,))), now)
+            authority.issue(Wanted(identity, hosts_of(identity, (spec.host,), spec.region)), now)
         self._access = Access(root, spec.prefix)
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:

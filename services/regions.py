@@ -133,7 +133,7 @@ class LocalRegions:
                 *extra.get("lb", ()),
             )
             # The controller and certificates know them all by their ids, and one authority has signed for all.
-            own = replace(each, extra=extra, prefix=f"{name}-", tls_dir=tls_dir if tls else "")
+            own = replace(each, extra=extra, prefix=f"{name}-", region=name, tls_dir=tls_dir if tls else "")
             self.clusters[name] = LocalCluster(own, None if log_dir is None else log_dir / name, launch)
 
     def __enter__(self) -> LocalRegions:

@@ -21,14 +21,14 @@ class TestAuthority:
         self.now = datetime.datetime.now(datetime.UTC)
         self.authority = Authority.open(root, self.now)
 
-    def folder(self, role: str, instance_id: str = "", *, ended: bool = False) -> Path:
+    def folder(self, role: str, instance_id: str = "", *, region: str = "", ended: bool = False) -> Path:
         """The files of that process, made anew; ``ended`` ones were good until yesterday."""
         now = self.now - datetime.timedelta(days=31) if ended else self.now
         identity = Identity(role, instance_id)
-        return self.authority.issue(Wanted(identity, hosts_of(identity, ())), now, days=30)
+        return self.authority.issue(Wanted(identity, hosts_of(identity, (), region)), now, days=30)
 
-    def tls(self, role: str, instance_id: str = "") -> Tls:
-        return tls_of(self.folder(role, instance_id))
+    def tls(self, role: str, instance_id: str = "", *, region: str = "") -> Tls:
+        return tls_of(self.folder(role, instance_id, region=region))
 
 
 def tls_of(folder: Path) -> Tls:

@@ -17,7 +17,7 @@ from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.distances import Pair, parse_distances
-from pinyon.federation.registry import Registry
+from pinyon.federation.registry import VERSION_MAX, Registry
 from pinyon.routing.geography import Geography, parse_geography
 from pinyon.runtime.admin import add_admin
 from pinyon.runtime.grpc_server import GrpcServer
@@ -26,7 +26,7 @@ from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from services.controller.announcer import Announcer
 from services.controller.callers import CONTROLLER_CALLERS
-from services.controller.control import Control
+from services.controller.control import EPOCH_BYTES, Control
 from services.controller.metrics import ControllerMetrics
 from services.controller.prober import Prober
 from services.controller.regions_page import RegionsPage
@@ -84,7 +84,8 @@ def build(
     """Wire a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
     path = Path(settings.state_file) if settings.state_file else None
     state = None if path is None else read_state(path)
-    epoch = secrets.token_hex(8) if state is None else state.epoch
+    # Versions that go on from one beyond all measure could not be told some day: they begin anew.
+    epoch = state.epoch if state is not None and state.version <= VERSION_MAX else secrets.token_hex(EPOCH_BYTES)
     registry = Registry(
         epoch, clock(), settings.timing(), load_geography(settings), load_distances(settings), settings.lbs_max
     )
@@ -96,7 +97,7 @@ def build(
     restarts = Restarts(settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted)
     page = RegionsPage()
     file = StateFile(path, metrics.wrote)
-    control = Control(registry, announcer, file, restarts, page, clock, remembers=state is not None)
+    control = Control(registry, announcer, file, restarts, page, clock, remembered=state)
     prober = Prober(registry, security.channels, settings.probe_timeout_s, clock, control.settle, metrics.probed)
     server = GrpcServer(settings.listen, security.tls)
     server.add(

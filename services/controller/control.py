@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import suppress
 
 from pinyon.core.clock import Clock
@@ -16,12 +17,12 @@ from services.controller.regions_page import RegionsPage
 from services.controller.restarts import Restarts
 from services.controller.state_file import StateFile
 
-__all__ = ["Control"]
+__all__ = ["EPOCH_BYTES", "Control"]
 
 PERIOD_S = 0.25
 LATE_S = 1.0
 """More than that between two looks: the process itself stood still."""
-EPOCHS_MAX = 16
+EPOCH_BYTES = 8
 
 _log = get_logger("controller")
 
@@ -38,18 +39,18 @@ class Control:
         page: RegionsPage,
         clock: Clock,
         *,
-        remembers: bool,
+        remembered: Federation | None,
     ) -> None:
-        """``remembers``: it began with what its file says; else load balancers tell it what was."""
+        """``remembered``: what its file said, which the registry has recovered; load balancers tell it what came after
+        that. None: they tell it all."""
         self.registry = registry
         self._announcer = announcer
         self._file = file
         self._restarts = restarts
         self._page = page
         self._clock = clock
-        self._remembers = remembers
-        self._recovered: dict[str, int] = {}
-        """Versions of other memories that were taken over, by epoch."""
+        self._remembered = remembered
+        self._began = registry.federation.version
         self._published = registry.federation
         self._shown_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -80,7 +81,7 @@ class Control:
         session = self.registry.register(info, now_s)
         _log.info("%s of %s is here", info.lb_id, info.region, extra={"boot_id": info.boot_id})
         if known is not None:
-            self._recover(known, now_s)
+            self._recover(known, info, now_s)
         self.settle()
         return session
 
@@ -133,16 +134,18 @@ class Control:
             self._shown_s = now_s
             self._page.show(federation, self.registry.geography, self.registry.distances())
 
-    def _recover(self, known: Federation, now_s: float) -> None:
-        own = known.epoch == self.registry.federation.epoch
-        if own:
-            self.registry.surpass(known.version)
-        elif not self._remembers and self.registry.settling(now_s):
-            if known.version <= self._recovered.get(known.epoch, -1) or len(self._recovered) >= EPOCHS_MAX:
-                return
-            _log.info("recovering what %s of version %d knew", known.epoch, known.version)
-            self._recovered[known.epoch] = known.version
-            self.registry.recover(known, now_s)
+    def _recover(self, known: Federation, info: LbInfo, now_s: float) -> None:
+        federation, state = self.registry.federation, self._remembered
+        if known.epoch == federation.epoch and known.version > federation.version:
+            _log.warning("%s was told version %d, and %d is here", info.lb_id, known.version, federation.version)
+            self.registry.renew(secrets.token_hex(EPOCH_BYTES))
+        if state is None:
+            news = known.epoch != federation.epoch
+        else:  # it was told, and had not reached the disk
+            news = known.epoch == state.epoch and state.version < known.version < self._began
+        if news and self.registry.settling(now_s):
+            _log.info("recovering what %s knew: version %d of %s", info.lb_id, known.version, known.epoch)
+            self.registry.recover(known, now_s, info)
 
     async def _run(self) -> None:
         while True:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
-from pinyon.core.errors import FailedPrecondition, InvalidArgument, PinyonError, ResourceExhausted
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted
 from pinyon.federation.view import Federation
 from pinyon.messages.checks import check_id
 from pinyon.messages.federation import (
@@ -22,13 +23,13 @@ from pinyon.messages.federation import (
 )
 from pinyon.runtime.admin import admitted
 from pinyon.runtime.duplex import Accepted
-from pinyon.runtime.identity import LB, check_claim
+from pinyon.runtime.identity import LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
 from services.controller.announcer import Announcer
 from services.controller.control import Control
 from services.controller.metrics import ControllerMetrics
 
-__all__ = ["ControllerServicer"]
+__all__ = ["ControllerServicer", "known_of"]
 
 WRITE_S = 5.0
 """A session whose peer takes no message for this long has ended."""
@@ -78,7 +79,8 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             raise InvalidArgument("must be in the first message", field="registration")
         info = lb_info_from_proto(first.registration)
         check_claim(context, LB, info.lb_id)
-        session = self._control.register(info, _known(first))
+        check_region_claim(context, info.region)
+        session = self._control.register(info, known_of(first, context, self._peer(context)))
 
         def take(message: controller_pb2.SessionRequest) -> None:
             if message.leaving:
@@ -144,15 +146,21 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         return controller_pb2.ForgetLoadBalancerResponse(version=version)
 
 
-def _known(message: controller_pb2.SessionRequest) -> Federation | None:
-    """What another version of the suite has told it may not be understood here: no reason to refuse it."""
+def known_of(message: controller_pb2.SessionRequest, context: Any, peer: str) -> Federation | None:
+    """What another version of the suite has told it may not be understood here: no reason to refuse it. Without what
+    people changed if the caller could change nothing itself."""
     if not message.HasField("known"):
         return None
     try:
-        return federation_from_proto(message.known)
+        known = federation_from_proto(message.known)
     except PinyonError as error:
         _log.warning("cannot take what a load balancer knows: %s: %s", error.field, error.message)
         return None
+    try:
+        admitted(context, peer)
+    except PermissionDenied:
+        known = replace(known, clusters=tuple([replace(each, added=(), removed=()) for each in known.clusters]))
+    return known
 
 
 def _named(

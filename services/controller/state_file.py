@@ -166,6 +166,10 @@ class StateFile:
             _log.error("cannot write %s: %s", path, error.strerror or error)
             self._told(False)
             return False
+        except Exception:  # whatever one version cannot be written for, a later one may be written
+            _log.exception("cannot write version %d to %s", federation.version, path)
+            self._told(False)
+            return False
         self._told(True)
         async with self._done:
             self._version = federation.version

@@ -1,8 +1,9 @@
-"""Several regions under load: requests that are asked for at once, and who answered them."""
+"""Several regions under load, and who answered the requests."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -11,13 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from services.regions import LocalRegions
 from services.scrape import Scrape
 
-__all__ = ["CLIENTS", "WAIT_S", "Load", "ask", "taken_by", "until", "value"]
+__all__ = ["WAIT_S", "Load", "ask", "taken_by", "until", "value"]
 
 PROMPTS = 6
 TOKENS = 96
 CLIENTS = 30
 WAIT_S = 90.0
 """Only ends what hangs."""
+REFUSED = "refused"
 
 
 def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT_S) -> tuple[str, str]:
@@ -33,29 +35,69 @@ def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT
 
 
 class Load:
-    """So many requests at once to the first region, until it is stopped."""
+    """More clients of a region than it has room for, each of which asks again and again until ``check``: whatever is
+    waited for meanwhile, there is load."""
 
-    def __init__(self, regions: LocalRegions) -> None:
+    def __init__(self, regions: LocalRegions, region: str = "us", *, may_fail: bool = False) -> None:
+        """``may_fail``: a clear refusal counts as an answer of :data:`REFUSED`."""
         self._regions = regions
-        self.expected = [ask(regions, "us", number)[0] for number in range(PROMPTS)]
+        self._region = region
+        self._may_fail = may_fail
+        self.expected = [ask(regions, region, number)[0] for number in range(PROMPTS)]
+        self._asked = 0
+        self._answers: dict[int, tuple[str, str]] = {}
+        self._changed = threading.Condition()
+        self._ending = False
         self._threads = ThreadPoolExecutor(CLIENTS)
-        self.asked = 0
-        self.answers: list[Future[tuple[str, str]]] = []
+        self._clients: list[Future[None]] = []
 
-    def send(self, count: int) -> None:
-        for _ in range(count):
-            self.answers.append(self._threads.submit(ask, self._regions, "us", self.asked))
-            self.asked += 1
+    def __enter__(self) -> Load:
+        self._clients += [self._threads.submit(self._run) for _ in range(CLIENTS)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        self._threads.shutdown(cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._ending:
+            with self._changed:
+                number = self._asked
+                self._asked += 1
+            try:
+                answer = ask(self._regions, self._region, number)
+            except OSError:
+                if not self._may_fail:
+                    raise
+                answer = self.expected[number % PROMPTS], REFUSED
+            with self._changed:
+                self._answers[number] = answer
+                self._changed.notify_all()
+
+    def more(self, count: int = CLIENTS) -> Counter[str]:
+        """Who answered the next ``count`` of those requests that are asked from now on."""
+        with self._changed:
+            first = self._asked
+
+            def enough() -> bool:
+                return sum(number >= first for number in self._answers) >= count
+
+            came = self._changed.wait_for(enough, WAIT_S)
+            served = Counter(region for number, (_, region) in self._answers.items() if number >= first)
+        if not came:
+            self.check()  # says what error a client was told, which asks no more
+        assert came, "answers do not come"
+        return served
 
     def check(self) -> Counter[str]:
-        """All answers are there and right; who gave how many of them."""
-        served: Counter[str] = Counter()
-        for number, answer in enumerate(self.answers):
-            text, region = answer.result(WAIT_S)
+        """It ends. All answers are there and right; who gave how many of them."""
+        self._ending = True
+        for client in self._clients:
+            client.result(WAIT_S)
+        assert len(self._answers) == self._asked
+        for number, (text, region) in self._answers.items():
             assert text == self.expected[number % PROMPTS], f"request {number} from {region}"
-            served[region] += 1
-        self._threads.shutdown()
-        return served
+        return Counter(region for _, region in self._answers.values())
 
 
 def value(regions: LocalRegions, region: str, name: str) -> float:
@@ -63,12 +105,18 @@ def value(regions: LocalRegions, region: str, name: str) -> float:
 
 
 def until(condition, what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
+    """A process that comes or goes while it is asked has not said it yet."""
+    deadline, away = time.monotonic() + WAIT_S, ""
+    while True:
+        try:
+            if condition():
+                return
+        except (OSError, LookupError) as error:
+            away = f": {error}"
+        assert time.monotonic() < deadline, what + away
         time.sleep(0.05)  # a poll with a deadline: processes have no event for us
 
 
 def taken_by(regions: LocalRegions, region: str) -> None:
-    """Until it serves requests of the first region."""
+    """Until it serves requests, while there is a :class:`Load`."""
     until(lambda: value(regions, region, "pinyon_worker_running_requests") >= 2, f"{region} serves nothing")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from services.cluster import ClusterSpec
 from services.regions import LocalRegions, RegionsSpec
+from tests.cluster.regions_load import Load, taken_by
 from tests.forks import forked
 
 
@@ -17,15 +15,7 @@ def test_requests_cross_regions_with_certificates(tmp_path: Path) -> None:
         prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=128, tls=True,
         extra={"mixed": ("--max-batch", "2")},
     )  # fmt: skip
-    with LocalRegions(RegionsSpec(("us", "eu"), spec), tmp_path, forked) as regions:
-        us = regions.clusters["us"]
-
-        def ask(number: int) -> str:
-            body = {"model": "pinyon-tiny", "prompt": f"Number {number}.", "max_tokens": 64}
-            headers = {"content-type": "application/json", "x-pinyon-report": "1"}
-            request = urllib.request.Request(f"{us.http}/v1/completions", json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=60, context=us.access.ssl_context()) as reply:
-                return json.loads(reply.read())["pinyon"].get("region", "us")
-
-        with ThreadPoolExecutor(16) as threads:
-            assert set(threads.map(ask, range(24))) == {"us", "eu"}
+    with LocalRegions(RegionsSpec(("us", "eu"), spec), tmp_path, forked) as regions, Load(regions) as load:
+        for region in ("us", "eu"):
+            taken_by(regions, region)
+        assert set(load.check()) == {"us", "eu"}

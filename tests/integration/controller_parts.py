@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.controller.v1 import controller_pb2_grpc
-from pinyon.federation.members import LbInfo, LbLoad, OwnedCluster
+from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.view import Cluster, Federation
 from pinyon.runtime.channel import open_channel
 from services.controller.app import Controller, build
@@ -22,7 +23,9 @@ from services.process import ServiceProcess
 
 WAIT_S = 60.0
 """Longest wait for anything: it only ends what hangs."""
-QUICK = {"settle_s": 0.5, "grace_s": 3.0, "silence_s": 1.5, "probe_timeout_s": 0.5}
+PATIENT = {"settle_s": 0.5, "grace_s": WAIT_S, "silence_s": WAIT_S, "probe_timeout_s": 10.0, "lease_s": WAIT_S}
+"""Who dies is found out by its session and a port that nobody listens at, however slow the machine is. Tests of these
+times set them."""
 
 
 class Health(health_pb2_grpc.HealthServicer):
@@ -38,7 +41,8 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 class StubLb:
-    """``start`` → ``kill`` (no farewell), ``freeze`` and ``thaw``, ``leave``; what it was told is in ``told``."""
+    """It is there in its context, unless ``kill`` (no farewell) or ``leave`` ends it before. What it was told is in
+    ``told``."""
 
     def __init__(self, lb_id: str, controller: str, boot: str = "1", **info) -> None:
         region = lb_id.partition("-")[0]
@@ -52,14 +56,16 @@ class StubLb:
         self.load = LbLoad()
         self.draining = False
         self.health = Health()
+        self._port: socket.socket | None = None
+        """Keeps its port from others while it is dead: they would answer probes for it."""
         self.changed = asyncio.Condition()
         self._notices: set[asyncio.Task[None]] = set()
         self.address = ""
 
-    async def start(self, port: int = 0) -> StubLb:
+    async def __aenter__(self) -> StubLb:
         self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
-        self.address = f"127.0.0.1:{self.server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.server.start()
         self.dial(self.controller)
         return self
@@ -96,7 +102,23 @@ class StubLb:
     async def kill(self) -> None:
         """As by SIGKILL: sockets close, nobody says farewell."""
         await self.hang_up()
+        await self._close_door()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+        self.release_port()
+
+    async def _close_door(self) -> None:
         await self.server.stop(None)
+        if self._port is None:
+            self._port = socket.socket()
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind(("127.0.0.1", int(self.address.rpartition(":")[2])))
+
+    def release_port(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
     async def hang_up(self) -> None:
         """Its session ends, without a farewell."""
@@ -118,7 +140,7 @@ class StubLb:
 
     async def leave(self) -> None:
         await self.session.close()
-        await self.server.stop(None)
+        await self._close_door()
 
 
 async def spin(condition: Callable[[], bool]) -> None:
@@ -129,14 +151,25 @@ async def spin(condition: Callable[[], bool]) -> None:
 
 
 def cluster_of(federation: Federation, region: str) -> Cluster:
-    return next(each for each in federation.clusters if each.region == region)
+    """One of nobody if there is none."""
+    return next((each for each in federation.clusters if each.region == region), Cluster(region, ""))
+
+
+def state_of(federation: Federation, lb_id: str) -> LbState | None:
+    """None: it is not there."""
+    return next((each.state for each in federation.members if each.info.lb_id == lb_id), None)
+
+
+def connected(federation: Federation) -> set[str]:
+    """Ids of those that have a session."""
+    return {each.info.lb_id for each in federation.members if each.connected}
 
 
 @contextlib.asynccontextmanager
 async def running_controller(**settings) -> AsyncIterator[tuple[Controller, str, CollectorRegistry]]:
     """In this process: the controller, its address, its metrics."""
     registry = CollectorRegistry()
-    controller = build(ControllerSettings(**{**QUICK, **settings}), registry)
+    controller = build(ControllerSettings(**{**PATIENT, **settings}), registry)
     endpoints = await controller.start()
     try:
         yield controller, endpoints["grpc"], registry
@@ -145,16 +178,23 @@ async def running_controller(**settings) -> AsyncIterator[tuple[Controller, str,
 
 
 class ControllerProcess:
-    """In a process of its own, which can be killed and started again on its port."""
+    """In a process of its own, which can be killed and started again on its port. Its context ends it in any case."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        quick = [part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    def __init__(self, folder: Path, **settings: object) -> None:
+        own = {"state_file": folder / "state.json", **PATIENT, **settings}
+        arguments = [part for name, value in own.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         self.process = ServiceProcess(
             "controller",
             "services.controller",
-            ["--listen", "127.0.0.1:0", "--state-file", str(folder / "state.json"), *quick, *arguments],
+            ["--listen", "127.0.0.1:0", *arguments],
             folder / "controller.log",
         )
+
+    async def __aenter__(self) -> ControllerProcess:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
 
     async def start(self) -> str:
         """Its gRPC address."""

@@ -24,10 +24,9 @@ async def address():
     async with running_controller() as (controller, address, _):
         lb = StubLb("eu-0", address, clusters=(OwnedCluster("eu", upstreams=("http://u1", "http://u2")),))
         lb.load = LbLoad(queue=3, instances=2, per_instance=(InstanceLoad("http://u1", 5, 2, 7),))
-        await lb.start()
-        await spin(lambda: any(member.load.queue for member in controller.registry.watched()))
-        yield address
-        await lb.kill()
+        async with lb:
+            await spin(lambda: any(member.load.queue for member in controller.registry.watched()))
+            yield address
 
 
 async def run(capsys, *arguments: str) -> tuple[int, str, str]:

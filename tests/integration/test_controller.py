@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -18,6 +19,9 @@ from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.members import InstanceLoad, LbLoad, LbState, OwnedCluster
 from pinyon.federation.position import Position
+from pinyon.federation.registry import VERSION_MAX
+from pinyon.federation.view import Cluster, Federation
+from pinyon.messages.federation import federation_to_proto
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name
 from pinyon.runtime.interceptors import error_from_rpc
@@ -30,8 +34,10 @@ from tests.integration.controller_parts import (
     ControllerProcess,
     StubLb,
     cluster_of,
+    connected,
     running_controller,
     spin,
+    state_of,
     stub_of,
 )
 from tests.tls_files import TestAuthority
@@ -45,14 +51,11 @@ def distances(tmp_path: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def lbs(address: str, *lb_ids: str, **info):
-    started = [await StubLb(lb_id, address, **info).start() for lb_id in lb_ids]
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(StubLb(lb_id, address, **info)) for lb_id in lb_ids]
         for each in started:
-            await each.until(lambda told: {member.info.lb_id for member in told.members} >= set(lb_ids))
+            await each.until(lambda told: connected(told) >= set(lb_ids))
         yield started
-    finally:
-        for each in started:
-            await each.kill()
 
 
 # ---------------------------------------------------------------- failures of load balancers
@@ -66,21 +69,21 @@ async def test_one_that_dies_is_stood_in_for_and_gets_its_own_back(tmp_path):
             assert cluster_of(c.told[-1], "a").conductor == "a.example.org:7000"
             await c.kill()
             await b.until_adopts("a", "c")  # several at once
-            again = await StubLb("a-0", address, boot="2").start()
-            await b.until_adopts("c")
-            assert not cluster_of(again.told[-1], "a").adopter
-            await again.kill()
+            async with lbs(address, "a-0", boot="2") as (again,):
+                await b.until_adopts("c")
+                await again.until(lambda told: not cluster_of(told, "a").adopter)
         assert metrics.get_sample_value("pinyon_controller_failures_total") >= 2
         assert metrics.get_sample_value("pinyon_controller_handbacks_total") == 1
         assert metrics.get_sample_value("pinyon_controller_probes_total", {"outcome": "silent"}) >= 4
 
 
 async def test_one_that_hangs_is_stood_in_for_though_its_connection_stands():
-    async with running_controller() as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
+    times = {"silence_s": 1.5, "probe_timeout_s": 0.5}
+    async with running_controller(**times) as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
         a.freeze()
-        await b.until_adopts("a")
-        (member,) = [each for each in b.told[-1].members if each.info.lb_id == "a-0"]
-        assert (member.state, member.connected) == (LbState.FAILED, True)
+        told = await b.until(lambda told: cluster_of(told, "a").adopter == "b-0")
+        assert state_of(told, "a-0") is LbState.FAILED
+        assert "a-0" in connected(told)
         a.thaw()
         await b.until_adopts()
 
@@ -92,10 +95,10 @@ async def test_one_that_only_loses_its_session_goes_on():
             return metrics.get_sample_value("pinyon_controller_probes_total", {"outcome": "answered"}) or 0.0
 
         await a.hang_up()
-        await b.until(lambda told: not told.members[0].connected)
+        await b.until(lambda told: "a-0" not in connected(told))
         before = answered()
         await spin(lambda: answered() >= before + 3)
-        assert controller.registry.federation.members[0].state is LbState.LIVE
+        assert state_of(controller.registry.federation, "a-0") is LbState.LIVE
         assert not cluster_of(b.told[-1], "a").adopter
 
 
@@ -115,6 +118,7 @@ async def test_who_leaves_or_drains_is_stood_in_for_at_once():
 async def test_another_process_on_the_port_is_not_taken_for_it():
     async with running_controller() as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
         await a.kill()
+        a.release_port()
         other = grpc.aio.server()
         other.add_insecure_port(a.address)
         await other.start()
@@ -123,18 +127,19 @@ async def test_another_process_on_the_port_is_not_taken_for_it():
 
 
 async def test_the_newest_boot_has_the_name():
-    async with running_controller() as (_, address, _), lbs(address, "a-0") as (old,):
-        new = await StubLb("a-0", address, boot="2").start()
-        await new.until(lambda told: told.members[0].info.boot_id == "2")
-        await spin(lambda: not old.session.connected)
-        async with stub_of(address) as stub:
-            call = stub.Session()
-            await call.write(_registration("a-0", "1"))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call.read()
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert new.session.connected
-        await new.kill()
+    async with contextlib.AsyncExitStack() as stack:
+        _, address, _ = await stack.enter_async_context(running_controller())
+        (old,) = await stack.enter_async_context(lbs(address, "a-0"))
+        async with StubLb("a-0", address, boot="2") as new:
+            await new.until(lambda told: "2" in [each.info.boot_id for each in told.members])
+            await spin(lambda: not old.session.connected)
+            async with stub_of(address) as stub:
+                call = stub.Session()
+                await call.write(_registration("a-0", "1"))
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.read()
+                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert new.session.connected
 
 
 async def _read_all(call) -> None:
@@ -171,6 +176,63 @@ async def test_sessions_that_say_nonsense_end_with_the_reason():
         assert controller.registry.federation.members[0].info.lb_id == "x"
 
 
+@pytest.mark.parametrize("remembers", [True, False], ids=["file", "no file"])
+@pytest.mark.parametrize("version", [2**64 - 1, 2**64 - 2**20 - 2**19], ids=["largest", "jump below"])
+async def test_a_version_beyond_all_measure_harms_nobody(tmp_path, version, remembers):
+    state = tmp_path / "state.json"
+    settings = {"state_file": str(state)} if remembers else {}
+    async with running_controller(**settings) as (controller, address, _), lbs(address, "a-0", "b-0") as (a, b):
+        epoch = controller.registry.federation.epoch
+        async with stub_of(address) as stub:
+            call = stub.Session()
+            first = _registration("x", "1")
+            first.known.epoch, first.known.version = epoch, version
+            await call.write(first)
+            assert (await call.read()).federation.version < VERSION_MAX
+            told = await b.until(lambda told: told.epoch != epoch)
+            assert told.version < VERSION_MAX
+            call.cancel()
+        await a.kill()
+        await b.until_adopts("a")
+    if remembers:
+        kept = read_state(state)
+        assert kept is not None
+        assert kept.version < VERSION_MAX
+
+
+async def test_a_state_file_with_such_a_version_is_read(tmp_path):
+    path = tmp_path / "state.json"
+    async with (
+        running_controller(state_file=str(path)) as (_, address, _),
+        lbs(address, "a-0"),
+        stub_of(address) as stub,
+    ):
+        await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="a", instance="w"))
+    document = json.loads(path.read_text())
+    epoch, document["federation"]["version"] = document["federation"]["epoch"], str(2**64 - 2**20 - 2**19)
+    path.write_text(json.dumps(document))
+    async with running_controller(state_file=str(path)) as (controller, address, _), lbs(address, "a-0") as (a,):
+        told = await a.until(lambda told: told.epoch != epoch)
+        assert told.version < VERSION_MAX
+        assert cluster_of(told, "a").removed == ("w",), "what it says beside that counts"
+        assert controller.registry.federation.epoch == told.epoch
+
+
+async def test_a_stranger_cannot_add_servers_to_other_clusters():
+    ours = (OwnedCluster("u", upstreams=("http://u1",)),)
+    async with running_controller(grace_s=600) as (_, address, _), lbs(address, "u-0", clusters=ours) as (u,):
+        evil = Cluster("u", "u", "", ("http://evil",), ("http://u1",), ("http://evil",), ("u-0",))
+        async with stub_of(address) as stub:
+            call = stub.Session()
+            first = _registration("x", "1")
+            first.known.CopyFrom(federation_to_proto(Federation("old", 9, clusters=(evil,))))
+            await call.write(first)
+            await call.read()
+            told = await u.until(lambda told: "x" in [each.info.lb_id for each in told.members])
+            assert cluster_of(told, "u").upstreams == ("http://u1",)
+            call.cancel()
+
+
 # ---------------------------------------------------------------- what is told
 
 
@@ -199,13 +261,13 @@ async def test_a_load_balancer_says_that_it_owns_something_else():
         info = a.make(a.address)
         upstreams = OwnedCluster("a", upstreams=("http://10.0.0.1:8000",))
         a.session.register(type(info)(info.lb_id, info.boot_id, "a", info.grpc_address, "", (upstreams,)))
-        await a.until(lambda told: told.clusters[0].upstreams == upstreams.upstreams)
+        await a.until(lambda told: cluster_of(told, "a").upstreams == upstreams.upstreams)
 
 
 async def test_instances_by_hand_are_told_and_kept(tmp_path):
     state = tmp_path / "state.json"
     upstreams = (OwnedCluster("u", upstreams=("http://u1", "http://u2")),)
-    async with running_controller(state_file=str(state)) as (_, address, _):  # noqa: SIM117
+    async with running_controller(state_file=str(state)) as (controller, address, _):  # noqa: SIM117
         async with lbs(address, "u-0", clusters=upstreams) as (lb,), stub_of(address) as stub:
             reply = await stub.AddInstance(controller_pb2.AddInstanceRequest(region="u", instance="http://u3"))
             assert reply.changed
@@ -225,15 +287,18 @@ async def test_instances_by_hand_are_told_and_kept(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError, match="u-0 is live"):
                 await stub.ForgetLoadBalancer(controller_pb2.ForgetLoadBalancerRequest(lb_id="u-0"))
             await lb.leave()
+            await spin(lambda: state_of(controller.registry.federation, "u-0") is not LbState.LIVE)
             await stub.ForgetLoadBalancer(controller_pb2.ForgetLoadBalancerRequest(lb_id="u-0"))
             reply = await stub.ListRegions(controller_pb2.ListRegionsRequest())
             assert not reply.federation.clusters
 
 
 async def test_clients_find_the_nearest_that_lives():
-    async with running_controller() as (controller, address, _):
-        eu = await StubLb("eu-0", address, position=Position(50.1, 8.7)).start()
-        us = await StubLb("us-0", address, position=Position(39.0, -77.5)).start()
+    async with (
+        running_controller() as (controller, address, _),
+        StubLb("eu-0", address, position=Position(50.1, 8.7)) as eu,
+        StubLb("us-0", address, position=Position(39.0, -77.5)) as us,
+    ):
         await us.until(lambda told: len(told.members) == 2)
         base = f"http://{controller.pages[0].address}"
 
@@ -259,7 +324,6 @@ async def test_clients_find_the_nearest_that_lives():
                 await get(path)
             with caught.value:
                 assert caught.value.code == status, path
-        await us.kill()
 
 
 # ---------------------------------------------------------------- failures of the controller
@@ -267,9 +331,10 @@ async def test_clients_find_the_nearest_that_lives():
 
 @pytest.mark.parametrize("file", ["kept", "lost", "broken"])
 async def test_a_controller_that_is_killed_goes_on_where_it_was(tmp_path, file):
-    process = ControllerProcess(tmp_path, "--distances", distances(tmp_path))
-    address = await process.start()
-    async with lbs(address, "a-0", "b-0", "c-0", clusters=None) as (a, b, c):
+    async with contextlib.AsyncExitStack() as stack:
+        process = await stack.enter_async_context(ControllerProcess(tmp_path, distances=distances(tmp_path)))
+        address = await process.start()
+        a, b, c = await stack.enter_async_context(lbs(address, "a-0", "b-0", "c-0"))
         await a.kill()
         await c.until_adopts("a")
         async with stub_of(address) as stub:
@@ -288,9 +353,7 @@ async def test_a_controller_that_is_killed_goes_on_where_it_was(tmp_path, file):
         await process.start()
         after = await b.until(
             lambda told: (
-                told.follows(before)
-                and {each.info.lb_id for each in told.members if each.connected} == {"b-0", "c-0"}
-                and len(told.members) == 3
+                told.follows(before) and connected(told) == {"b-0", "c-0"} and state_of(told, "a-0") is not None
             )
         )
         assert (after.epoch == before.epoch) == (file == "kept")
@@ -299,23 +362,31 @@ async def test_a_controller_that_is_killed_goes_on_where_it_was(tmp_path, file):
         assert (tmp_path / "state.json.broken").exists() == (file == "broken")
         assert [each.region for each in c.session.adopted(("b-0",))] == ["a"]
         # One that came back while it was away has its own again in the end.
-        again = await StubLb("a-0", address, boot="2").start()
-        await c.until_adopts()
-        await again.kill()
-    await process.kill()
+        async with lbs(address, "a-0", boot="2"):
+            await c.until_adopts()
 
 
-async def test_who_died_while_the_controller_was_away_is_found_out_after_the_grace_time(tmp_path):
-    process = ControllerProcess(tmp_path)
-    address = await process.start()
-    async with lbs(address, "a-0", "b-0") as (a, b):
-        await process.kill()
-        await a.kill()
-        await process.start()
-        told = await b.until(lambda told: told.version > (1 << 20) and told.members[1].connected)
-        assert told.members[0].state is LbState.LIVE, "not yet"
-        await b.until_adopts("a")
-    await process.kill()
+@pytest.mark.parametrize(("file", "grace_s"), [("whole", 1.0), ("old", 10.0)])
+async def test_who_died_while_the_controller_was_away_is_found(tmp_path, file, grace_s):
+    state, aside = tmp_path / "state.json", tmp_path / "aside.json"
+    async with contextlib.AsyncExitStack() as stack:
+        process = await stack.enter_async_context(ControllerProcess(tmp_path, grace_s=grace_s))
+        address = await process.start()
+        (b,) = await stack.enter_async_context(lbs(address, "b-0"))
+        stub = await stack.enter_async_context(stub_of(address))
+        # What is done by hand is on the disk when it is answered, and all that was before it.
+        await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="b", instance="nobody"))
+        shutil.copy(state, aside)
+        async with lbs(address, "a-0") as (a,):
+            await b.until(lambda told: "a-0" in connected(told))
+            await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="b", instance="nobody else"))
+            await process.kill()
+            await a.kill()
+            if file == "old":  # what came last was told, and had not reached the disk
+                shutil.copy(aside, state)
+            await spin(lambda: not b.session.connected)
+            await process.start()
+            await b.until_adopts("a")
 
 
 def test_state_files_that_cannot_be_used(tmp_path):
@@ -355,7 +426,8 @@ async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
     controller = build(settings, CollectorRegistry(), security=security)
     address = (await controller.start())["grpc"]
     name = peer_name("controller")
-    lb = Channels(authority.tls("lb", "a-0"))
+    lb = Channels(authority.tls("lb", "a-0", region="a"))
+    elsewhere = Channels(authority.tls("lb", "c-0", region="c"))
     admin = Channels(authority.tls("admin", "anna"))
     worker = Channels(authority.tls("worker", "w"))
     try:
@@ -369,6 +441,11 @@ async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
             assert await _code(other.read()) is grpc.StatusCode.PERMISSION_DENIED
             request = controller_pb2.ForgetLoadBalancerRequest(lb_id="x")
             assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.PERMISSION_DENIED
+        async with elsewhere.open(address, name) as channel:
+            call = controller_pb2_grpc.ControllerServiceStub(channel).Session()
+            await call.write(_registration("c-0", "1"))
+            with pytest.raises(grpc.aio.AioRpcError, match="not one for the region a"):
+                await call.read()
         async with admin.open(address, name) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.NOT_FOUND
@@ -393,21 +470,21 @@ async def _code(call) -> grpc.StatusCode:
 async def test_a_policy_that_changes_counts_at_once(tmp_path):
     policy = tmp_path / "policy.json"
     policy.write_text('{"regions": {"a": ["eu"], "b": []}, "rules": [{"from": ["eu"], "to": ["eu"]}]}')
-    process = ControllerProcess(tmp_path, "--geography", str(policy))
-    address = await process.start()
-    async with lbs(address, "a-0", "b-0") as (a, b):
-        await b.until(lambda told: told.regions[0].tags == ("eu",))
+    async with contextlib.AsyncExitStack() as stack:
+        process = await stack.enter_async_context(ControllerProcess(tmp_path, geography=policy))
+        address = await process.start()
+        a, b = await stack.enter_async_context(lbs(address, "a-0", "b-0"))
+        await b.until(lambda told: ("eu",) in [each.tags for each in told.regions if each.name == "a"])
         await a.kill()
-        told = await b.until(lambda told: told.members[0].state is LbState.FAILED)
+        told = await b.until(lambda told: state_of(told, "a-0") is LbState.FAILED)
         assert not cluster_of(told, "a").adopter, "law is above all"
         policy.write_text("{}")
         await b.until_adopts("a")
-    await process.kill()
 
 
 async def test_a_failed_one_is_started_again_by_the_hook(tmp_path):
     hook = f'{sys.executable} -c \'import os; open("{tmp_path}/hook", "w").write(os.environ["PINYON_FAILED_LB_ID"])\''
     async with running_controller(restart_hook=hook) as (_, address, metrics), lbs(address, "a-0", "b-0") as (a, _):
         await a.kill()
-        await spin(lambda: (metrics.get_sample_value("pinyon_controller_restarts_total", {"outcome": "ok"}) or 0) == 1)
+        await spin(lambda: (metrics.get_sample_value("pinyon_controller_restarts_total", {"outcome": "ok"}) or 0) >= 1)
         assert (tmp_path / "hook").read_text() == "a-0"

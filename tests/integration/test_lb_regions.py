@@ -64,13 +64,13 @@ async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
 
 
 async def test_a_deadline_crosses_regions(tmp_path):
-    async with running_regions(tmp_path, "us", "eu", request_timeout_s=0.5) as regions:
+    async with running_regions(tmp_path, "us", "eu", request_timeout_s=3.0) as regions:
         regions.say("us", FULL)
         worker = regions["eu"].workers[0]
         worker.go.clear()
         reply = await regions["us"].complete()
         assert reply.status == 504
-        assert 0 < worker.submissions[0].timeout_ms <= 500
+        assert 0 < worker.submissions[0].timeout_ms <= 3000
         await worker.until(lambda: worker.cancelled)
         await regions.idle()
 
@@ -200,12 +200,12 @@ async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
 async def test_clocks_that_differ_do_not_matter(tmp_path):
     """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
     clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}
-    async with running_regions(tmp_path, "us", "eu", clocks=clocks, request_timeout_s=20.0) as regions:
+    async with running_regions(tmp_path, "us", "eu", clocks=clocks, request_timeout_s=600.0) as regions:
         for here, there in (("us", "eu"), ("eu", "us")):
             regions.say(here, FULL)
             assert (await regions[here].complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
             submission = regions[there].workers[0].submissions[-1]
-            assert 15_000 < submission.timeout_ms <= 20_000
+            assert 300_000 < submission.timeout_ms <= 600_000
             regions.say(here, ROOMY)
             await regions.knows(there, here, ROOMY)
         await regions.idle()

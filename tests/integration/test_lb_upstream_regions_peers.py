@@ -59,7 +59,7 @@ async def test_the_controller_says_who_the_others_are(tmp_path):
         await spin(lambda: (metrics.get_sample_value(*probes) or 0) >= 2)
         assert not controller.registry.failures
         await eu.lb.close(0)
-        await us.until(lambda: not len(us.lb.models.by_name[MODEL].layers.remote))
+        await us.until(lambda: not us.remote())
         await us.idle()
 
 

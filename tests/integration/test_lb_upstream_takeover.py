@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
-from types import MappingProxyType
+from collections.abc import AsyncIterator
 
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.federation.members import LbState
-from tests.integration.controller_parts import WAIT_S, running_controller
+from services.lb.upstreams.keys import UpstreamKeys
+from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import spin
 from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate
 from tests.integration.upstream_regions_parts import running_upstream_regions
@@ -29,10 +29,10 @@ async def serving_stub() -> AsyncIterator[FakeServer]:
 
 
 @contextlib.asynccontextmanager
-async def federated(folder, patience: Mapping[str, float] = MappingProxyType({}), **settings):
-    """A controller and two regions that it knows; ``patience``: what it waits for otherwise than quickly."""
+async def federated(folder, **settings):
+    """A controller and two regions that it knows."""
     async with (
-        running_controller(**patience) as (controller, address, _),
+        running_controller() as (controller, address, _),
         running_upstream_regions(folder, "us", "eu", linked=False, controller=address, **settings) as regions,
     ):
         await spin(lambda: len(controller.registry.federation.members) == 2)
@@ -69,6 +69,25 @@ async def test_the_servers_of_one_that_fails_are_served_by_another_one(tmp_path)
         await eu.idle()
 
 
+async def test_adopted_servers_are_shown_only_their_own_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("for-all\nhttp://elsewhere:1 for-elsewhere\n")
+    async with federated(tmp_path, upstream_api_key_file=str(file)) as (_, _, regions):
+        us, eu = regions["us"], regions["eu"]
+        (theirs,), (ours,) = us.servers, eu.servers
+        assert (await eu.chat(headers={"x-pinyon-geographies": "eu"})).status == 200
+        assert ours.asked[-1]["authorization"] == "Bearer for-all"
+        us.lb.app.draining = True
+        await until_adopted(regions)
+        await regions.full("eu")
+        assert (await eu.chat()).status == 200
+        assert "authorization" not in theirs.asked[-1]
+        eu.lb.use_keys(UpstreamKeys("for-all", {theirs.url: "for-us"}))
+        assert (await eu.chat()).status == 200
+        assert theirs.asked[-1]["authorization"] == "Bearer for-us"
+        await eu.idle()
+
+
 async def test_law_of_the_servers_region_counts(tmp_path):
     policy = tmp_path / "geography.json"
     policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}}))
@@ -76,9 +95,7 @@ async def test_law_of_the_servers_region_counts(tmp_path):
         us, eu = regions["us"], regions["eu"]
         us.lb.app.draining = True
         await until_adopted(regions)
-        await spin(
-            lambda: not any(each.live and not each.draining for each in eu.lb.models.by_name[MODEL].layers.remote)
-        )
+        await spin(lambda: not any(each.live and not each.draining for each in eu.remote()))
         assert (await eu.chat(headers={"x-pinyon-geographies": "us"})).status == 200
         assert (len(us.servers[0].asked), len(eu.servers[0].asked)) == (1, 0)
         await regions.full("eu")
@@ -117,27 +134,30 @@ async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
 
 
 async def test_servers_are_added_and_removed_by_hand(tmp_path):
-    patience = {"silence_s": WAIT_S, "grace_s": WAIT_S}  # on a busy machine, too, nobody is stood in for here
     async with (
         serving_stub() as other,
-        federated(tmp_path, patience) as (_, address, regions),
+        federated(tmp_path) as (_, address, regions),
         grpc.aio.insecure_channel(address) as channel,
     ):
         us = regions["us"]
         stub = controller_pb2_grpc.ControllerServiceStub(channel)
         (own,) = us.servers
+        servers = us.lb.fleet.servers
+
+        def removed() -> set[str]:
+            return {name for name, each in servers.items() if each.removed}
+
         here = {"x-pinyon-geographies": "us"}  # servers not looked at since are passed by
         await stub.AddInstance(controller_pb2.AddInstanceRequest(region="us", cluster="us", instance=other.url))
-        await us.until(lambda: us.live(own, other) or len(us.lb.fleet.servers) == 2)
-        await us.until(lambda: us.lb.fleet.servers[other.url].healthy)
+        await us.until(lambda: other.url in [name for name, each in servers.items() if each.healthy])
         await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="us", cluster="us", instance=own.url))
-        await us.until(lambda: us.lb.fleet.servers[own.url].removed)
+        await us.until(lambda: removed() == {own.url})
         for _ in range(3):
             assert (await us.chat(headers=here)).status == 200
         assert (len(own.asked), len(other.asked)) == (0, 3)
         await stub.AddInstance(controller_pb2.AddInstanceRequest(region="us", cluster="us", instance=own.url))
         await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="us", cluster="us", instance=other.url))
-        await us.until(lambda: list(us.lb.fleet.servers) == [own.url] and not us.lb.fleet.servers[own.url].removed)
+        await us.until(lambda: list(servers) == [own.url] and not removed())
         assert (await us.chat(headers=here)).status == 200
         assert (len(own.asked), len(other.asked)) == (1, 3)
         await us.idle()

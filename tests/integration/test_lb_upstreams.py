@@ -346,6 +346,15 @@ async def test_connections_to_servers_are_kept() -> None:
 # ---------------------------------------------------------------- models
 
 
+async def test_a_server_may_list_any_context_length() -> None:
+    one, other = FakeServer(models=("a",)), FakeServer(models=("a",))
+    one.lists = b'{"data":[{"id":"a","max_model_len":1%b}]}' % (b"0" * 400)
+    other.lists = b'{"data":[{"id":"a","max_model_len":100}]}'
+    async with running_upstreams(one, other) as bench:
+        (listed,) = (await bench.get("/v1/models")).json["data"]
+        assert listed["max_model_len"] == 100
+
+
 async def test_models_are_those_of_all_servers() -> None:
     both, one = FakeServer(models=("a", "b")), FakeServer(models=("b", "c"))
     one.lists = b'{"data":[{"id":"b","max_model_len":100,"x":1},{"id":"c"},{"id":7},{"id":""}]}'

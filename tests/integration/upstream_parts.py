@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from pinyon.routing.target import Target
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.settings import LbSettings
 from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
@@ -246,6 +247,11 @@ class Bench(Front):
         served = self.lb.fleet.models.get(model)
         found = {target.name for target in served.targets() if target.live} if served is not None else set()
         return found == {server.url for server in servers}
+
+    def remote(self, model: str = MODEL) -> list[Target]:
+        """Other regions that serve it, as far as is known here."""
+        served = self.lb.models.by_name.get(model)
+        return [] if served is None else list(served.layers.remote)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):

@@ -24,8 +24,7 @@ class Regions(dict[str, Bench]):
         """Until ``region`` has heard that ``other`` has room, or has none."""
 
         def heard() -> bool:
-            served = self[region].lb.models.by_name.get(model)
-            remote = [] if served is None else served.layers.remote
+            remote = self[region].remote(model)
             return any(each.region == other and each.live and (each.report.available > 0) is room for each in remote)
 
         await self[region].until(heard)

@@ -129,3 +129,21 @@ def test_reports_are_bounded():
     for wrong in ({"x": -1.0}, {"x": float("nan")}, {"": 1.0}, {f"x{n}": 1.0 for n in range(257)}):
         with pytest.raises(InvalidArgument):
             latencies_from_proto(wrong)
+
+
+def test_a_cluster_of_several_owners_has_more_upstreams():
+    many = tuple([f"http://u{n}" for n in range(600)])
+    told = Federation("e", 1, clusters=(Cluster("eu", "eu", upstreams=many, added=many[:400]),))
+    assert federation_from_proto(federation_to_proto(told)) == told
+
+
+@pytest.mark.parametrize(("name", "most"), [("removed_instances", 1024), ("added_instances", 1024), ("owner_ids", 256)])
+def test_lists_of_a_told_cluster_are_bounded(name, most):
+    for count in (most, most + 1):
+        cluster = controller_pb2.Cluster(region="eu", name="eu", **{name: [f"i{n}" for n in range(count)]})
+        message = controller_pb2.Federation(clusters=[cluster])
+        if count <= most:
+            assert federation_from_proto(message).clusters
+        else:
+            with pytest.raises(InvalidArgument, match=f"at most {most}"):
+                federation_from_proto(message)

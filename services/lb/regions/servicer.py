@@ -10,7 +10,7 @@ from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDe
 from pinyon.core.request import check_geographies
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
-from pinyon.runtime.identity import LB, caller, check_claim
+from pinyon.runtime.identity import LB, caller, check_claim, check_region_claim
 from services.lb.regions.inbound import Inbound, InboundParts
 from services.lb.regions.link import PEER_VERSION
 from services.lb.regions.peer import Peer
@@ -86,6 +86,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
         if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
             raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
         check_claim(context, LB, hello.lb_id)
+        check_region_claim(context, hello.region)
         verdict = self._parts.serving.geography.sends(hello.region, self._parts.own.region)
         if not verdict.allowed:
             raise PermissionDenied(f"{hello.region} may not send to {self._parts.own.region}: {verdict.reason}")

@@ -23,6 +23,7 @@ from pinyon.routing.two_layers import Where
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.journal_file import JournalFile
+from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
@@ -65,6 +66,8 @@ from services.lb.upstreams.url import UpstreamUrl, parse_upstreams
 from services.lb.upstreams.watch import WatchTimes
 
 __all__ = ["UpstreamLb", "build_upstream_lb"]
+
+_log = get_logger("lb.upstreams")
 
 CHANGES_S = 0.002
 """Those who wait are looked at once for so many reports."""
@@ -138,7 +141,7 @@ class UpstreamLb:
         """From now on servers are shown these."""
         self.servers.use_keys(keys)
         for _, server in self.clusters.servers():
-            server.use_key(keys.of(server.name))
+            server.use_key(self.servers.key_of(server.name))
 
 
 def build_upstream_lb(
@@ -256,9 +259,10 @@ class _Servers:
         self.urls = parse_upstreams(settings.upstream)
         self._settings = settings
         self._keys = read_upstream_keys(settings.upstream_api_key_file)
-        names = [str(url) for url in self.urls]
+        self._names = names = frozenset(map(str, self.urls))
         for named in self._keys.by_server:
-            if named not in names:
+            # A controller may give it other servers, and those have keys, too.
+            if named not in names and not settings.controller:
                 raise InvalidArgument(
                     f"the upstream API key file has a key for {named}, which is not in --upstream",
                     field="upstream_api_key_file",
@@ -275,6 +279,14 @@ class _Servers:
     def use_keys(self, keys: UpstreamKeys) -> None:
         self._keys = keys
 
+    def key_of(self, server: str) -> str:
+        """Empty: it is shown none."""
+        own = server in self._names
+        key = self._keys.of(server, own=own)
+        if not key and not own and self._keys.default:
+            _log.warning("%s is shown no API key: neither --upstream nor the key file names it", server)
+        return key
+
     def make(self, url: UpstreamUrl) -> Server:
         settings = self._settings
         if url.tls and self._tls is None:
@@ -282,7 +294,7 @@ class _Servers:
         limits = ConnectionLimits(
             settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s
         )
-        key = self._keys.of(str(url))
+        key = self.key_of(str(url))
         return Server(
             url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls,
             settings.upstream_sharers,

@@ -23,6 +23,9 @@ __all__ = ["Fleet"]
 REST_MAX_S = 10.0
 """A server that wants to be left alone for longer is asked sooner all the same."""
 
+CONTEXT_MAX = 1 << 53
+"""Tokens; a server may say any number, and not all of them fit a float."""
+
 _log = get_logger("lb.upstreams")
 
 
@@ -249,4 +252,4 @@ class Fleet:
 
 def _context(said: Mapping[str, Any]) -> float:
     length = said.get("max_model_len")
-    return float(length) if type(length) is int else float("inf")
+    return float(length) if type(length) is int and 0 <= length <= CONTEXT_MAX else float("inf")

@@ -17,20 +17,22 @@ _KEY = re.compile(r"[!-~]{1,4096}")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamKeys:
-    """``default`` is for servers that no line names."""
+    """``default`` is for servers that no line names, and that this load balancer's own settings name."""
 
     default: str = field(default="", repr=False)
     by_server: dict[str, str] = field(default_factory=dict, repr=False)
 
-    def of(self, server: str) -> str:
-        return self.by_server.get(server, self.default)
+    def of(self, server: str, *, own: bool) -> str:
+        """``own``: settings name it. Of another one somebody else has told the URL: it may be a stranger's."""
+        return self.by_server.get(server, self.default if own else "")
 
 
 NO_KEYS = UpstreamKeys()
 
 
 def read_upstream_keys(path: str) -> UpstreamKeys:
-    """Lines ``KEY``, for all servers, or ``URL KEY``, for one; ``#`` begins a comment line. An empty path: no keys.
+    """Lines ``KEY``, for all servers of ``--upstream``, or ``URL KEY``, for one; ``#`` begins a comment line. An empty
+    path: no keys.
 
     Raises :class:`InvalidArgument`; the message never holds a key.
     """

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.identity import ANY, ROLES, Identity, cluster_identities, hosts_of
+from pinyon.core.request import check_geographies
+from pinyon.runtime.identity import ANY, LB, ROLES, Identity, cluster_identities, hosts_of, names_region
 
 __all__ = ["add_command", "certs"]
 
@@ -27,9 +28,10 @@ def add_command(commands: Any) -> None:
     add("dir", metavar="DIR", type=Path)
     add(
         "processes",
-        metavar="ROLE/ID",
+        metavar="ROLE/ID[@REGION]",
         nargs="*",
-        help=f"whose; roles: {', '.join(ROLES)} (admin is for people); with ID {ANY}, one for any instance",
+        help=f"whose; roles: {', '.join(ROLES)} (admin is for people); with ID {ANY}, one for any instance; REGION is "
+        "what a load balancer may be of",
     )
     add("--cluster", action="store_true", help="for all processes of `./dev up` with the numbers that follow")
     for name, count in (("prefill", 2), ("decode", 2), ("mixed", 0), ("stores", 1), ("lbs", 1)):
@@ -55,7 +57,7 @@ def certs(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.days <= DAYS_MAX:
         raise InvalidArgument(f"--days must be over 0 and at most {DAYS_MAX}", field="days")
     owner = _owner(arguments.owner)
-    wanted = [Wanted(each, hosts_of(each, arguments.host)) for each in _identities(arguments)]
+    wanted = [Wanted(each, hosts_of(each, arguments.host, region)) for each, region in _identities(arguments)]
     now = datetime.datetime.now(datetime.UTC)
     authority = Authority.open(arguments.dir, now)
     there = {each.identity: (each, ends) for each, ends in authority.found()}
@@ -67,26 +69,34 @@ def certs(arguments: argparse.Namespace) -> int:
         if known is not None and set(each.hosts) <= set(known.hosts) and fresh and not arguments.renew:
             sys.stdout.write(f"{folder_of(arguments.dir, each.identity)}: kept, good until {ends:%Y-%m-%d}\n")
             continue
-        if known is not None:  # goes on with the hosts that it had
-            each = Wanted(each.identity, tuple(dict.fromkeys((*each.hosts, *known.hosts))))
+        if known is not None:  # goes on with the hosts that it had, and with its region unless it gets another one
+            moves = any(map(names_region, each.hosts))
+            before = [host for host in known.hosts if not (moves and names_region(host))]
+            each = Wanted(each.identity, tuple(dict.fromkeys((*each.hosts, *before))))
         folder = authority.issue(each, now, arguments.days, owner)
         until = now + datetime.timedelta(days=arguments.days)
         sys.stdout.write(f"{folder}: {each.identity}, good until {until:%Y-%m-%d %H:%M} UTC\n")
     return 0
 
 
-def _identities(arguments: argparse.Namespace) -> list[Identity]:
-    found: list[Identity] = []
+def _identities(arguments: argparse.Namespace) -> list[tuple[Identity, str]]:
+    """Each with its region, or none."""
+    found: list[tuple[Identity, str]] = []
     if arguments.cluster:
         counts = (arguments.prefill, arguments.decode, arguments.mixed, arguments.stores, arguments.lbs)
         if not all(0 <= count <= 1024 for count in counts):
             raise InvalidArgument("numbers of processes are 0 to 1024", field="cluster")
-        found += cluster_identities(*counts)
+        found += [(each, "") for each in cluster_identities(*counts)]
     for each in arguments.processes:
-        role, _, instance_id = each.partition("/")
+        process, at, region = each.partition("@")
+        role, _, instance_id = process.partition("/")
         if not instance_id:
             raise InvalidArgument(f"{each!r} is not ROLE/ID", field="processes")
-        found.append(Identity(role, "" if instance_id == ANY else instance_id))
+        if at:
+            check_geographies((region,), "processes")
+        if at and role != LB:
+            raise InvalidArgument(f"{each!r}: only a load balancer (lb) is of a region", field="processes")
+        found.append((Identity(role, "" if instance_id == ANY else instance_id), region))
     if not found and not arguments.renew:
         raise InvalidArgument("say whose: --cluster, ROLE/ID, or --renew for whatever is there", field="processes")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
 from pinyon.federation.view import ClusterName
 
-__all__ = ["Changes", "is_upstream"]
+__all__ = ["CHANGES_MAX", "Changes", "is_upstream"]
 
 CHANGES_MAX = 1024
 """Of one cluster, of either kind."""
@@ -43,14 +43,13 @@ class Changes:
         return _put(self._removed.setdefault(cluster, {}), instance)
 
     def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str]) -> None:
-        """What was said before, as far as nothing was said since."""
+        """What was said before, as far as nothing was said since and there is room for it."""
         said = {*self.added(cluster), *self.removed(cluster)}
-        for instance in added:
-            if instance not in said:
-                _put(self._added.setdefault(cluster, {}), instance)
-        for instance in removed:
-            if instance not in said:
-                _put(self._removed.setdefault(cluster, {}), instance)
+        for instances, before in ((self._added, added), (self._removed, removed)):
+            known = instances.setdefault(cluster, {})
+            for instance in before:
+                if instance not in said and len(known) < CHANGES_MAX:
+                    _put(known, instance)
 
     def forget(self, cluster: ClusterName) -> None:
         self._added.pop(cluster, None)

@@ -20,14 +20,18 @@ from pinyon.federation.view import ClusterName, Federation, Member, Region
 from pinyon.federation.watched import Timing, Watched
 from pinyon.routing.geography import Geography
 
-__all__ = ["MEMBERS_MAX", "VERSION_JUMP", "Registry"]
+__all__ = ["MEMBERS_MAX", "UPSTREAMS_MAX", "VERSION_JUMP", "VERSION_MAX", "Registry"]
 
 MEMBERS_MAX = 256
 UPSTREAMS_MAX = 8192
 """Of all clusters together: the federation fits one message."""
 LATENCIES_MAX = 256
+RECOVERED_MAX = 1024
+"""Clusters whose owners have told what was before."""
 VERSION_JUMP = 1 << 20
 """What a restart adds: the last versions that were told may not have reached the disk."""
+VERSION_MAX = 1 << 52
+"""No memory grows so far by itself. What says more begins a new memory."""
 
 
 class Registry:
@@ -50,6 +54,8 @@ class Registry:
         self._members: dict[str, Watched] = {}
         self._changes = Changes()
         self._adoptions: dict[ClusterName, str] = {}
+        self._recovered: dict[ClusterName, tuple[str, int]] = {}
+        """Epoch and version of what an owner said last of the time before."""
         self._serial = 0
         self._distances: Distances | None = None
         self._view = Federation(epoch)
@@ -222,24 +228,33 @@ class Registry:
 
     # -- memory
 
-    def recover(self, known: Federation, now_s: float) -> None:
-        """What was so before this controller started: from its file or, where that is lost, as a load balancer was told
-        it. What has been heard since counts more."""
+    def recover(self, known: Federation, now_s: float, by: LbInfo | None = None) -> None:
+        """What was so before this controller started: from its file or, where that is lost, as the load balancer ``by``
+        says that it was told. What has been heard since counts more.
+
+        A load balancer's word on instances that people added or removed counts for its own clusters only. Of others it
+        says who they are, who adopted what, and where conductors are, which prove that they are of the suite. It does
+        not say where others' upstream servers are, nor which processes may not register any more.
+        """
         owned = owned_before(known)
         adopted: set[str] = set()
         for cluster in known.clusters:
-            self._changes.recover(cluster.key, cluster.added, cluster.removed)
+            if by is None or self._speaks_for(by, cluster.key, known):
+                self._changes.recover(cluster.key, cluster.added, cluster.removed)
             if cluster.adopter:
                 self._adoptions.setdefault(cluster.key, cluster.adopter)
                 adopted.update(cluster.owners)
         for each in known.members:
             lb_id = each.info.lb_id
+            if by is not None and each.info.boot_id == by.boot_id and lb_id == by.lb_id in self._members:
+                self._members[lb_id].displaces(each.displaced)
             if lb_id in self._members or len(self._members) >= self._members_max:
                 continue
             self._serial += 1
             away = each.state is not LbState.LIVE or lb_id in adopted
+            clusters = [cluster for cluster in owned.get(lb_id, ()) if by is None or cluster.conductor]
             self._members[lb_id] = Watched(
-                replace(each.info, clusters=tuple(owned.get(lb_id, ()))),
+                replace(each.info, clusters=tuple(clusters)),
                 self._serial,
                 lost_s=now_s,
                 up_s=now_s,
@@ -247,20 +262,31 @@ class Registry:
                 failed=each.state is LbState.FAILED,
                 left=each.state is LbState.LEFT,
                 draining=each.state is LbState.DRAINING,
-                displaced=each.displaced,
+                displaced=each.displaced if by is None else (),
             )
         version = self._view.version
-        if known.epoch == self._view.epoch:
+        if by is None and known.epoch == self._view.epoch:
             version = max(version, known.version + VERSION_JUMP)
         self._view = replace(self._view, version=version)
         self._publish()
 
-    def surpass(self, version: int) -> None:
-        """Somebody was told a later version of this memory: this one goes on after that."""
-        if version > self._view.version:
-            self._view = replace(self._view, version=version + VERSION_JUMP)
+    def renew(self, epoch: str) -> None:
+        """Somebody was told a later version than this memory has: it gets another name, and all are told all of it."""
+        self._view = replace(self._view, epoch=epoch, version=self._view.version + 1)
 
     # -- inside
+
+    def _speaks_for(self, info: LbInfo, key: ClusterName, known: Federation) -> bool:
+        """Whether it owns the cluster, and no owner has told a later version of the same memory."""
+        if key not in [(info.region, cluster.name) for cluster in info.clusters]:
+            return False
+        epoch, version = self._recovered.get(key, ("", 0))
+        if epoch == known.epoch and version >= known.version:
+            return False
+        if key not in self._recovered and len(self._recovered) >= RECOVERED_MAX:
+            return False
+        self._recovered[key] = known.epoch, known.version
+        return True
 
     def _of(self, session: int) -> Watched | None:
         for member in self._members.values():
@@ -282,7 +308,9 @@ class Registry:
             raise ResourceExhausted(f"at most {UPSTREAMS_MAX} upstreams in all")
         if known is not None or len(self._members) < self._members_max:
             return
-        gone = [each for each in self._by_registration() if each.left]
+        known_only = [each for each in self._by_registration() if not each.session]
+        # Who has left; then who was never heard, and is known only by what others said.
+        gone = [each for each in known_only if each.left] + [each for each in known_only if not each.confirmed]
         if not gone:
             raise ResourceExhausted(f"{len(self._members)} load balancers are known; see pinyon regions forget")
         self._drop(gone[0].info.lb_id)
@@ -293,6 +321,7 @@ class Registry:
         for key in before - set(self._owners()):
             self._changes.forget(key)
             self._adoptions.pop(key, None)
+            self._recovered.pop(key, None)
         for member in self._members.values():
             member.latencies_ms.pop(lb_id, None)
 

@@ -7,7 +7,7 @@ newer one is told by the order in which they came.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pinyon.federation.members import LbInfo, LbLoad, LbState
@@ -113,6 +113,11 @@ class Watched:
         self.left, self.failed, self.draining = True, False, False
         self.session, self.lost_s = 0, now_s
         self.downs = max(1, self.downs)
+
+    def displaces(self, boots: Iterable[str]) -> None:
+        """It has taken the name from these, before those that are known."""
+        earlier = [boot for boot in boots if boot != self.info.boot_id and boot not in self.displaced]
+        self.displaced = (*earlier, *self.displaced)[-DISPLACED_MAX:]
 
     def register(self, info: LbInfo, registered: int, session: int, now_s: float) -> None:
         """A session of this boot, or of a newer one."""

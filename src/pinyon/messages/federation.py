@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
+from pinyon.federation.changes import CHANGES_MAX
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.position import Position
+from pinyon.federation.registry import MEMBERS_MAX
+from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
 from pinyon.federation.view import Cluster, Federation, Member, Region
+from pinyon.federation.watched import DISPLACED_MAX
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
 
 __all__ = [
@@ -33,10 +38,12 @@ __all__ = [
 URL_CHARS_MAX = 512
 CLUSTERS_MAX = 16
 UPSTREAMS_MAX = 256
+"""That one load balancer names for a cluster; a cluster of several has more, and people add to it."""
 INSTANCES_MAX = 256
 REGIONS_MAX = 64
 LATENCIES_MAX = 256
 LATENCY_MS_MAX = 3.6e6
+T = TypeVar("T")
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
 _STATES = {
@@ -127,11 +134,14 @@ def _cluster(message: controller_pb2.OwnedCluster, region: str, field: str) -> O
     )
 
 
-def _urls(urls: Iterable[str], field: str) -> tuple[str, ...]:
-    checked = tuple(dict.fromkeys([check_url(url, field) for url in urls]))
-    if len(checked) > UPSTREAMS_MAX:
-        raise InvalidArgument(f"must be at most {UPSTREAMS_MAX}", field=field)
-    return checked
+def _urls(urls: Sequence[str], field: str, most: int = UPSTREAMS_MAX) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([check_url(url, field) for url in _few(urls, most, field)]))
+
+
+def _few(items: Sequence[T], most: int, field: str) -> Sequence[T]:
+    if len(items) > most:
+        raise InvalidArgument(f"must be at most {most}", field=field)
+    return items
 
 
 def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
@@ -243,18 +253,20 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
 def federation_from_proto(message: controller_pb2.Federation) -> Federation:
     """Raises :class:`InvalidArgument` for what no controller of this kind would say."""
     members = []
-    for each in message.load_balancers:
+    for each in _few(message.load_balancers, MEMBERS_MAX, "load_balancers"):
         state = _STATES_BACK.get(each.state)
         if state is None:
             raise InvalidArgument("must be given", field="load_balancers.state")
-        displaced = tuple([check_id(boot, "load_balancers.displaced_boot_ids") for boot in each.displaced_boot_ids])
+        boots = _few(each.displaced_boot_ids, DISPLACED_MAX, "load_balancers.displaced_boot_ids")
+        displaced = tuple([check_id(boot, "load_balancers.displaced_boot_ids") for boot in boots])
         members.append(Member(lb_info_from_proto(each.info, "load_balancers.info"), state, each.connected, displaced))
+    clusters = _few(message.clusters, MEMBERS_MAX * CLUSTERS_MAX, "clusters")
     return Federation(
         epoch=check_text(message.epoch, "epoch"),
         version=message.version,
-        regions=tuple([_region(each) for each in message.regions]),
+        regions=tuple([_region(each) for each in _few(message.regions, MEMBERS_MAX, "regions")]),
         members=tuple(members),
-        clusters=tuple([_told_cluster(each) for each in message.clusters]),
+        clusters=tuple([_told_cluster(each) for each in clusters]),
     )
 
 
@@ -265,14 +277,19 @@ def _region(message: controller_pb2.Region) -> Region:
     return Region(check_region(message.name, "regions.name"), tuple(message.tags), position)
 
 
+def _instances(names: Sequence[str], field: str) -> tuple[str, ...]:
+    return tuple([check_instance(each, field) for each in _few(names, CHANGES_MAX, field)])
+
+
 def _told_cluster(message: controller_pb2.Cluster) -> Cluster:
+    owners = _few(message.owner_ids, MEMBERS_MAX, "clusters.owner_ids")
     return Cluster(
         region=check_region(message.region, "clusters.region"),
         name=check_region(message.name, "clusters.name"),
         conductor=_address(message.conductor, "clusters.conductor") if message.conductor else "",
-        upstreams=_urls(message.upstream_urls, "clusters.upstream_urls"),
-        removed=tuple([check_instance(each, "clusters.removed_instances") for each in message.removed_instances]),
-        added=tuple([check_instance(each, "clusters.added_instances") for each in message.added_instances]),
-        owners=tuple([check_id(each, "clusters.owner_ids") for each in message.owner_ids]),
+        upstreams=_urls(message.upstream_urls, "clusters.upstream_urls", ALL_UPSTREAMS_MAX),
+        removed=_instances(message.removed_instances, "clusters.removed_instances"),
+        added=_instances(message.added_instances, "clusters.added_instances"),
+        owners=tuple([check_id(each, "clusters.owner_ids") for each in owners]),
         adopter=check_text(message.adopter_id, "clusters.adopter_id"),
     )

@@ -7,6 +7,8 @@ A certificate of the cluster names one role, and one instance of it or any::
 
 A client names the peer it means (``grpc.ssl_target_name_override``), so addresses need not be trusted: an instance
 where it knows its id, else a role. ``blocks.pinyon`` is whoever serves ``BlockReadService``: workers and store nodes.
+
+The certificate of a load balancer names the region that it may be of, too: ``eu.region.pinyon``.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ __all__ = [
     "Identity",
     "caller",
     "check_claim",
+    "check_region_claim",
     "cluster_identities",
     "hosts_of",
     "identity_from_names",
+    "names_region",
     "peer_name",
+    "region_name",
 ]
 
 ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, REDIS, WORKER = ROLES = (
@@ -46,6 +51,7 @@ ANY = "_any"
 """What stands for any instance where an instance id is written; no instance can be called so."""
 DOMAIN = "pinyon"
 BLOCKS_NAME = f"blocks.{DOMAIN}"
+_REGION = f".region.{DOMAIN}"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(rf"(?:(\*|{_LABEL.pattern})\.)?({'|'.join(ROLES)})\.{DOMAIN}")
@@ -86,6 +92,16 @@ def peer_name(role: str, instance_id: str = "") -> str:
     return f"{instance_id}.{role}.{DOMAIN}" if instance_id else f"{role}.{DOMAIN}"
 
 
+def region_name(region: str) -> str:
+    """The DNS name that the certificate of a load balancer of that region has."""
+    return f"{region}{_REGION}"
+
+
+def names_region(name: str) -> bool:
+    """Whether a DNS name is one of :func:`region_name`."""
+    return name.endswith(_REGION)
+
+
 def identity_from_names(names: Iterable[str]) -> Identity | None:
     """What a certificate with these DNS names says; None if that is nothing, or two things."""
     roles: set[str] = set()
@@ -113,6 +129,16 @@ def check_claim(context: Any, role: str, instance_id: str) -> None:
         raise PermissionDenied(f"the certificate is that of {known}, not of {role} {instance_id}", field="instance_id")
 
 
+def check_region_claim(context: Any, region: str) -> None:
+    """Raises :class:`PermissionDenied` if the caller has a certificate, and it does not name the region it claims."""
+    names = context.peer_identities()
+    if names and region_name(region).encode() not in names:
+        raise PermissionDenied(
+            f"the certificate is not one for the region {region}: make it with pinyon certs DIR lb/ID@{region}",
+            field="region",
+        )
+
+
 def cluster_identities(
     prefill: int, decode: int, mixed: int, stores: int, lbs: int, prefix: str = ""
 ) -> Iterator[Identity]:
@@ -130,6 +156,10 @@ def cluster_identities(
             yield Identity(role, f"{prefix}{kind}-{index}")
 
 
-def hosts_of(identity: Identity, hosts: Iterable[str]) -> tuple[str, ...]:
-    """The hosts that its certificate is good for, loopback too: none but for whom other programs connect to."""
-    return tuple(dict.fromkeys((*hosts, *_LOOPBACK))) if identity.role in (CONTROLLER, LB, REDIS) else ()
+def hosts_of(identity: Identity, hosts: Iterable[str], region: str = "") -> tuple[str, ...]:
+    """What its certificate names beside its own names: for whom other programs connect to, hosts and loopback; for a
+    load balancer, the region that it may be of."""
+    if identity.role not in (CONTROLLER, LB, REDIS):
+        return ()
+    regions = (region_name(region),) if region and identity.role == LB else ()
+    return tuple(dict.fromkeys((*regions, *hosts, *_LOOPBACK)))

@@ -62,6 +62,25 @@ async def test_a_disk_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: p
     assert read_state(path) == federation(3)
 
 
+async def test_a_version_that_cannot_be_written_ends_nothing(tmp_path: Path):
+    path = tmp_path / "state.json"
+    outcomes: asyncio.Queue[bool] = asyncio.Queue()
+    go = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        await go.wait()
+
+    file = StateFile(path, outcomes.put_nowait, sleep)
+    file.start()
+    file.keep(federation(2**64))  # no message holds it
+    assert not await asyncio.wait_for(outcomes.get(), 60)
+    file.keep(federation(3))
+    go.set()
+    await file.wait(3)
+    await file.close()
+    assert read_state(path) == federation(3)
+
+
 async def test_without_a_file_all_counts_as_written():
     file = StateFile(None)
     file.start()

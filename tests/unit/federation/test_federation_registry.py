@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError, ResourceExhausted
@@ -9,7 +11,7 @@ from pinyon.federation.changes import CHANGES_MAX
 from pinyon.federation.lease import adopted_now
 from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.registry import VERSION_JUMP, Registry
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Cluster, Federation, Member
 from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 
@@ -320,6 +322,90 @@ def test_what_was_heard_since_counts_more_than_memory():
     registry.add_instance("a", "", "w")
     registry.recover(world.registry.federation, world.now_s)
     assert next(each for each in registry.federation.members if each.info.lb_id == "a-0").info.boot_id == "2"
+
+
+def test_a_later_version_elsewhere_renews_the_epoch():
+    registry = World("a-0", "b-0").registry
+    before = registry.federation
+    registry.renew("f")
+    after = registry.federation
+    assert (after.epoch, after.version) == ("f", before.version + 1)
+    assert after.follows(Federation("e", 2**64 - 1)), "whatever was told"
+
+
+# ---------------------------------------------------------------- what a session says of before
+
+
+def told(session_of: LbInfo, known: Federation, *others: LbInfo) -> Registry:
+    """A controller that knew nothing, after that load balancer has come and said what it knew."""
+    registry = Registry("new", 1000.0, TIMING)
+    for each in (*others, session_of):
+        registry.register(each, 1000.0)
+    registry.recover(known, 1000.0, session_of)
+    registry.sweep(1000.0)
+    return registry
+
+
+EVIL = Cluster("u", "u", upstreams=("http://evil",), added=("http://evil",), removed=("http://1",), owners=("u-0",))
+
+
+def test_a_session_adds_and_removes_for_own_clusters_only():
+    known = Federation("old", 9, clusters=(EVIL,))
+    owner, stranger = info("u-0", clusters=(UPSTREAMS,)), info("x-0")
+    after = cluster_of(told(stranger, known, owner), "u")
+    assert (after.upstreams, after.added, after.removed) == (UPSTREAMS.upstreams, (), ())
+    after = cluster_of(told(owner, known, stranger), "u")
+    assert (after.upstreams, after.added, after.removed) == (
+        ("http://2", "http://evil"),
+        ("http://evil",),
+        ("http://1",),
+    )
+
+
+def test_an_owner_that_knows_less_does_not_count():
+    registry = Registry("new", 0.0, TIMING)
+    for lb_id, version, removed in (("u-0", 9, ()), ("u-1", 8, ("http://1",))):
+        each = info(lb_id, clusters=(UPSTREAMS,))
+        registry.register(each, 0.0)
+        registry.recover(Federation("old", version, clusters=(replace(EVIL, removed=removed),)), 0.0, each)
+    assert cluster_of(registry, "u").removed == ()
+
+
+def test_a_session_does_not_say_where_others_servers_are():
+    dead = Member(LbInfo("u-0", "1", "u", "u-0:8001"), LbState.FAILED, False, ("2",))
+    conductor = Cluster("u", "c", "10.0.0.9:7000", owners=("u-0",))
+    known = Federation("old", 9, members=(dead,), clusters=(EVIL, conductor))
+    registry = told(info("x-0"), known)
+    assert [(each.name, each.conductor) for each in registry.federation.clusters if each.region == "u"] == [
+        ("c", "10.0.0.9:7000")
+    ]
+    registry.register(info("u-0", "2"), 1000.0)  # nor who may not register any more
+
+
+def test_a_session_says_which_boots_lost_its_name():
+    own = Member(info("a-0", "2", clusters=()), LbState.LIVE, True, ("1",))
+    registry = told(info("a-0", "2"), Federation("old", 9, members=(own,)))
+    with pytest.raises(FailedPrecondition):
+        registry.register(info("a-0", "1"), 1000.0)
+
+
+def test_who_is_known_by_hearsay_makes_room():
+    ghosts = [Member(info(f"g-{n}", clusters=()), LbState.LIVE, True) for n in range(9)]
+    registry = Registry("new", 0.0, TIMING, members_max=3)
+    registry.register(info("a-0"), 0.0)
+    registry.recover(Federation("old", 9, members=tuple(ghosts)), 0.0, info("a-0"))
+    assert len(registry.federation.members) == 3
+    for lb_id in ("b-0", "c-0"):
+        registry.register(info(lb_id), 0.0)
+    assert [each.info.lb_id for each in registry.federation.members] == ["a-0", "b-0", "c-0"]
+    with pytest.raises(ResourceExhausted):
+        registry.register(info("d-0"), 0.0)
+
+
+def test_more_changes_than_there_is_room_for_are_left_out():
+    many = tuple([f"w{n}" for n in range(CHANGES_MAX + 5)])
+    registry = told(info("a-0"), Federation("old", 1, clusters=(Cluster("a", "a", removed=many, owners=("a-0",)),)))
+    assert len(cluster_of(registry, "a").removed) == CHANGES_MAX
 
 
 # ---------------------------------------------------------------- leases

@@ -86,11 +86,12 @@ def test_requests_wait_for_room_at_servers_of_others() -> None:
 
 def test_keys_of_servers(tmp_path) -> None:
     file = tmp_path / "keys"
-    assert read_upstream_keys("").of("http://a") == ""
+    assert read_upstream_keys("").of("http://a", own=True) == ""
     file.write_text("# all\nsk-1\n\nhttp://a/v1 sk-2\n")
     keys = read_upstream_keys(str(file))
-    assert keys.of("http://a") == "sk-2"
-    assert keys.of("http://b") == "sk-1"
+    assert keys.of("http://a", own=True) == keys.of("http://a", own=False) == "sk-2"
+    assert keys.of("http://b", own=True) == "sk-1"
+    assert keys.of("http://b", own=False) == "", "somebody else has named it"
     assert "sk-" not in repr(keys)
     for wrong in ("", "a b c", "sk-1\nsk-2", "no-url sk-1", "http://a x\nhttp://a/ y", "sk-\u00e4", "sk-\x01"):
         file.write_text(wrong)

@@ -69,6 +69,20 @@ def test_what_is_good_is_kept_and_what_ends_soon_is_made_anew(tmp_path: Path) ->
     assert (tmp_path / "ca" / "ca.crt").read_bytes() == authority
 
 
+def test_a_load_balancers_certificate_names_its_region(tmp_path: Path) -> None:
+    folder = tmp_path / "lb" / "a"
+    assert main(["certs", str(tmp_path), "lb/a@eu", "--host", "example.org"]) == 0
+    assert "eu.region.pinyon" in names(folder)
+    first = serial(folder)
+    assert main(["certs", str(tmp_path), "lb/a@eu"]) == 0
+    assert serial(folder) == first
+    assert main(["certs", str(tmp_path), "--renew"]) == 0
+    assert "eu.region.pinyon" in names(folder)
+    assert main(["certs", str(tmp_path), "lb/a@us"]) == 0
+    assert {"us.region.pinyon", "example.org"} <= set(names(folder))
+    assert "eu.region.pinyon" not in names(folder), "it moved"
+
+
 def test_files_can_be_given_away(tmp_path: Path) -> None:
     owner = f"{os.getuid()}:{os.getgid()}"
     assert main(["certs", str(tmp_path), "lb/a", "--owner", owner]) == 0
@@ -84,6 +98,8 @@ def test_files_can_be_given_away(tmp_path: Path) -> None:
         (["worker/A_1"], "cannot be in a certificate"),
         (["worker/.."], "cannot be in a certificate"),
         (["lb/a", "--days", "0"], "--days"),
+        (["lb/a@"], "1 to 64 letters"),
+        (["worker/a@eu"], "only a load balancer"),
         (["lb/a", "--owner", "me"], "UID:GID"),
         (["--cluster", "--prefill", "-1"], "0 to 1024"),
     ],

@@ -12,9 +12,11 @@ from pinyon.runtime.identity import (
     ROLES,
     Identity,
     check_claim,
+    check_region_claim,
     cluster_identities,
     hosts_of,
     identity_from_names,
+    names_region,
     peer_name,
 )
 
@@ -79,6 +81,20 @@ def test_a_claim_must_be_the_certificates() -> None:
             check_claim(context, role, instance_id)
     check_claim(Context(*Identity("worker").names), "worker", "prefill-7")
     check_claim(Context(), "worker", "anybody")  # no TLS: nobody has an identity
+
+
+def test_a_region_must_be_one_that_the_certificate_names() -> None:
+    identity = Identity("lb", "lb-0")
+    context = Context(*identity.names, *hosts_of(identity, (), "eu.west"))
+    check_region_claim(context, "eu.west")
+    for region in ("eu", "west", "us", ""):
+        with pytest.raises(PermissionDenied, match="not one for the region"):
+            check_region_claim(context, region)
+    with pytest.raises(PermissionDenied):
+        check_region_claim(Context(*identity.names), "eu")
+    check_region_claim(Context(), "anywhere")  # no TLS
+    assert not any(map(names_region, hosts_of(Identity("redis", "redis"), (), "eu")))
+    assert identity_from_names((*identity.names, "eu.region.pinyon")) == identity
 
 
 def test_who_serves_blocks_is_named_for_it() -> None:

@@ -1,0 +1,105 @@
+"""What a controller takes from sessions of the time before it started, by its own clock."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pinyon.federation.members import LbInfo, LbState, OwnedCluster
+from pinyon.federation.view import Federation
+from services.controller.app import Controller, build
+from services.controller.settings import ControllerSettings
+from services.controller.state_file import _write
+
+GRACE_S = 10.0
+
+
+def info(lb_id: str) -> LbInfo:
+    region = lb_id.partition("-")[0]
+    return LbInfo(lb_id, "1", region, "127.0.0.1:1", clusters=(OwnedCluster(region, "10.0.0.1:7000"),))
+
+
+class World:
+    """A controller that starts at second 1000 with a state file, or without one."""
+
+    def __init__(self, tmp_path, file: Federation | None = None) -> None:
+        self.now_s = 1000.0
+        path = tmp_path / "state.json"
+        if file is not None:
+            _write(path, file)
+        settings = ControllerSettings(state_file=str(path) if file is not None else "", grace_s=GRACE_S)
+        self.controller: Controller = build(settings, CollectorRegistry(), lambda: self.now_s)
+
+    def comes(self, lb_id: str, known: Federation | None = None) -> None:
+        self.controller.control.register(info(lb_id), known)
+
+    @property
+    def federation(self) -> Federation:
+        return self.controller.registry.federation
+
+    @property
+    def ids(self) -> list[str]:
+        return [each.info.lb_id for each in self.federation.members]
+
+    def silent(self, lb_id: str) -> None:
+        """It leaves two probes unanswered."""
+        for _ in range(2):
+            self.controller.registry.probed(lb_id, "1", False, self.now_s, self.now_s)
+        self.controller.control.settle()
+
+    def state_of(self, lb_id: str) -> LbState:
+        return next(each.state for each in self.federation.members if each.info.lb_id == lb_id)
+
+
+@pytest.fixture
+def old(tmp_path) -> tuple[Federation, Federation]:
+    """What an earlier controller told, and the same some versions later."""
+    world = World(tmp_path)
+    world.comes("b-0")
+    early = world.federation
+    world.comes("a-0")
+    return early, world.federation
+
+
+def test_what_had_not_reached_the_file_is_recovered(tmp_path, old):
+    early, late = old
+    world = World(tmp_path, early)
+    assert world.ids == ["b-0"]
+    world.comes("b-0", late)
+    assert (world.ids, world.federation.epoch) == (["a-0", "b-0"], early.epoch)
+    world.now_s += GRACE_S - 0.1
+    world.silent("a-0")
+    assert world.state_of("a-0") is LbState.LIVE, "not yet"
+    world.now_s += 0.1
+    world.silent("a-0")
+    assert world.state_of("a-0") is LbState.FAILED
+    assert next(each.adopter for each in world.federation.clusters if each.region == "a") == "b-0"
+
+
+def test_what_is_on_the_file_or_told_since_is_not_recovered(tmp_path, old):
+    _, late = old
+    world = World(tmp_path, late)
+    world.comes("b-0", late)
+    world.controller.registry.remove_instance("b", "", "w")
+    told = world.federation
+    world.controller.registry.add_instance("b", "", "w")
+    world.comes("b-0", told)
+    assert not any(each.removed for each in world.federation.clusters)
+
+
+def test_nothing_is_recovered_after_the_grace_time(tmp_path, old):
+    early, late = old
+    for file in (early, None):
+        world = World(tmp_path, file)
+        world.now_s += GRACE_S
+        world.comes("b-0", late)
+        assert world.ids == ["b-0"]
+
+
+def test_a_later_version_begins_another_epoch(tmp_path, old):
+    _, late = old
+    world = World(tmp_path, late)
+    before = world.federation
+    world.comes("b-0", Federation(before.epoch, 2**64 - 1))
+    assert world.federation.epoch != before.epoch
+    assert world.federation.version < before.version + 9
