@@ -52,8 +52,8 @@ class World:
 
 
 @pytest.fixture
-def old(tmp_path) -> tuple[Federation, Federation]:
-    """What an earlier controller told, and the same some versions later."""
+async def old(tmp_path) -> tuple[Federation, Federation]:
+    """What an earlier controller told, and the same some versions later. A controller is built in a running loop."""
     world = World(tmp_path)
     world.comes("b-0")
     early = world.federation
@@ -61,7 +61,7 @@ def old(tmp_path) -> tuple[Federation, Federation]:
     return early, world.federation
 
 
-def test_what_had_not_reached_the_file_is_recovered(tmp_path, old):
+async def test_what_had_not_reached_the_file_is_recovered(tmp_path, old):
     early, late = old
     world = World(tmp_path, early)
     assert world.ids == ["b-0"]
@@ -76,7 +76,7 @@ def test_what_had_not_reached_the_file_is_recovered(tmp_path, old):
     assert next(each.adopter for each in world.federation.clusters if each.region == "a") == "b-0"
 
 
-def test_what_is_on_the_file_or_told_since_is_not_recovered(tmp_path, old):
+async def test_what_is_on_the_file_or_told_since_is_not_recovered(tmp_path, old):
     _, late = old
     world = World(tmp_path, late)
     world.comes("b-0", late)
@@ -87,7 +87,7 @@ def test_what_is_on_the_file_or_told_since_is_not_recovered(tmp_path, old):
     assert not any(each.removed for each in world.federation.clusters)
 
 
-def test_nothing_is_recovered_after_the_grace_time(tmp_path, old):
+async def test_nothing_is_recovered_after_the_grace_time(tmp_path, old):
     early, late = old
     for file in (early, None):
         world = World(tmp_path, file)
@@ -96,7 +96,7 @@ def test_nothing_is_recovered_after_the_grace_time(tmp_path, old):
         assert world.ids == ["b-0"]
 
 
-def test_a_later_version_begins_another_epoch(tmp_path, old):
+async def test_a_later_version_begins_another_epoch(tmp_path, old):
     _, late = old
     world = World(tmp_path, late)
     before = world.federation
