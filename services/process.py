@@ -20,6 +20,8 @@ from pinyon.core.errors import DeadlineExceeded, Unavailable
 __all__ = ["INTERPRETER", "ROOT", "Child", "Interpreter", "Launch", "ServiceProcess", "child_environment"]
 
 ROOT = Path(__file__).resolve().parent.parent
+KILLED_S = 60.0
+"""For the kernel to end what was killed, on a machine however busy."""
 
 
 class Child(Protocol):
@@ -169,8 +171,10 @@ class ServiceProcess:
         return True
 
     def kill(self) -> None:
+        """It has ended when this returns."""
         self.signal(signal.SIGKILL)
-        self.wait(5)
+        self.wait(KILLED_S)
+        self._close_ready()
 
     def _log_tail(self) -> str:
         text = self.log_path.read_text(errors="replace")[-2000:] if self.log_path.exists() else ""

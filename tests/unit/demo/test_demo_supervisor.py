@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import random
 import socket
 import subprocess
 import sys
@@ -60,8 +62,10 @@ def spec(lbs: int, **ports: int) -> ClusterSpec:
 
 
 def free_run(length: int) -> int:
-    """The first of so many ports in a row that are free now."""
-    for first in range(20_000, 60_000, length):
+    """So many ports in a row that are free now, below those that the system gives by itself, and where no other
+    process of tests begins to look."""
+    runs = range(10_000, 32_000, length)
+    for first in random.Random(os.getpid()).sample(runs, len(runs)):
         held = [socket.socket() for _ in range(length)]
         try:
             for place, each in enumerate(held):
