@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
@@ -28,7 +29,11 @@ PROMPTS = [TEXT, [{"role": "user", "content": TEXT}], "short"]
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "tokenizer_process" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of another test has ended meanwhile
+            found += [child] if "tokenizer_process" in " ".join(child.cmdline()) else []
+    return found
 
 
 async def test_the_tokens_are_the_same():
@@ -154,10 +159,11 @@ async def test_a_process_that_dies_is_started_again():
     process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
     try:
         await process.tokenize("", "short")
-        children()[0].suspend()
+        (child,) = children()
+        child.suspend()
         waiting = asyncio.ensure_future(process.tokenize("", TEXT))
         await asyncio.sleep(0)
-        children()[0].kill()
+        child.kill()
         with pytest.raises(Unavailable) as caught:
             await waiting
         assert caught.value.retry_after_s
