@@ -160,6 +160,22 @@ def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
             assert generate(cluster.services["lb-0"].endpoints["http"]) == 200
 
 
+def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
+    """Nobody is told where else a conductor or a load balancer would be."""
+    with LocalCluster(cluster_spec(prefill=0, decode=0, mixed=1, stores=0), tmp_path, forked) as cluster:
+        for who in ("conductor", "lb-0"):
+            service = cluster.services[who]
+            before = {
+                endpoint: service.endpoints[endpoint] for endpoint in ("grpc", "http") if endpoint in service.endpoints
+            }
+            service.kill()
+            for address in before.values():
+                with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                    other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # as the system looks for a free one
+            cluster.restart(who)
+            assert before.items() <= service.endpoints.items()
+
+
 def test_without_any_redis_the_suite_starts_without_its_store(tmp_path, monkeypatch):
     monkeypatch.setattr(redis_server, "local_redis", lambda: None)
     said: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -122,6 +123,19 @@ class Cluster:
     def restart(self, name: str, wait: bool = True) -> ServiceProcess:
         self.service.spawn()
         return self.service
+
+
+def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
+    def launch(module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    service = ServiceProcess("decode-0", "services.worker", [], tmp_path / "decode-0.log", launch)
+    files = set(os.listdir("/proc/self/fd"))
+    service.spawn()
+    service.kill()
+    assert service.process is not None
+    assert service.process.returncode == -signal.SIGKILL
+    assert set(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
