@@ -54,9 +54,14 @@ class Clients:
         assert not wrong, f"requests {wrong} of {len(running)} got other tokens than without faults"
 
     @property
+    def tasks(self) -> list[asyncio.Task[Answer]]:
+        """Of what was started."""
+        return [task for _, _, task in self._running]
+
+    @property
     def waiting(self) -> bool:
         """Something that was started has not ended."""
-        return any(not task.done() for _, _, task in self._running)
+        return any(not task.done() for task in self.tasks)
 
     async def end(self) -> None:
         for _, _, task in self._running:
