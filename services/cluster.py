@@ -32,6 +32,7 @@ from pinyon.messages.role import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.eviction_choice import whole_choice
+from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 from services.access import Access, role_of
@@ -41,7 +42,7 @@ from services.process import INTERPRETER, Launch, ServiceProcess, first_ready
 
 __all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
 
-START_S = 30.0
+START_S = 60.0
 STOP_S = 15.0
 
 Progress = Callable[[str], None]
@@ -176,6 +177,8 @@ class LocalCluster:
         self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
+        self._ports = HeldPorts()
+        """Of what the others find by its address only, where they were not given: it comes back where it was."""
         self._lb_ports: list[tuple[int, int]] = []
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
@@ -243,10 +246,13 @@ class LocalCluster:
             self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
             for index in range(self.spec.stores)
         ]
-        self._lb_ports = lb_ports(self.spec)
+        self._lb_ports = [(self._port(http), self._port(grpc)) for http, grpc in lb_ports(self.spec)]
         lbs = [self._make(f"lb-{index}", "lb", self._lb_arguments(index)) for index in range(self.spec.lbs)]
         self._launch([*stores, *workers, *lbs], deadline, progress)
         self.wait_serving(deadline)
+
+    def _port(self, port: int) -> int:
+        return port or self._ports.take(self.spec.host)
 
     def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
         service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log", self._launch_one)
@@ -376,6 +382,7 @@ class LocalCluster:
         if self.redis is not None:
             self.redis.close()
             self.redis = None
+        self._ports.close()
         if self._tls_temporary is not None:
             self._tls_temporary.cleanup()
             self._tls_temporary = None
@@ -413,7 +420,8 @@ class LocalCluster:
         return ["--journal", str(Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl")] if spec.journal else []
 
     def _conductor_arguments(self) -> list[str]:
-        return [*self._chosen("placement"), *self._common("conductor", "conductor", self.spec.conductor_port)]
+        port = self._port(self.spec.conductor_port)
+        return [*self._chosen("placement"), *self._common("conductor", "conductor", port)]
 
     def _store_arguments(self, name: str) -> list[str]:
         spec = self.spec

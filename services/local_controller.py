@@ -12,7 +12,7 @@ from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["LocalController"]
 
-START_S = 30.0
+START_S = 60.0
 
 Progress = Callable[[str], None]
 

@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+KILLED_S = 60.0
+"""For the kernel to end what was killed, on a machine however busy."""
 
 
 class Child(Protocol):
@@ -183,8 +185,10 @@ class ServiceProcess:
         return True
 
     def kill(self) -> None:
+        """It has ended when this returns."""
         self.signal(signal.SIGKILL)
-        self.wait(5)
+        self.wait(KILLED_S)
+        self.close_ready()
 
     def log_tail(self) -> str:
         """How its log ends, to follow what is said of it; empty if there is none."""

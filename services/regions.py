@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -12,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geographies
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
+from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import CONTROLLER
 from services.access import Access
 from services.cluster import START_S, ClusterSpec, LocalCluster
-from services.free_port import is_free
 from services.local_controller import LocalController
 from services.preflight import Port
 from services.process import INTERPRETER, Launch
@@ -28,8 +27,6 @@ from services.process import INTERPRETER, Launch
 __all__ = ["LocalRegions", "RegionsSpec"]
 
 REGIONS_MAX = 8
-OUR_PORTS = range(20_000, 32_768)
-"""Below those that Linux chooses for connections."""
 
 Progress = Callable[[str], None]
 
@@ -79,6 +76,8 @@ class LocalRegions:
     def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
         self.spec = spec
         self._folder = tempfile.TemporaryDirectory(prefix="pinyon-regions-")
+        self._ports = HeldPorts()
+        free_port = self._ports.take
         root = Path(self._folder.name)
         secret = root / "federation-secret"
         descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -199,12 +198,5 @@ class LocalRegions:
             self.controller.stop()
         for cluster in self.clusters.values():
             cluster.stop()
+        self._ports.close()
         self._folder.cleanup()
-
-
-def free_port(host: str) -> int:
-    """One that nobody has now, and that the system gives nobody by itself: it is taken only a while later."""
-    for port in random.SystemRandom().sample(OUR_PORTS, 256):
-        if is_free(host, port):
-            return port
-    raise Unavailable(f"no port of {OUR_PORTS.start} to {OUR_PORTS.stop - 1} is free")

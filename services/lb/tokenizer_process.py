@@ -105,9 +105,9 @@ class TokenizerProcess:
                     future.set_exception(error)
             except (OSError, EOFError, TimeoutError) as error:
                 _log.error("the tokenizer's process failed: %r", error)
-                await self._end()
                 if not future.done():
                     future.set_exception(Unavailable("The prompt could not be tokenized.", retry_after_s=1.0))
+                await self._end()
             except asyncio.CancelledError:
                 future.cancel()
                 raise
@@ -144,11 +144,12 @@ class TokenizerProcess:
         )
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+            self._process = None  # only now: who is cancelled here leaves it to who closes us
 
 
 def serve(model: str, requests: BinaryIO, answers: BinaryIO) -> None:

@@ -53,6 +53,16 @@ class Clients:
         wrong = [number for number, (_, answer, _) in enumerate(running) if answer.tokens != expected[number]]
         assert not wrong, f"requests {wrong} of {len(running)} got other tokens than without faults"
 
+    @property
+    def tasks(self) -> list[asyncio.Task[Answer]]:
+        """Of what was started."""
+        return [task for _, _, task in self._running]
+
+    @property
+    def waiting(self) -> bool:
+        """Something that was started has not ended."""
+        return any(not task.done() for task in self.tasks)
+
     async def end(self) -> None:
         for _, _, task in self._running:
             task.cancel()
@@ -84,11 +94,16 @@ async def value(cluster: LocalCluster, service: str, metric: str) -> float:
     return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).of(service, metric)
 
 
-async def busiest(cluster: LocalCluster, kind: str, metric: str) -> ServiceProcess:
-    """The instance of this kind with most of ``metric``; waits until there is one with any."""
+async def busiest(
+    cluster: LocalCluster, kind: str, metric: str, clients: Clients, begin: Callable[[], Awaitable[object]]
+) -> ServiceProcess:
+    """The instance of this kind with most of ``metric``; waits until there is one with any. ``begin`` makes the clients
+    ask, again if all of it had ended before anybody looked."""
     found: list[ServiceProcess] = []
 
     async def some() -> bool:
+        if not clients.waiting:
+            await begin()
         names = [each.name for each in cluster.of_kind(kind)]
         scrape = await asyncio.to_thread(Scrape, cluster, names, (metric,))
         best = max(cluster.of_kind(kind), key=lambda each: scrape.of(each.name, metric))
@@ -143,7 +158,9 @@ def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
     with cluster.access.channel(cluster.services["conductor"]) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
-        info = next(each.info for each in instances if each.info.model)
+        info = next((each.info for each in instances if each.info.model), None)
+        if info is None:
+            return {}
         shape = info.layout
         layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
         start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant, cluster.access.secret)
@@ -161,7 +178,7 @@ def redis_process(cluster: LocalCluster) -> subprocess.Popen[bytes]:
 def kill_redis(cluster: LocalCluster) -> None:
     process = redis_process(cluster)
     process.kill()
-    process.wait(timeout=5)
+    process.wait(timeout=WAIT_S)
 
 
 def start_redis(cluster: LocalCluster) -> None:

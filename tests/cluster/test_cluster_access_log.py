@@ -47,8 +47,8 @@ def ask(cluster: LocalCluster, method: str, path: str, body: dict | None = None,
 
 
 def lines(cluster: LocalCluster, service: str) -> list[dict[str, Any]]:
-    raw = cluster.services[service].log_path.read_text().splitlines()
-    return [json.loads(each) for each in raw if each.startswith("{")]
+    whole, _, _ = cluster.services[service].log_path.read_text().rpartition("\n")  # the last one may not be whole yet
+    return [json.loads(each) for each in whole.splitlines() if each.startswith("{")]
 
 
 def accessed(cluster: LocalCluster, **wanted: Any) -> dict[str, Any]:

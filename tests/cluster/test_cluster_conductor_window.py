@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from pinyon.core.address import parse_address
+from pinyon.runtime.held_ports import HeldPorts
 from services.cluster import ClusterSpec, LocalCluster
 from tests.cluster.fault_tools import known, restart, until, value
 from tests.cluster.observe import wait_idle
+from tests.cluster.specs import PATIENT
 from tests.forks import forked
 from tests.integration.lb_harness import Connection, Reply
 
@@ -79,12 +80,6 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         pass  # the other end is gone: so is this one
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 async def complete(cluster: LocalCluster, prompt: str) -> Reply:
     body = json.dumps({"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 4}).encode()
     async with Connection(cluster.http.removeprefix("http://")) as connection:
@@ -94,10 +89,11 @@ async def complete(cluster: LocalCluster, prompt: str) -> Reply:
 
 async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
     """Killed and started again: it is there, and knows nobody. Clients that keep asking all along notice nothing."""
-    port = free_port()
+    ports = HeldPorts()
+    port = ports.take("127.0.0.1")
     async with Gate(f"127.0.0.1:{port}").serving() as gate:
         behind = ("--conductor", gate.address)
-        extra = {"worker": behind, "kvstore": behind, "lb": ("--instances-grace-s", "3600")}
+        extra = {"worker": behind, "kvstore": behind, "lb": (*PATIENT, "--instances-grace-s", "3600")}
         spec = ClusterSpec(prefill=1, decode=1, engine="instant", conductor_port=port, extra=extra)
         cluster = LocalCluster(spec, tmp_path, forked)
         starter = ThreadPoolExecutor(1)  # processes end with the thread that starts them, and the gate must serve
@@ -152,3 +148,4 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
         finally:
             await asyncio.to_thread(cluster.stop)
             starter.shutdown()
+            ports.close()

@@ -22,7 +22,7 @@ def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
     fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 12, "seed": number % 2}
     headers = {"content-type": "application/json", "x-pinyon-report": "1"}
     request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30, context=cluster.access.ssl_context()) as reply:
+    with urllib.request.urlopen(request, timeout=90, context=cluster.access.ssl_context()) as reply:
         answer = json.loads(reply.read())
     (choice,) = answer["choices"]
     return choice["text"], choice["finish_reason"], answer["pinyon"]["policy"]

@@ -16,6 +16,8 @@ import pytest
 
 from services.process import ROOT
 
+WAIT_S = 180.0
+"""Five interpreters that import everything, on a machine that has other things to do."""
 SMALL = (
     "--prefill",
     "0",
@@ -47,15 +49,15 @@ def suite() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     )
     assert process.stdout is not None
     try:
-        yield process, read_until(process.stdout.fileno(), "Ctrl-C stops everything", 60)
+        yield process, read_until(process.stdout.fileno(), "Ctrl-C stops everything", WAIT_S)
     finally:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(timeout=30)
+                process.wait(timeout=WAIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=WAIT_S)
         process.stdout.close()
 
 
@@ -110,9 +112,9 @@ def test_nothing_is_left_behind(number):
         assert re.search(r"curl -N http://127\.0\.0\.1:\d+/v1/completions", text)
         assert re.search(r"grpcurl -plaintext 127\.0\.0\.1:\d+ list", text)
         process.send_signal(number)
-        status = process.wait(timeout=40)
+        status = process.wait(timeout=WAIT_S)
         assert status == (-signal.SIGKILL if number is signal.SIGKILL else 0)
-        assert wait_gone(started, 30) == []
+        assert wait_gone(started, WAIT_S) == []
 
 
 def test_a_wrong_option_is_a_clear_message():
@@ -121,7 +123,7 @@ def test_a_wrong_option_is_a_clear_message():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
     )
     assert result.returncode == 2
     assert "needs something that prefills" in result.stdout + result.stderr
@@ -133,7 +135,7 @@ def test_a_dead_redis_is_a_clear_message():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
     )
     assert result.returncode == 1
     assert "no Redis answers at" in result.stdout + result.stderr

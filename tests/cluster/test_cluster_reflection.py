@@ -30,7 +30,7 @@ class Reflector:
         self._files: set[str] = set()
 
     def _ask(self, **question: str) -> reflection_pb2.ServerReflectionResponse:
-        (reply,) = self._info(iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=10)
+        (reply,) = self._info(iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=60)
         return reply
 
     def services(self) -> set[str]:
@@ -60,7 +60,7 @@ class Reflector:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response_class.FromString,
         )
-        reply = call(json_format.ParseDict(request, request_class()), timeout=10)
+        reply = call(json_format.ParseDict(request, request_class()), timeout=60)
         return json_format.MessageToDict(reply, preserving_proto_field_name=True)
 
 

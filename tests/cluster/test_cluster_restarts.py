@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -21,7 +22,7 @@ from services.process import ROOT
 from services.restarts import QUICK_DEATHS_MAX
 from services.supervisor import Supervisor
 from tests.cluster.specs import cluster_spec
-from tests.cluster.test_cluster_process_life import children, gone, read_until, suite, wait_gone
+from tests.cluster.test_cluster_process_life import WAIT_S, children, gone, read_until, suite, wait_gone
 from tests.forks import forked
 from tests.unit.demo.test_demo_supervisor import free_run
 
@@ -30,7 +31,7 @@ ANY_PORTS = ("--http-port", "0", "--lb-port", "0", "--conductor-port", "0", "--m
 
 
 def generate(address: str) -> int:
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=WAIT_S)
     try:
         body = {"model": "pinyon-tiny", "prompt": "The jay", "max_tokens": 4}
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
@@ -48,7 +49,11 @@ def pids(text: str) -> dict[str, int]:
 
 def redis_of(pid: int) -> int:
     """The Redis among the children of the suite."""
-    (found,) = (each for each in children(pid) if re.search("redis|valkey", Path(f"/proc/{each}/comm").read_text()))
+    names: dict[int, str] = {}
+    for each in children(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            names[each] = Path(f"/proc/{each}/comm").read_text()
+    (found,) = (each for each, name in names.items() if re.search("redis|valkey", name))
     return found
 
 
@@ -61,7 +66,7 @@ def test_what_is_killed_is_started_again_and_serves():
         assert generate(address) == 200
         for name, pid in {**before, "redis": redis_of(process.pid)}.items():
             os.kill(pid, signal.SIGKILL)
-            said = read_until(out, f"{name} is back", 60)
+            said = read_until(out, f"{name} is back", WAIT_S)
             while not said.endswith("\n"):
                 said += os.read(out, 65536).decode()
             assert re.search(rf"{name} was killed by SIGKILL: started again in 0\.5 s; its log: /\S+{name}\.log", said)
@@ -69,14 +74,14 @@ def test_what_is_killed_is_started_again_and_serves():
             assert int(new) != pid
             assert not gone(int(new))
             assert ("empty, for it keeps nothing" in said) == (name == "redis")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while (status := generate(address)) != 200:  # the new worker has to register with the new conductor first
             assert status == 503
             assert time.monotonic() < deadline
         started = children(process.pid)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=40) == 0
-        assert wait_gone(started, 30) == []
+        assert process.wait(timeout=WAIT_S) == 0
+        assert wait_gone(started, WAIT_S) == []
 
 
 def test_what_does_not_live_is_given_up(tmp_path):
@@ -89,7 +94,7 @@ def test_what_does_not_live_is_given_up(tmp_path):
         supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
         started_s = time.monotonic()
         dying.kill()
-        deadline = started_s + 120
+        deadline = started_s + WAIT_S
         while not any("given up" in line for line in said):
             assert time.monotonic() < deadline, said
             pauses_s = sum(float(pause) for line in said for pause in re.findall("again in ([0-9.]+) s", line))
@@ -117,17 +122,17 @@ def test_a_signal_while_it_starts_ends_it_at_once(number):
     )
     assert process.stdout is not None
     try:
-        text = read_until(process.stdout.fileno(), "redis (", 60)
+        text = read_until(process.stdout.fileno(), "redis (", WAIT_S)
         started = children(process.pid)
         process.send_signal(number)
         rest = process.stdout.read().decode()
-        assert process.wait(timeout=40) == 0
+        assert process.wait(timeout=WAIT_S) == 0
         assert "stopped while starting" in rest, text + rest
         assert "is up" not in rest
-        assert wait_gone(started, 30) == []
+        assert wait_gone(started, WAIT_S) == []
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=WAIT_S)
         process.stdout.close()
 
 
@@ -152,8 +157,24 @@ def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
         with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
             cluster.restart("mixed-0")
             assert service.endpoints["grpc"] != before
-            cluster.wait_serving(time.monotonic() + 30)
+            cluster.wait_serving(time.monotonic() + WAIT_S)
             assert generate(cluster.services["lb-0"].endpoints["http"]) == 200
+
+
+def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
+    """Nobody is told where else a conductor or a load balancer would be."""
+    with LocalCluster(cluster_spec(prefill=0, decode=0, mixed=1, stores=0), tmp_path, forked) as cluster:
+        for who in ("conductor", "lb-0"):
+            service = cluster.services[who]
+            before = {
+                endpoint: service.endpoints[endpoint] for endpoint in ("grpc", "http") if endpoint in service.endpoints
+            }
+            service.kill()
+            for address in before.values():
+                with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                    other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # as the system looks for a free one
+            cluster.restart(who)
+            assert before.items() <= service.endpoints.items()
 
 
 def test_without_any_redis_the_suite_starts_without_its_store(tmp_path, monkeypatch):

@@ -338,7 +338,7 @@ def test_an_admin_changes_what_runs_and_nobody_else(
     worker, conductor, lb, store = (secured.services[name] for name in ("prefill-0", "conductor", "lb-0", "kvstore-0"))
 
     def schedulable(name: str) -> bool:
-        return next(each.schedulable for each in listed(secured) if each.info.instance_id == name)
+        return any(each.schedulable for each in listed(secured) if each.info.instance_id == name)
 
     def admin(role: str, address: str, *changes: str) -> int:
         return main(["admin", role, address, *changes, "--timeout-s", str(WAIT_S)])

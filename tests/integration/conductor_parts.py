@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.runtime.channel import open_channel
+from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
@@ -100,9 +101,13 @@ class World:
     def __init__(self, **settings) -> None:
         self.now_s = 1000.0
         self.settings = settings
+        self.ports = HeldPorts()
+        self.listen = ""
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
-        settings = ConductorSettings(**{"listen": listen, "lease_ms": 3000, "settle_ms": 0, **self.settings})
+    async def start(self) -> None:
+        """Again, after ``stop``, it is where it was."""
+        self.listen = self.listen or f"127.0.0.1:{self.ports.take('127.0.0.1')}"
+        settings = ConductorSettings(**{"listen": self.listen, "lease_ms": 3000, "settle_ms": 0, **self.settings})
         self.registry = CollectorRegistry()
         self.conductor: Conductor = build(settings, self.registry, Telemetry("conductor", "c"), lambda: self.now_s)
         self.address = await self.conductor.server.start()
@@ -114,6 +119,7 @@ class World:
     async def close(self) -> None:
         await self.channel.close()
         await self.conductor.server.drain(0)
+        self.ports.close()
 
     def metric(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(f"pinyon_conductor_{name}", labels)

@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
+from pinyon.runtime.redis_server import RedisServer
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -26,7 +27,7 @@ from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Far more than anything takes, far less than a hang."""
 OBJECT = 64 * 1024
 
@@ -77,7 +78,7 @@ class Node:
 
 @asynccontextmanager
 async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object) -> AsyncIterator[Node]:
-    values: dict[str, object] = {"pool_mib": 1, "drain_s": 0.0, "node_lease_s": 6.0, **settings}
+    values: dict[str, object] = {"pool_mib": 1, "drain_s": 0.0, "node_lease_s": 60.0, **settings}
     chosen = KvStoreSettings(redis_url=redis_url, instance_id=node_id, **values)  # type: ignore[arg-type]
     context = ServiceContext("kvstore", node_id, Telemetry("kvstore", node_id), CollectorRegistry(), asyncio.Event())
     async with serving(chosen, context) as node:
@@ -164,6 +165,13 @@ async def client_of(
         client = Client(redis_url, slots, redis_timeout_s, **transfer)
         stack.push_async_callback(client.close)
         yield client
+
+
+async def end_redis(server: RedisServer) -> None:
+    """It is killed, and has ended; ``start`` starts it again, empty, where it was."""
+    assert server.process is not None
+    server.process.kill()
+    await asyncio.to_thread(server.process.wait, WAIT_S)
 
 
 async def empty(redis_url: str) -> None:

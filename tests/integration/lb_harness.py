@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
+from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb, build
 from services.lb.settings import LbSettings
@@ -39,6 +41,13 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+def port_of(owner: object) -> int:
+    """A port on which ``owner`` may stop and listen again: as long as it is there, nobody else gets it."""
+    ports = HeldPorts()
+    weakref.finalize(owner, ports.close)
+    return ports.take("127.0.0.1")
 
 
 def expected_text(prompt_tokens: int, count: int, start: int = 0) -> str:
@@ -84,8 +93,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)
-        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self.address = f"127.0.0.1:{bound}"
+        self.address = f"127.0.0.1:{port or port_of(self)}"
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -224,8 +233,8 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server(self, self._server)
-        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self.address = f"127.0.0.1:{bound}"
+        self.address = f"127.0.0.1:{port or port_of(self)}"
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -474,7 +483,9 @@ async def running_lb(
     await fake_conductor.start()
     registry = CollectorRegistry()
     lb = build(
-        LbSettings(conductor=fake_conductor.address if conductor else "", **settings),
+        LbSettings(
+            **{"conductor": fake_conductor.address if conductor else "", "conductor_timeout_s": WAIT_S} | settings
+        ),
         name,
         registry,
         Telemetry("lb", name),

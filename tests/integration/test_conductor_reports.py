@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
+from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
@@ -75,13 +76,14 @@ async def eventually(condition) -> None:
         await asyncio.sleep(0.005)  # a poll with a deadline: nothing announces this
 
 
-async def serve(listen: str = "127.0.0.1:0") -> tuple[Conductor, str]:
+async def serve(listen: str) -> tuple[Conductor, str]:
     conductor = build(ConductorSettings(listen=listen), CollectorRegistry(), Telemetry("conductor", "c"))
     return conductor, await conductor.server.start()
 
 
 async def test_the_index_follows_the_instances_and_is_rebuilt_after_a_restart():
-    conductor, address = await serve()
+    ports = HeldPorts()  # it comes back where it was
+    conductor, address = await serve(f"127.0.0.1:{ports.take('127.0.0.1')}")
     caches = {name: Cache() for name in ("s0", "s1")}
     caches["s0"].change(range(100))
     sessions = {
@@ -123,3 +125,4 @@ async def test_the_index_follows_the_instances_and_is_rebuilt_after_a_restart():
         for session in sessions.values():
             await session.close()
         await conductor.server.drain(0)
+        ports.close()

@@ -123,7 +123,7 @@ async def test_a_restarted_conductor_rebuilds_its_index_from_the_snapshots(world
     before = await world.holders(0, 1, 2, 3)
     assert before == {"p0": 4, "s0": 1}
     await world.conductor.server.drain(0)
-    await world.start(listen=world.address)
+    await world.start()
     for member in members.values():
         member.call = None
         await member.connect()

@@ -12,7 +12,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.journal import Codec, Replay
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import JOURNAL_TYPES, replay_journal
-from tests.integration.lb_harness import running_lb
+from tests.integration.lb_harness import running_lb, spin
 from tests.integration.test_worker_exactness import check, make_asks, run_all
 from tests.integration.worker_parts import Fleet, submission
 
@@ -103,7 +103,13 @@ async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:
     path = tmp_path / "lb.jsonl"
     limits = {"tenant_rpm": 600, "tenant_tpm": 100_000}
     async with running_lb(journal=str(path), in_flight_limit=2, queue_limit=2, **limits) as bench:
-        replies = await asyncio.gather(*(bench.complete(f"ask {number}", max_tokens=5) for number in range(12)))
+        for worker in bench.workers:
+            worker.go.clear()
+        asked = [asyncio.ensure_future(bench.complete(f"ask {number}", max_tokens=5)) for number in range(12)]
+        await spin(lambda: sum(each.done() for each in asked) == 8)
+        for worker in bench.workers:
+            worker.go.set()
+        replies = await asyncio.gather(*asked)
         await bench.idle()
     assert {reply.status for reply in replies} == {200, 429}
     seen = replayed(path)

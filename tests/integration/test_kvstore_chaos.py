@@ -21,7 +21,7 @@ from pinyon.store.client import PutOutcome
 from pinyon.store.node_calls import NodeCalls
 from services.process import ServiceProcess
 from tests.forks import forked
-from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, eventually, key
+from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, end_redis, eventually, key
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,6 @@ class Suite:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.redis: RedisServer = find_redis()
-        self.port = int(self.redis.url.rpartition(":")[2].partition("/")[0])
         self.rng = random.Random(11)
         self.nodes: dict[str, ServiceProcess] = {}
         for number in range(NODES):
@@ -67,13 +66,11 @@ class Suite:
     # -- faults
 
     async def redis_is_killed_and_comes_back_empty(self) -> None:
-        await asyncio.to_thread(self._restart_redis)
+        await self._restart_redis()
 
-    def _restart_redis(self) -> None:
-        assert self.redis.process is not None
-        self.redis.process.kill()
-        self.redis.close()
-        self.redis = find_redis("", self.port)
+    async def _restart_redis(self) -> None:
+        await end_redis(self.redis)
+        await asyncio.to_thread(self.redis.start)
 
     async def redis_is_emptied(self) -> None:
         async with Redis.from_url(self.redis.url) as raw:
@@ -83,7 +80,7 @@ class Suite:
         """The nodes' records are there, and half of everything that they have written."""
         async with Redis.from_url(self.redis.url) as raw:
             saved = [(name, await raw.dump(name), await raw.pttl(name)) for name in sorted(await raw.keys())]
-        await asyncio.to_thread(self._restart_redis)
+        await self._restart_redis()
         async with Redis.from_url(self.redis.url) as raw:
             for name, value, left_ms in saved:
                 if value is not None and (b":block:" not in name or self.rng.random() < 0.5):

@@ -15,6 +15,7 @@ import pytest_asyncio
 import redis
 
 from pinyon.core.request import SamplingParams
+from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
@@ -51,9 +52,14 @@ def moved(engine: TransferEngine) -> dict[str, int]:
 
 
 def scraped(service: ServiceProcess, metric: str) -> float:
-    with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{service.endpoints['metrics']}/metrics", timeout=START_S) as reply:
         (line,) = [line for line in reply.read().decode().splitlines() if line.startswith(metric + " ")]
     return float(line.split()[1])
+
+
+def until_scraped(service: ServiceProcess, metric: str, value: float) -> None:
+    """Who has the last byte may look before it is counted there."""
+    eventually(lambda: scraped(service, metric) == value, f"{metric} is {value}")
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ async def test_on_one_host_the_store_is_written_and_read_by_shared_memory(
         assert await client.get(range(8)) == [True] * 8
         assert moved(client.engine) == {"shm": 16 * OBJECT}
         # The node copies what is put, and takes no part in what is read.
-        assert scraped(node, "pinyon_transfer_served_written_bytes_total") == 8 * OBJECT
+        until_scraped(node, "pinyon_transfer_served_written_bytes_total", 8 * OBJECT)
         assert scraped(node, "pinyon_transfer_served_read_bytes_total") == 0
 
 
@@ -104,19 +110,22 @@ async def test_who_is_told_to_use_tcp_uses_it(redis_url: str, start_node: Callab
         await client.until_listed(range(8))
         assert await client.get(range(8)) == [True] * 8
         assert moved(client.engine) == {"tcp": 16 * OBJECT}
-        assert scraped(node, "pinyon_transfer_served_written_bytes_total") == 8 * OBJECT
-        assert scraped(node, "pinyon_transfer_served_read_bytes_total") == 8 * OBJECT
+        until_scraped(node, "pinyon_transfer_served_written_bytes_total", 8 * OBJECT)
+        until_scraped(node, "pinyon_transfer_served_read_bytes_total", 8 * OBJECT)
 
 
 @shm
 async def test_a_new_life_of_a_node_is_reached_by_shared_memory_too(
-    redis_url: str, start_node: Callable[..., ServiceProcess]
+    redis_url: str, start_node: Callable[..., ServiceProcess], request: pytest.FixtureRequest
 ) -> None:
-    first = start_node(redis_url)
+    ports = HeldPorts()
+    request.addfinalizer(ports.close)
+    where = [f"--{name}=127.0.0.1:{ports.take('127.0.0.1')}" for name in ("listen", "transfer-listen")]
+    first = start_node(redis_url, *where)
     async with client_of(redis_url) as client:
         await client.stored(range(4))
         first.kill()
-        start_node(redis_url, "--listen", first.endpoints["grpc"], "--transfer-listen", first.endpoints["transfer"])
+        start_node(redis_url, *where)
         client.forget_nodes()
         assert await client.get(range(4)) == [False] * 4
         await client.stored(range(4))
@@ -160,7 +169,7 @@ def two_hosts(
     redis_process: subprocess.Popen[bytes] | None = None
     try:
         for rail in range(hosts.count):
-            hosts.shape(rail, 120)  # so slow that each NIC has connected, and is needed
+            hosts.shape(rail, 60)  # so slow that each NIC has connected, and is needed
         near, far = hosts.names["near"], hosts.names["far"]
         redis_process = redis_inside(far, tmp_path / "redis.sock")
         url = "redis://10.77.0.2:6379/0"
@@ -214,7 +223,12 @@ def redis_inside(netns: str, door: Path) -> subprocess.Popen[bytes]:
         except redis.RedisError:
             return False
 
-    eventually(answers, "Redis answers")
+    try:
+        eventually(answers, "Redis answers")
+    except BaseException:
+        process.kill()
+        process.wait(START_S)
+        raise
     return process
 
 

@@ -15,6 +15,9 @@ from tests.integration.lb_harness import WAIT_S, Connection, expected_text, runn
 from tests.integration.test_lb_life import ask
 from tests.long import usually
 
+NOW_S = 1000.0
+"""A clock that stands still: no rate recovers while a test goes on."""
+
 
 def keyed(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
@@ -50,7 +53,7 @@ async def test_a_tenant_s_flood_leaves_places_and_turns_to_others(keys):
 
 
 async def test_requests_per_minute(keys):
-    async with running_lb(api_keys_file=keys, tenant_rpm=1) as bench:
+    async with running_lb(api_keys_file=keys, tenant_rpm=1, clock=lambda: NOW_S) as bench:
         for left in (1, 0):
             reply = await bench.complete("hello", keyed("sk-c"), max_tokens=2, stream=not left)
             assert reply.status == 200
@@ -59,7 +62,7 @@ async def test_requests_per_minute(keys):
             assert "x-ratelimit-limit-tokens" not in reply.headers
         reply = await bench.complete("hello", keyed("sk-c"), max_tokens=2)
         assert (reply.status, reply.json["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert 1 <= int(reply.headers["retry-after"]) <= 30
+        assert reply.headers["retry-after"] == "30"
         assert reply.headers["x-ratelimit-remaining-requests"] == "0"
         assert reply.headers["x-ratelimit-reset-requests"].endswith("s")
         assert (await bench.complete("hello", keyed("sk-b"), max_tokens=2)).status == 200
@@ -74,7 +77,7 @@ async def test_requests_per_minute(keys):
 
 
 async def test_tokens_per_minute_count_what_was_used(keys):
-    async with running_lb(api_keys_file=keys) as bench:
+    async with running_lb(api_keys_file=keys, clock=lambda: NOW_S) as bench:
         bench.workers[0].error = common_pb2.Error(code="INTERNAL", message="broken")
         assert (await bench.complete("hello", keyed("sk-d"), max_tokens=20)).status == 500
         bench.workers[0].error = None
@@ -83,10 +86,10 @@ async def test_tokens_per_minute_count_what_was_used(keys):
         reply = await bench.complete("hello", keyed("sk-d"), max_tokens=15)
         assert reply.status == 200
         assert reply.headers["x-ratelimit-limit-tokens"] == "30"
-        assert int(reply.headers["x-ratelimit-remaining-tokens"]) in (5, 6)
+        assert reply.headers["x-ratelimit-remaining-tokens"] == "5"
         reply = await bench.complete("hello", keyed("sk-d"), max_tokens=15)
         assert reply.status == 429
-        assert 20 <= int(reply.headers["retry-after"]) <= 30
+        assert reply.headers["retry-after"] == "30"
         reply = await bench.complete("hello", keyed("sk-d"), max_tokens=26)
         assert reply.status == 429
         assert "retry-after" not in reply.headers, "it never may"
@@ -96,7 +99,7 @@ async def test_tokens_per_minute_count_what_was_used(keys):
 
 async def test_the_same_by_grpc(keys):
     async with (
-        running_lb(api_keys_file=keys) as bench,
+        running_lb(api_keys_file=keys, clock=lambda: NOW_S) as bench,
         grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel,
     ):
         generate = lb_pb2_grpc.LbServiceStub(channel).Generate

@@ -18,7 +18,7 @@ from services.lb import http_app
 from services.lb.http_connection import DROPPED_BYTES
 from services.lb.openai_parse import parse_completion
 from tests.hostile_http import NEVER_ENDING, ask, flood
-from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, live_lb, running_lb, spin
+from tests.integration.lb_harness import MODEL, WAIT_S, Bench, Connection, expected_text, live_lb, running_lb, spin
 
 SEED = 20_261_122
 
@@ -158,16 +158,18 @@ async def test_who_only_sends_nothing_more_is_still_there(tmp_path, size):
 
 
 async def test_a_stalled_request_behind_another_does_not_touch_its_answer():
-    async with running_lb(head_timeout_s=0.1, body_timeout_s=0.2) as bench, Connection(bench.http) as connection:
+    stalled = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 9\r\n\r\n{"
+    async with running_lb(head_timeout_s=1.0, body_timeout_s=1.0) as bench, Connection(bench.http) as connection:
         worker = bench.workers[0]
         worker.go.clear()
         worker.hold_after = 1
         connection.send("POST", "/v1/completions", ask(MODEL, max_tokens=4, stream=True))
-        connection.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 9\r\n\r\n{")
+        connection.writer.write(stalled)
         status, _ = await connection.head()
         text = await connection.chunk()
-        end_s = asyncio.get_running_loop().time() + 0.5  # its time would have been over long ago
-        await spin(lambda: asyncio.get_running_loop().time() > end_s)
+        async with Connection(bench.http) as later:  # when its time is over, that of the other one would be, too
+            later.writer.write(stalled)
+            assert (await later.reply()).status == 408
         worker.go.set()
         while chunk := await connection.chunk():
             text += chunk
@@ -201,7 +203,7 @@ async def test_who_drips_is_cut(beginning):
 
 
 async def test_empty_lines_keep_no_connection_open():
-    async with running_lb(keep_alive_s=0.3) as bench, Connection(bench.http) as connection:
+    async with running_lb(keep_alive_s=1.0) as bench, Connection(bench.http) as connection:
         connection.send("GET", "/health")
         await connection.reply()
         closed = asyncio.ensure_future(connection.reader.read())
@@ -239,18 +241,30 @@ async def test_metrics_do_not_take_the_loop(monkeypatch):
 # ---------------------------------------------------------------- who asks for too much
 
 
+async def loop_s(bench: Bench, body: bytes, status: int) -> float:
+    """How long the loop's thread computes for a request, at best: what else the machine does makes it longer only."""
+    found = []
+    for _ in range(3):
+        begun_s = time.thread_time()
+        assert (await bench.post("/v1/completions", body)).status == status
+        found.append(time.thread_time() - begun_s)
+    return min(found)
+
+
 async def test_a_large_body_does_not_hold_up_the_loop():
-    """By the time that the loop's thread computes, which other processes do not change: 0.3 to 0.4 s before."""
+    """Reading it takes several times as long as what is left to the loop's thread."""
     tokens = random.Random(SEED).choices(range(256), k=1_100_000)
     body = json.dumps({"model": MODEL, "prompt": tokens}, separators=(",", ":")).encode()
     assert 3_900_000 < len(body) < 4 << 20
     async with running_lb() as bench:
-        assert (await bench.complete(max_tokens=1)).status == 200
-        begun_s = time.thread_time()
         reply = await bench.post("/v1/completions", body)
-        used_s = time.thread_time() - begun_s
         assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
-        assert used_s < 0.15
+        used_s = await loop_s(bench, body, 400)
+    begun_s = time.thread_time()
+    parse_completion(body)
+    read_s = time.thread_time() - begun_s
+    print(f"{used_s:.3f} s of {read_s:.3f} s")
+    assert used_s < read_s / 2
 
 
 @pytest.mark.parametrize(("tokens", "beside"), [(8, False), (300_000, True)])
@@ -284,9 +298,9 @@ BOMBS = {
 async def test_bombs_of_json_are_refused(bomb):
     body = BOMBS[bomb]()
     async with running_lb() as bench:
-        begun_s = time.thread_time()
-        assert (await bench.post("/v1/completions", body)).status == 400
-        assert time.thread_time() - begun_s < 0.15
+        used_s = await loop_s(bench, body, 400)
+        print(f"{used_s:.3f} s")
+        assert used_s < 0.15
 
 
 async def test_bodies_in_all_are_bounded():
@@ -407,7 +421,7 @@ async def test_a_lame_duck_serves_while_probes_are_told():
         async with Connection(bench.http) as kept:
             kept.send("GET", "/health")
             assert "connection" not in (await kept.reply()).headers
-            closing = asyncio.ensure_future(bench.lb.close(10, lame_duck_s=WAIT_S))
+            closing = asyncio.ensure_future(bench.lb.close(WAIT_S, lame_duck_s=WAIT_S))
             await spin(lambda: bench.lb.app.draining)
             ready = await bench.get("/health/ready")
             assert ready.status == 503

@@ -66,7 +66,7 @@ async def test_the_official_client_works():
     import openai  # not above: every worker that collects this would import it, in half a second
 
     async with running_lb() as bench:
-        client = openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=20)
+        client = openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=WAIT_S)
         async with client:
             assert [model.id async for model in client.models.list()] == [MODEL]
             assert (await client.models.retrieve(MODEL)).object == "model"
@@ -367,7 +367,7 @@ async def test_health_and_metrics():
         assert "pinyon_lb_conductor_connected 1.0" in text
         bench.conductor.workers = []
         bench.conductor.push()
-        await bench.lb.view.wait_change(5)
+        await spin(lambda: not bench.lb.view.addresses)
         assert (await bench.get("/health/ready")).status == 503
 
 

@@ -13,6 +13,7 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.messages.logprobs import logprobs_from_proto
 from tests.integration.lb_harness import (
     MODEL,
+    WAIT_S,
     Connection,
     expected_logprobs,
     expected_text,
@@ -272,15 +273,16 @@ async def test_without_any_instance_it_is_503():
 
 
 async def test_a_request_waits_for_an_instance_to_come():
-    async with running_lb() as bench:
+    async with running_lb(instances_grace_s=0.05, placement_wait_s=WAIT_S) as bench:  # what was known is soon forgotten
         here, bench.conductor.workers = bench.conductor.workers, []
         bench.conductor.push()
-        await bench.lb.view.wait_change(5)
+        await spin(lambda: not bench.lb.view.addresses)
         waiting = asyncio.ensure_future(bench.complete(max_tokens=2))
         await bench.conductor.until(lambda: bench.conductor.requests)
         bench.conductor.workers = here
         bench.conductor.push()
         assert (await waiting).status == 200
+        assert len(bench.conductor.requests) == 2, "asked again when there was one"
         await bench.idle()
 
 
@@ -309,7 +311,8 @@ async def test_a_request_that_takes_too_long_is_504(stream):
         labels = {"finish": "deadline_exceeded", "model": MODEL}
         assert bench.registry.get_sample_value("pinyon_lb_requests_total", labels) == 1
         await bench.idle()
-        await worker.until(lambda: worker.cancelled)
+        # On a machine so busy that the time was over before it got there, nobody had to be told.
+        await worker.until(lambda: worker.cancelled or not worker.submissions)
 
 
 # ---------------------------------------------------------------- shutdown
@@ -324,7 +327,7 @@ async def test_closing_lets_requests_finish():
             await idle.reply()
             connection.send("POST", "/v1/completions", ask(max_tokens=3))
             await worker.until(lambda: worker.open)
-            closing = asyncio.ensure_future(bench.lb.close(10))
+            closing = asyncio.ensure_future(bench.lb.close(WAIT_S))
             assert await idle.reader.read() == b""
             worker.go.set()
             reply = await connection.reply()
@@ -464,7 +467,7 @@ async def test_grpc_clients_that_leave(how):
         worker.go.clear()
         worker.hold_after = 2
         request = lb_pb2.GenerateRequest(prompt="jay", sampling=common_pb2.SamplingParams(max_tokens=9))
-        call = stub(channel).Generate(request, timeout=1.5 if how == "deadline" else None)
+        call = stub(channel).Generate(request, timeout=5 if how == "deadline" else None)
         await call.read()
         if how == "cancel":
             call.cancel()

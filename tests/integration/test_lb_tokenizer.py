@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
@@ -19,7 +20,7 @@ from pinyon.model import load_card
 from services.lb import tokenizer_process
 from services.lb.openai_parse import PLAIN, Rendering
 from services.lb.tokenizer_process import TokenizerProcess, tokenize
-from tests.integration.lb_harness import MODEL, Bench, running_lb
+from tests.integration.lb_harness import MODEL, WAIT_S, Bench, running_lb
 
 TEXT_GOLDEN = Path(__file__).parents[1] / "data" / "golden_text"
 FOLDER = Path(__file__).parents[1] / "data" / "golden" / "qwen3-f32"
@@ -28,7 +29,11 @@ PROMPTS = [TEXT, [{"role": "user", "content": TEXT}], "short"]
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "tokenizer_process" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of another test has ended meanwhile
+            found += [child] if "tokenizer_process" in " ".join(child.cmdline()) else []
+    return found
 
 
 async def test_the_tokens_are_the_same():
@@ -154,16 +159,44 @@ async def test_a_process_that_dies_is_started_again():
     process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
     try:
         await process.tokenize("", "short")
-        children()[0].suspend()
+        (child,) = children()
+        child.suspend()
         waiting = asyncio.ensure_future(process.tokenize("", TEXT))
         await asyncio.sleep(0)
-        children()[0].kill()
+        child.kill()
         with pytest.raises(Unavailable) as caught:
             await waiting
         assert caught.value.retry_after_s
         assert await process.tokenize("", "short") == tokenize(card, "short")
     finally:
         await process.close()
+
+
+async def test_closing_waits_for_a_process_that_is_just_ended(monkeypatch):
+    """Else nobody takes the exit status of what was killed, and who asked it hears nothing."""
+    process = TokenizerProcess(FOLDER)
+    await process.tokenize("", "short")
+    ending, ended, wait = asyncio.Event(), asyncio.Event(), process._process.wait
+
+    async def late() -> int:
+        ending.set()
+        await ended.wait()
+        return await wait()
+
+    monkeypatch.setattr(process._process, "wait", late)
+    (child,) = children()
+    child.suspend()
+    waiting = asyncio.ensure_future(process.tokenize("", "short"))
+    child.kill()
+    await asyncio.wait_for(ending.wait(), WAIT_S)
+    closing = asyncio.ensure_future(process.close())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    ended.set()
+    await closing
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting, WAIT_S)
 
 
 async def test_what_waits_is_bounded(monkeypatch):

@@ -358,7 +358,7 @@ async def test_a_stream_that_stops_coming() -> None:
         await asyncio.Event().wait()
 
     server.answer = stalls
-    async with running_upstreams(server, upstream_stall_s=0.1) as bench:
+    async with running_upstreams(server, upstream_stall_s=1.0) as bench:
         reply = await bench.chat(stream=True)
         assert "stopped coming" in reply.events[1]
         await bench.idle()
@@ -372,7 +372,7 @@ async def test_a_stream_that_does_not_begin_goes_elsewhere() -> None:
 
     slow.answer = never
     other.waiting = 1
-    async with running_upstreams(slow, other, upstream_first_byte_s=0.1) as bench:
+    async with running_upstreams(slow, other, upstream_first_byte_s=1.0) as bench:
         await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
         asked = asyncio.ensure_future(bench.chat(stream=True))
         await spin(lambda: slow.open == 1)
@@ -417,7 +417,7 @@ async def test_a_request_has_a_deadline(stream: bool) -> None:
         await asyncio.Event().wait()
 
     server.answer = forever
-    async with running_upstreams(server, request_timeout_s=0.3) as bench:
+    async with running_upstreams(server, request_timeout_s=1.5) as bench:
         reply = await bench.chat(stream=stream)
         if stream:
             assert "--request-timeout-s" in reply.events[1]
@@ -573,7 +573,7 @@ async def test_nobody_there_is_said_after_a_while_and_at_once_served_when_somebo
 
 async def test_a_server_that_comes_back_full_is_waited_for() -> None:
     server = FakeServer()
-    async with running_upstreams(server, placement_wait_s=0.5) as bench:
+    async with running_upstreams(server, placement_wait_s=WAIT_S) as bench:
         await server.stop()
         await bench.until(lambda: bench.live())
         waits = asyncio.ensure_future(bench.chat())
@@ -614,7 +614,7 @@ async def test_a_server_that_says_it_is_not_well_gets_nothing() -> None:
 
 async def test_a_frozen_server_gets_nothing_more() -> None:
     frozen, sound = FakeServer(), FakeServer()
-    async with running_upstreams(frozen, sound, upstream_health_timeout_s=0.3) as bench:
+    async with running_upstreams(frozen, sound, upstream_health_timeout_s=1.0) as bench:
         frozen.frozen = True
         await bench.until(lambda: bench.live(sound))
         for _ in range(4):

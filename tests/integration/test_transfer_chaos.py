@@ -199,7 +199,7 @@ class Chaos:
         self.hits = 0
         """Rounds in which some of the bytes had moved and some had not."""
         self.unclear = 0
-        """Rounds that took too long to say that a stall was not the machine's."""
+        """Rounds that ended by a stall, and took so long that it may have been the machine's."""
         # Used again and again: fresh pages are what takes time.
         self._finals: list[Bytes] = [np.ones(SIZE, np.uint8) for _ in range(2)]
         self._last: tuple[Bytes, Bytes] | None = None
@@ -250,8 +250,10 @@ class Chaos:
         print(dict(statuses), f"at {struck - begun:.2f} s, end at {ended - begun:.2f} s", flush=True)
         self.outcomes += statuses
         # A machine that is busy elsewhere stalls a transfer too: then it does not show what the fault alone does.
-        self.unclear += (unclear := STALLED not in ALLOWED[fault] and ended - begun > STALL_S / 2)
-        assert {(one.status, one.reason) for one in results} <= ALLOWED[fault] | ({STALLED} if unclear else set())
+        unclear = STALLED not in ALLOWED[fault] and ended - begun > STALL_S / 2
+        outcomes = {(one.status, one.reason) for one in results}
+        assert outcomes <= ALLOWED[fault] | ({STALLED} if unclear else set())
+        self.unclear += unclear and STALLED in outcomes
         check_data(layout, opcode, source, odd, at_final, even, results)
         self.hits += not all(one.ok for one in results) and bool((at_final != even).any())
         self._mend(target, fault, opcode, sink, at_final)
@@ -375,7 +377,8 @@ def test_targets_killed_and_frozen(transport: str) -> None:
         rounds = until_hit(chaos, rounds, rounds // 4)
         print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {chaos.hits} of them in mid-transfer")
         print(f"{sum(target.starts for target in chaos.targets)} targets, outcomes {dict(chaos.outcomes)}")
-        assert chaos.unclear <= rounds // 2, "kills and pauses do not end transfers at once"
+        # Half of the hits are kills.
+        assert chaos.unclear <= max(1, chaos.hits // 3), "kills and pauses end transfers by stalls"
 
         # Nothing is left of it all but what is left of one transfer per target.
         chaos._last = None

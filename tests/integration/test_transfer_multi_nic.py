@@ -183,7 +183,7 @@ def make_hosts(rng: random.Random) -> Iterator[Callable[..., Hosts]]:
 @shaped
 @pytest.mark.parametrize(("parts", "length"), [(2, 63 * MIB), (40, PART)], ids=["large", "batch"])
 def test_all_nics_carry_their_share(make_hosts, parts, length) -> None:
-    hosts = make_hosts(mbit=2 * MBIT, limits=PATIENT)
+    hosts = make_hosts(mbit=MBIT, limits=PATIENT)
     hosts.begin(parts, length).completes()  # rates are measured
     before = {nic: one["bytes"] for nic, one in hosts.paths().items()}
     transfer = hosts.begin(parts, length)
@@ -199,12 +199,12 @@ def test_all_nics_carry_their_share(make_hosts, parts, length) -> None:
 
 
 def test_all_nics_carry_at_full_speed(make_hosts) -> None:
-    """Here the processors are the limit, and what each NIC gets is chance: but each gets something."""
+    """Here the processors are the limit, and what each NIC gets is chance: but each gets something in the end."""
     hosts = make_hosts(limits=PATIENT)
     transfer = hosts.begin(2, 63 * MIB)
     transfer.completes()
     print(transfer.shares())
-    assert min(transfer.shares().values()) > MIB
+    hosts.all_carry()
 
 
 @shaped

@@ -121,7 +121,7 @@ class Situation:
         self.d = await self.fleet.start("decode", "d0")
         self.client = await self.fleet.client(self.d)
         self.answer = await self._ask(fetches=[peer_span(self.d, 0, 4)])
-        await source.asked.wait()
+        await asyncio.wait_for(source.asked.wait(), WAIT_S)
 
     async def _computing(self):
         await self._pair()
@@ -136,26 +136,26 @@ class Situation:
         group = self.p.transfer.group
         self.p.transfer.group = lambda: SlowGroup(group(), waiting, let_go)
         self.answer = await self._ask()
-        await waiting.wait()
+        await asyncio.wait_for(waiting.wait(), WAIT_S)
         self.resume = let_go.set
 
     async def _batch_slot(self):
         await self._pair(max_batch=1)
+        gate = Gate(bool, self.d.engine)
         self.other = await self._ask(PROMPT)
         await self.other.first.wait()
-        self.d.engine.hold()
-        await self.d.engine.entered()
+        await gate.reached()
         self.answer = await self._ask(list(reversed(PROMPT)))
         await self.answer.first.wait()
-        self.resume = self.d.engine.release
+        self.resume = gate.open
 
     async def _decoding(self):
         await self._pair()
+        gate = Gate(bool, self.d.engine)
         self.answer = await self._ask()
         await self.answer.first.wait()
-        self.d.engine.hold()
-        await self.d.engine.entered()
-        self.resume = self.d.engine.release
+        await gate.reached()
+        self.resume = gate.open
 
     async def _gave_way(self):
         """Two that need 13 blocks each in the end, in a pool of 14: the second one waits for the first."""
@@ -301,7 +301,7 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
     keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
     async with grpc.aio.insecure_channel(m.address) as channel:
         stub = kvstore_pb2_grpc.BlockReadServiceStub(channel)
-        reply = await stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys), lease_ms=1000))
+        reply = await stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys), lease_ms=3000))
         assert [block.index for block in reply.blocks] == [0, 1, 2, 3, 4]
         assert gauge(m, "leases") == 1
         await until(lambda: gauge(m, "leases") == 0)

@@ -13,7 +13,16 @@ import pytest_asyncio
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.request import SamplingParams
 from pinyon.store.reader import ReadResult
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, gauge, peer_span, reference, submission, until
+from tests.integration.worker_parts import (
+    BLOCK_TOKENS,
+    WAIT_S,
+    Fleet,
+    gauge,
+    peer_span,
+    reference,
+    submission,
+    until,
+)
 from tests.long import usually
 
 
@@ -307,7 +316,7 @@ class LateHandle:
         self._handle = None
 
     def wait(self, timeout_s=None):
-        assert self._begun.wait(20)
+        assert self._begun.wait(WAIT_S)
         with self._lock:
             if self._handle is None:
                 self._order.append("layer 1 sent")

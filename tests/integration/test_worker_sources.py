@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
 from pinyon.transfer import RegionDescriptor
+from tests.integration.lb_harness import port_of
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -54,7 +55,8 @@ def prompt(number: int) -> list[int]:
 
 async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_used_again_when_it_is_back(fleet):
     conductor = await fleet.start_conductor()
-    source = await fleet.start("mixed", "s0")
+    address = f"127.0.0.1:{port_of(fleet)}"
+    source = await fleet.start("mixed", "s0", listen=address)
     clock = Clock()
     p = await fleet.start("prefill", "p0", clock=clock, conductor=conductor)
     d = await fleet.start("decode", "d0")
@@ -85,7 +87,6 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
     assert gauge(p, "fetch_failures_total") == 1, "it was not asked"
     clock.go_on()
 
-    address = source.address
     fleet.clients.remove(at_source)
     await at_source.close()
     fleet.workers.remove(source)
@@ -105,7 +106,7 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
 
 async def test_a_decode_instance_that_takes_no_kv_does_not_keep_the_places_of_others(fleet):
     clock = Clock()
-    p = await fleet.start("prefill", "p0", clock=clock, active_prefills=1, push_timeout_s=2.0)
+    p = await fleet.start("prefill", "p0", clock=clock, active_prefills=1, push_timeout_s=5.0)
     d, other = await fleet.start("decode", "d0"), await fleet.start("decode", "d1")
     client, at_other = await fleet.client(d), await fleet.client(other)
 
@@ -121,8 +122,8 @@ async def test_a_decode_instance_that_takes_no_kv_does_not_keep_the_places_of_ot
     await p.engine.entered()
     answers += await client.submit(ask(2, d), ask(3, d))
     (good,) = await at_other.submit(ask(4, other))
-    p.engine.release()
     steps = len(p.engine.steps)
+    p.engine.release()
     for answer in answers:
         await answer.wait()
         assert answer.last.error.code == "UNAVAILABLE"

@@ -25,7 +25,7 @@ import numpy as np
 
 from tests.forks import forked, until_stopped
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Longest wait for anything that must happen: far above what it takes, far below a hang."""
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()

@@ -15,7 +15,7 @@ from pinyon.routing.target import Target
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.settings import LbSettings
 from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
-from tests.integration.lb_harness import WAIT_S, Front, spin
+from tests.integration.lb_harness import WAIT_S, Front, port_of, spin
 
 MODEL = "model-a"
 DONE = b"data: [DONE]\n\n"
@@ -128,8 +128,8 @@ class FakeServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        self.port = self.port or port_of(self)
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=1 << 24)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     @property
     def alive(self) -> bool:

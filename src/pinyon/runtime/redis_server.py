@@ -11,7 +11,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,10 +21,13 @@ from typing import Any
 import redis
 
 from pinyon.core.errors import Unavailable
+from pinyon.runtime.held_ports import HeldPorts
 
 __all__ = ["NoRedis", "RedisServer", "embedded_redis_executable", "find_redis", "local_redis"]
 
-_START_S = 10.0
+_START_S = 30.0
+_KILLED_S = 60.0
+"""For the kernel to end what was killed, on a machine however busy."""
 _SERVER = "valkey-server"
 _VERSION_MIN = (6, 2)
 """What the store's scripts need."""
@@ -73,14 +75,16 @@ class RedisServer:
         command: Sequence[str] = (),
         folder: str = "",
         client: Mapping[str, Any] | None = None,
+        ports: HeldPorts | None = None,
     ) -> None:
-        """``client``: what a client needs besides the URL."""
+        """``client``: what a client needs besides the URL. ``ports`` are closed with it."""
         self.url = url
         self.origin = origin
         self.process: subprocess.Popen[bytes] | None = None
         self._command = tuple(command)
         self._folder = folder
         self._client = client or {}
+        self._ports = ports
 
     @property
     def log_path(self) -> Path | None:
@@ -119,8 +123,10 @@ class RedisServer:
                 self.process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(timeout=5)
+                self.process.wait(timeout=_KILLED_S)
             self.process = None
+        if self._ports is not None:
+            self._ports.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = ""
@@ -165,22 +171,18 @@ def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
     return {argument: str(tls_dir / name) for argument, name in names.items()}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _start(executable: str, origin: str, port: int) -> RedisServer:
-    port = port or _free_port()
-    return _started(f"redis://127.0.0.1:{port}/0", origin, executable, "--port", str(port))
+    ports = HeldPorts()
+    port = port or ports.take("127.0.0.1")
+    return _started(f"redis://127.0.0.1:{port}/0", origin, executable, "--port", str(port), ports=ports)
 
 
 def _start_with_tls(executable: str, origin: str, port: int, tls_dir: Path) -> RedisServer | None:
     """None: the binary has no TLS."""
     if origin == "embedded":
         return None
-    port = port or _free_port()
+    ports = HeldPorts()
+    port = port or ports.take("127.0.0.1")
     url = f"rediss://127.0.0.1:{port}/0"
     files = {"--tls-ca-cert-file": "ca.crt", "--tls-cert-file": "tls.crt", "--tls-key-file": "tls.key"}
     arguments = [part for option, name in files.items() for part in (option, str((tls_dir / name).resolve()))]
@@ -189,6 +191,7 @@ def _start_with_tls(executable: str, origin: str, port: int, tls_dir: Path) -> R
             *(url, origin, executable, "--port", "0", "--tls-port", str(port)),
             *("--tls-auth-clients", "yes", "--tls-protocols", "TLSv1.3", *arguments),
             client=_client(url, tls_dir),
+            ports=ports,
         )
     except Unavailable:
         return None  # how a binary without TLS says so differs
@@ -204,7 +207,13 @@ def _start_on_socket(executable: str, origin: str) -> RedisServer:
 
 
 def _started(
-    url: str, origin: str, executable: str, *arguments: str, client: dict[str, Any] | None = None, folder: str = ""
+    url: str,
+    origin: str,
+    executable: str,
+    *arguments: str,
+    client: dict[str, Any] | None = None,
+    folder: str = "",
+    ports: HeldPorts | None = None,
 ) -> RedisServer:
     folder = folder or tempfile.mkdtemp(prefix="pinyon-redis-")
     # Metadata of a DRAM pool is worth nothing after a restart of everything: no persistence.
@@ -212,7 +221,7 @@ def _started(
         executable, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder,
         "--logfile", f"{folder}/redis.log", "--maxmemory", "256mb", "--maxmemory-policy", "noeviction", *arguments,
     ]  # fmt: skip
-    server = RedisServer(url, origin, command, folder, client)
+    server = RedisServer(url, origin, command, folder, client, ports)
     try:
         server.start()
     except BaseException:

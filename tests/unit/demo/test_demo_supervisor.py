@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -61,8 +63,10 @@ def spec(lbs: int, **ports: int) -> ClusterSpec:
 
 
 def free_run(length: int) -> int:
-    """The first of so many ports in a row that are free now; others that run beside this one hardly get the same."""
-    for first in random.SystemRandom().sample(range(20_000, 32_768 - length, length), 200):
+    """So many ports in a row that are free now, below those that the system gives by itself, and where no other
+    process of tests begins to look."""
+    runs = range(10_000, 32_000, length)
+    for first in random.Random(os.getpid()).sample(runs, len(runs)):
         held = [socket.socket() for _ in range(length)]
         try:
             for place, each in enumerate(held):
@@ -119,6 +123,19 @@ class Cluster:
     def restart(self, name: str, wait: bool = True) -> ServiceProcess:
         self.service.spawn()
         return self.service
+
+
+def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
+    def launch(module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    service = ServiceProcess("decode-0", "services.worker", [], tmp_path / "decode-0.log", launch)
+    files = set(os.listdir("/proc/self/fd"))
+    service.spawn()
+    service.kill()
+    assert service.process is not None
+    assert service.process.returncode == -signal.SIGKILL
+    assert set(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
