@@ -15,6 +15,7 @@ import datetime
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -186,13 +187,29 @@ def run_once(run: int, results: Path, done: Iterable[str], arguments: Sequence[s
         child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **told})
         try:
             return child.wait(timeout=RUN_S_MAX)
+        except Terminated:
+            child.send_signal(signal.SIGINT)
+            await_end(child)
+            raise
         except BaseException:  # Ctrl-C reaches it as well, and it ends its workers
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=60)
+            await_end(child)
             raise
         finally:
             child.kill()
             child.wait()
+
+
+class Terminated(KeyboardInterrupt):
+    """Somebody ends this process, not all of its group as Ctrl-C does."""
+
+
+def terminated(*_: object) -> None:
+    raise Terminated
+
+
+def await_end(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=60)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -216,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path.unlink(missing_ok=True)
     print(f"repeat: {' '.join(arguments) or 'all tests'}, results in {path.relative_to(ROOT)}", file=sys.stderr)
     unfinished = False
+    signal.signal(signal.SIGTERM, terminated)
     try:
         with busy_loops(0 if options.table else options.loops):
             for run in range(1, 1 if options.table else options.runs + 1):
