@@ -477,6 +477,25 @@ async def test_silent_sockets_lock_nobody_out(
         await until(lambda: running.front.connections <= 4)
 
 
+async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these has more than its share, and together they have all places."""
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
+    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
+    async with Running() as running, AsyncExitStack() as stack:
+        host, _, port = running.address.rpartition(":")
+        silent = []
+        for number in range(8):
+            reader, writer = await asyncio.open_connection(
+                host, int(port), local_addr=(f"127.0.0.{2 + number // 2}", 0)
+            )
+            stack.callback(writer.close)
+            silent.append(reader)
+        await until(lambda: running.front.connections == 8)
+        assert await once(Dialed(running.address, METHOD, WAIT_S, Http2Channel)) == 1
+        assert await read_all(silent[0]) == b""
+        assert not any(reader.at_eof() for reader in silent[1:])
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_silent_sockets_give_their_places_back_in_uvloop(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,7 @@ class World:
         return await self.fetcher.fetch(order, KEYS, [0, 1, 2, 3], first, abort or Abort(), "")
 
 
-async def test_what_nobody_planned_is_fetched_from_where_the_store_has_it() -> None:
+async def test_what_nobody_planned_is_fetched_from_the_store() -> None:
     world = World()
     assert (await world.fetch()).blocks == 0
     assert not world.index.asked, "a conductor has decided"
