@@ -137,7 +137,12 @@ class Control:
     def _recover(self, known: Federation, info: LbInfo, now_s: float) -> None:
         federation, state = self.registry.federation, self._remembered
         if known.epoch == federation.epoch and known.version > federation.version:
-            _log.warning("%s was told version %d, and %d is here", info.lb_id, known.version, federation.version)
+            _log.warning(
+                "%s was told version %d, later than ours (%d): going on under another epoch",
+                info.lb_id,
+                known.version,
+                federation.version,
+            )
             self.registry.renew(secrets.token_hex(EPOCH_BYTES))
         if state is None:
             news = known.epoch != federation.epoch

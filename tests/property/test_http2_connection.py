@@ -519,6 +519,16 @@ def test_a_peer_whose_calls_are_served_may_make_all_of_them():
     assert not client.streams
 
 
+def test_a_served_call_gives_back_only_what_a_common_one_costs():
+    server = Ours(Wire(Random(0)), 1 << 20)
+    server.connection.receive(PREFACE + settings_frame({}))
+    server.connection.receive(ATTACKS["unknown"] * (WORK_UNITS - 10))
+    server.connection.served()
+    with pytest.raises(ConnectionFailed) as failed:
+        server.connection.receive(ATTACKS["unknown"] * 100)
+    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+
+
 def test_a_peer_with_many_messages_on_few_streams_is_never_cut():
     """100,000 there and back within one tick, read and granted room again."""
     back, there = Wire(Random(0)), Wire(Random(0))

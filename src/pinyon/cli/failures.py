@@ -56,7 +56,7 @@ def _not_reached(details: str, service: str, address: str, tls_dir: str) -> str:
     if tls_dir and "WRONG_VERSION_NUMBER" in details:
         return f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR"
     if tls_dir and "Verification" in details:
-        return f"what answers at {address} proves to be somebody else than a {service} of the cluster of {tls_dir}"
+        return f"what answers at {address} is not a {service} of the cluster of {tls_dir}"
     if tls_dir and "CERTIFICATE_VERIFY_FAILED" in details:
         return f"what answers at {address} is not of the cluster of {tls_dir}: another authority made its certificate"
     if not tls_dir and any(each in details for each in BROKEN):

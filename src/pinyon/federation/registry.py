@@ -55,7 +55,7 @@ class Registry:
         self._changes = Changes()
         self._adoptions: dict[ClusterName, str] = {}
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
-        """Epoch and version of what an owner said last of the time before."""
+        """By cluster, the epoch and version of what its owner last said about the time before this controller."""
         self._serial = 0
         self._distances: Distances | None = None
         self._view = Federation(epoch)

@@ -73,23 +73,23 @@ LIFETIME_STREAMS: Final = 10_000
 FAREWELL_CHARS: Final = 200
 """Of a peer's reason to leave."""
 WORK_UNITS: Final = 6000
-"""Between two ticks; more is an attack. 64 calls that begin at once, with common heads, take 4,000."""
+"""What a peer may cost between two ticks; more is an attack. 64 calls that begin at once, with common heads, take 4,000."""
 FRAME_UNITS: Final = 1
-"""Of a frame that carries no message, and of each field of a header block."""
+"""What a frame that carries no message costs, and each field of a header block."""
 ANSWERED_UNITS: Final = 4
-"""Of a frame that is answered with one."""
+"""What a frame costs that is answered with one."""
 PAYLOAD_BYTES: Final = 64
-"""Of such a frame for one more unit."""
+"""So many bytes of such a frame cost one more unit."""
 BLOCK_BYTES: Final = 16
-"""Of a header block for one more unit."""
+"""So many bytes of a header block cost one more unit."""
 STREAMS_A_UNIT: Final = 8
-"""That are looked at to see whether they can go on."""
+"""Looking whether so many streams can go on costs one unit."""
 CALL_UNITS: Final = 32
-"""Of a stream that is opened: somebody is to serve it."""
+"""What opening a stream costs: somebody is to serve it."""
 ANSWER_UNITS: Final = 32
-"""Are given for a stream that we open: its head and trailers come."""
+"""Given for a stream that we open: its head and trailers will come."""
 SERVED_UNITS: Final = 64
-"""Are given back for a call that was served to its end: its stream, and a head of some 20 fields."""
+"""Given back for a call that was served to its end: what its stream and a head of some 20 fields cost."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
 """A header block that begins with three changes of the table's size: two are ever needed (RFC 7541, 4.2)."""
 
