@@ -332,6 +332,25 @@ def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
             silent[-1].recv(1)
 
 
+def test_silent_links_of_one_address_displace_no_other() -> None:
+    with (
+        tcp_engine(limits=TransferLimits(max_inbound=2, connect_s=GENEROUS_S)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        address = (server.descriptor().host, server.descriptor().port)
+
+        def connected(source: str) -> socket.socket:
+            return stack.enter_context(socket.create_connection(address, GENEROUS_S, source_address=(source, 0)))
+
+        other = connected("127.0.0.2")
+        crowd = [connected("127.0.0.1") for _ in range(80)]
+        assert crowd[0].recv(1) == b"", "the oldest of those that are many is cut"
+        assert crowd[10].recv(1) == b"", "and others of them after it"
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+
+
 def test_endpoints_over_the_cap_take_turns() -> None:
     with tcp_engine(limits=TransferLimits(max_endpoints=1)) as engine, tcp_engine() as one, tcp_engine() as two:
         local = engine.register_local_memory(bytearray(100))

@@ -73,7 +73,7 @@ LIFETIME_STREAMS: Final = 10_000
 FAREWELL_CHARS: Final = 200
 """Of a peer's reason to leave."""
 WORK_UNITS: Final = 6000
-"""What a peer may cost between two ticks; more is an attack. 64 calls that begin at once, with common heads, take 4,000."""
+"""What a peer may cost between two ticks; more is an attack. 64 calls with common heads, begun at once, take 4,000."""
 FRAME_UNITS: Final = 1
 """What a frame that carries no message costs, and each field of a header block."""
 ANSWERED_UNITS: Final = 4

@@ -8,8 +8,10 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 
+from pinyon.core.address import network_of
 from pinyon.core.clock import Clock
 from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
@@ -33,7 +35,8 @@ class Acceptor:
     """Accepts up to ``max_inbound`` links on all addresses of the engine, and can cut off a peer.
 
     One more link evicts a resting one, chosen by SIEVE; when all are in use it is answered BUSY. A link takes its
-    place when its handshake is through. Of those before that, the one that has been here longest goes for one more.
+    place when its handshake is through. Before that it is a stranger: when there are too many, the oldest of the
+    address with most of them goes, so one address cannot keep the others out.
     """
 
     def __init__(
@@ -53,8 +56,8 @@ class Acceptor:
         self._rested = threading.Condition(self._lock)
         self._waiting = 0
         """Links that wait for room."""
-        self._strangers: dict[Inbound, None] = {}
-        """Links whose handshake is not through, the oldest first."""
+        self._strangers: dict[Inbound, str] = {}
+        """Links whose handshake is not through, the oldest first, and the network each comes from."""
         self._inbound: set[Inbound] = set()
         """With those that were evicted and whose threads have not ended yet."""
         self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(limits.max_inbound, 1)
@@ -123,9 +126,9 @@ class Acceptor:
             inbound = Inbound(self, sock, self._clock)
             with self._lock:
                 if len(self._strangers) >= max(_STRANGERS_MIN, self.limits.max_inbound):
-                    oldest = next(iter(self._strangers))
+                    oldest = self._oldest_stranger()
                     del self._strangers[oldest]
-                self._strangers[inbound] = None
+                self._strangers[inbound] = _network(sock)
                 self._inbound.add(inbound)
                 inbound.thread.start()
         except (OSError, RuntimeError) as error:
@@ -135,6 +138,11 @@ class Acceptor:
             sock.close()
         if oldest is not None:
             oldest.abort()
+
+    def _oldest_stranger(self) -> Inbound:
+        """Lock held. The one of the network that has most of them."""
+        most = Counter(self._strangers.values()).most_common(1)[0][0]
+        return next(each for each, network in self._strangers.items() if network == most)
 
     def _make_room(self, inbound: Inbound) -> list[Inbound] | None:
         """Lock held. Those evicted; None: there is no room even after a moment in which a link may come to rest."""
@@ -259,3 +267,8 @@ def _end(links: list[Inbound], timeout_s: float, clock: Clock) -> bool:
     for link in links:
         link.thread.join(max(0.0, deadline - clock()))
     return not any(link.thread.is_alive() for link in links)
+
+
+def _network(sock: socket.socket) -> str:
+    """Where a link comes from; empty for one of this machine by a Unix socket. Raises ``OSError`` if it has left."""
+    return "" if sock.family == socket.AF_UNIX else network_of(sock.getpeername()[0])
