@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,13 +40,12 @@ from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
 FUZZED = 1 << 14
 PATH = Path("tcp", "", "")
-LIMITS = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 DONE = Outcome(TransferStatus.COMPLETED)
 LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
@@ -68,7 +68,7 @@ class Host:
 
     def __init__(
         self,
-        limits: TransferLimits = LIMITS,
+        limits: TransferLimits = PATIENT,
         checksum: str = "off",
         nics: dict[str, Nic] | None = None,
         size: int = SIZE,
@@ -101,17 +101,16 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Callable[..., Host]]:
-    files, threads = open_files(), transfer_threads()
     hosts: list[Host] = []
 
     def make(*args, **named) -> Host:
         hosts.append(Host(*args, **named))
         return hosts[-1]
 
-    yield make
-    for one in hosts:
-        one.close()
-    assert (open_files(), transfer_threads()) == (files, threads)
+    with nothing_left_behind():
+        yield make
+        for one in hosts:
+            one.close()
 
 
 class Proxy:
@@ -272,7 +271,8 @@ def test_refused_ranges_keep_a_checked_link_in_step(host) -> None:
             region = bytes(16) if index % 2 else there.region.key
             slices.append(Slice(index, key, at, region, at, length))
             at += length
-        chain = Chain(ChainPlan(remote, opcode, slices, at), {key: here.region}, time.monotonic() + 20, lambda *_: None)
+        plan, give_up = ChainPlan(remote, opcode, slices, at), time.monotonic() + GENEROUS_S
+        chain = Chain(plan, {key: here.region}, give_up, lambda *_: None)
         outcome = here.tcp.run(chain, PATH)
         assert (outcome.status, outcome.refusals) == (TransferStatus.COMPLETED, bytes([0, 1] * 3))
     for index, part in enumerate(slices):
@@ -369,7 +369,7 @@ def test_no_more_connections_than_allowed_and_a_waiting_chain_meets_its_deadline
 
 
 def test_endpoints_over_the_cap_are_evicted(host) -> None:
-    here = host(TransferLimits(max_endpoints=2))
+    here = host(replace(PATIENT, max_endpoints=2))
     peers = [host() for _ in range(4)]
     for _ in range(2):
         for peer in peers:
@@ -386,15 +386,15 @@ def test_probe_forget_maintain(host) -> None:
     assert here.tcp.endpoints == 1
     assert here.run(READ, segment) == DONE
     assert len(there.acceptor.hellos) == 1  # the probe's connection was used
-    for _ in range(LIMITS.connections_per_peer + 2):
+    for _ in range(PATIENT.connections_per_peer + 2):
         assert here.tcp.probe(segment, PATH, deadline)
-    assert here.tcp.endpoints <= LIMITS.connections_per_peer
+    assert here.tcp.endpoints <= PATIENT.connections_per_peer
     here.tcp.forget(segment, PATH)
     assert here.tcp.endpoints == 0
     assert here.tcp.probe(segment, PATH, deadline)
     here.tcp.maintain(time.monotonic())
     assert here.tcp.endpoints == 1
-    here.tcp.maintain(time.monotonic() + LIMITS.idle_s + 1.0)
+    here.tcp.maintain(time.monotonic() + PATIENT.idle_s + 1.0)
     assert here.tcp.endpoints == 0
     stale = SegmentDescriptor("127.0.0.1", there.port, bytes(16), segment.regions)
     assert not here.tcp.probe(stale, PATH, deadline)
@@ -427,7 +427,7 @@ def test_the_local_nic_is_the_source_and_the_remote_one_the_target(host) -> None
 
 
 def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
-    there = host(TransferLimits(stall_s=30.0, max_inbound=2))
+    there = host(replace(PATIENT, max_inbound=2))
     first, second, third = host(), host(), host()
     assert first.run(WRITE, there.segment()) == DONE
     with raw_link(there) as busy:
@@ -657,7 +657,7 @@ def _writable(data: bytes, key: bytes) -> set[int]:
 @pytest.mark.parametrize(
     "noise",
     [
-        os.urandom(4096),
+        random.Random(1).randbytes(4096),
         wire.pack_frame(wire.Frame(READ, 1, 1, 10), [(bytes(16), 0, 10)]) + b"more than a READ",
         wire.pack_frame(wire.Frame(WRITE, 1, 1, 4), [(bytes(16), 0, 4)]) + b"four and more",
     ],
