@@ -28,8 +28,9 @@ from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.http2 import front
 from pinyon.runtime.http2.client import Http2Channel
+from tests.ports import kept_port
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ENDS = [("http2", "http2"), ("grpcio", "http2"), ("http2", "grpcio"), ("grpcio", "grpcio")]
 """Who dials, and who accepts."""
 Ask = worker_pb2.SessionRequest
@@ -245,8 +246,13 @@ def calls() -> int:
 @pytest.mark.usefixtures("uncollected")
 async def test_one_that_comes_back_is_there_at_once() -> None:
     """Nothing of the attempt that failed is left: gRPC would answer from its memory, and go on dialing for nobody."""
-    async with Server(echo) as server:
-        address = server.address
+    with kept_port() as port:
+        await _comes_back(f"127.0.0.1:{port}")
+
+
+async def _comes_back(address: str) -> None:
+    async with Server(echo, listen=address):
+        pass
     error = await ends(dial(address).run(lambda _: None, says(1, then=never())))
     assert isinstance(error, Unavailable)
     del error  # its traceback has the call
@@ -569,15 +575,16 @@ async def test_a_peer_that_comes_back_is_found_again() -> None:
     async def converse(stream: Dialed[Ask, Answer]) -> None:
         await stream.run(lambda _: heard.set(), says(1, then=never()))
 
-    async with Server(echo) as server:
-        address = server.address
-        link = redialer(address, naps, converse)
-        link.start()
-        await asyncio.wait_for(heard.wait(), WAIT_S)
-    heard.clear()
-    async with Server(echo, listen=address):
-        await asyncio.wait_for(heard.wait(), WAIT_S)
-        await link.close()
+    with kept_port() as port:
+        address = f"127.0.0.1:{port}"
+        async with Server(echo, listen=address):
+            link = redialer(address, naps, converse)
+            link.start()
+            await asyncio.wait_for(heard.wait(), WAIT_S)
+        heard.clear()
+        async with Server(echo, listen=address):
+            await asyncio.wait_for(heard.wait(), WAIT_S)
+            await link.close()
     assert naps.pauses[0] == 0.05
     await link.close()
 
