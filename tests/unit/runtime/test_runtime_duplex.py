@@ -26,7 +26,7 @@ from pinyon.core.errors import (
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.http2 import front
+from pinyon.runtime.http2 import client, front
 from pinyon.runtime.http2.client import Http2Channel
 from tests.ports import kept_port
 
@@ -49,6 +49,7 @@ class Ends:
 def ends_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ends, "dials", request.param[0])
     monkeypatch.setattr(Ends, "accepts", request.param[1])
+    monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for it
     monkeypatch.setattr(front, "who_speaks", lambda _: front.Speaker.OURS)  # grpcio's clients are not relayed, either
 
 

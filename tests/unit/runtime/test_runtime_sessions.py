@@ -40,6 +40,12 @@ METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", Ask, Answer)
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 
 
+@pytest.fixture(autouse=True)
+def connecting_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits for that limit."""
+    monkeypatch.setattr("pinyon.runtime.http2.client.CONNECT_S", WAIT_S)
+
+
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
     """Answers each message with one, and keeps what it saw of its callers."""
 
