@@ -27,7 +27,7 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.links import handshake
+from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound
@@ -450,6 +450,15 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
 # --- polling ---
 
 
+@pytest.fixture
+def no_core_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated time does not need it, and on a busy machine each time costs milliseconds."""
+    monkeypatch.setattr(spinner, "_yield", lambda: 0)
+
+
+SIMULATED = pytest.mark.usefixtures("no_core_is_given_away")
+
+
 class Waits:
     """A link in simulated time."""
 
@@ -481,6 +490,7 @@ class Waits:
         return polled
 
 
+@SIMULATED
 def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     waits = Waits(come_s=20e-6)
     assert waits.polled(128) == 128
@@ -490,6 +500,7 @@ def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     assert waits.spinner.poll(memoryview(bytearray(1))) is None
 
 
+@SIMULATED
 def test_a_pause_among_many_requests_does_not_end_polling() -> None:
     waits = Waits(come_s=20e-6)
     for _ in range(20):
@@ -502,12 +513,14 @@ def test_a_pause_among_many_requests_does_not_end_polling() -> None:
 @pytest.mark.parametrize(
     ("come_s", "look_s", "most"), [(60.0, 5e-6, 20), (20e-6, 3e-3, 2)], ids=["idle", "cores are short"]
 )
+@SIMULATED
 def test_links_sleep_where_polling_gains_nothing(come_s, look_s, most) -> None:
     waits = Waits(come_s, look_s)
     waits.polled(100)
     assert waits.polled(1000) <= most
 
 
+@SIMULATED
 def test_short_waits_among_long_ones_are_polled_for() -> None:
     waits = Waits(come_s=20e-6)
     in_time = 0
@@ -517,6 +530,7 @@ def test_short_waits_among_long_ones_are_polled_for() -> None:
     assert in_time > 100
 
 
+@SIMULATED
 def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
     """Others have it for 25 ms of each 100 ms that a poller would use, as with a quota."""
     waits = Waits(come_s=20e-6)
@@ -532,6 +546,7 @@ def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
     assert 0.0 < lost_s / waits.now <= 0.06
 
 
+@SIMULATED
 def test_a_link_finds_out_that_times_have_changed() -> None:
     waits = Waits(come_s=60.0)
     waits.polled(5000)
