@@ -11,14 +11,14 @@ import pytest
 from pinyon.transfer import TransferEngine, TransferLimits
 from tests.integration import test_transfer_grants as grants
 from tests.unit.transfer import test_transfer_conformance as conformance
-from tests.unit.transfer.conftest import Pair
+from tests.unit.transfer.conftest import PATIENT, Pair
 
 
 @pytest.fixture
 def make_pair() -> Iterator[Callable[..., Pair]]:
     engines: list[TransferEngine] = []
 
-    def start(limits: TransferLimits | None) -> TransferEngine:
+    def start(limits: TransferLimits) -> TransferEngine:
         engine = TransferEngine(
             transports=("tcp",),
             nixl="prefer",
@@ -30,7 +30,7 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
         engines.append(engine)
         return engine
 
-    def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
+    def make(size: int = 1 << 20, limits: TransferLimits = PATIENT) -> Pair:
         engine, server = start(limits), start(limits)
         near, far = bytearray(size), bytearray(size)
         local, remote = engine.register_local_memory(near), server.register_local_memory(far)

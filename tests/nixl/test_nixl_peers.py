@@ -15,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferEngine, TransferRequest, TransferResult
+from pinyon.transfer import (
+    Opcode,
+    Reason,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferRequest,
+    TransferResult,
+    TransferStatus,
+)
 from pinyon.transfer.paths.roads import NIXL
 from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
@@ -25,7 +33,7 @@ from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import until_stopped
 from tests.nixl.conftest import FETCHED
 from tests.nixl.nixl_peer import PATTERN
-from tests.unit.transfer.conftest import FAST, eventually
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 ONLY_THROUGH_THE_PEER = "self,posix,sysv,tcp"
@@ -86,7 +94,7 @@ def start_peer() -> Iterator[Callable[..., Peer]]:
 def engine() -> Iterator[TransferEngine]:
     if (reason := shm_available()) is not None:
         pytest.skip(f"no process may read another's memory: {reason}")
-    with TransferEngine(transports=("tcp",), nixl="prefer", limits=FAST) as engine:
+    with TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as engine:
         engine.near = engine.register_local_memory(bytearray(1 << 20))  # type: ignore[attr-defined]
         yield engine
 
@@ -116,9 +124,7 @@ def test_a_dead_peer_is_noticed_and_its_successor_is_another(
     assert read(engine, peer).ok
     peer.process.kill()
     peer.process.wait()
-    began = time.monotonic()
-    assert not read(engine, peer).ok
-    assert time.monotonic() - began < FAST.base_deadline_s
+    assert read(engine, peer).status is TransferStatus.FAILED, "it did not wait for a limit"
     again = start_peer()
     assert read(engine, again).ok
     assert ways(engine) == {"nixl"}
@@ -190,7 +196,7 @@ def test_no_socket_is_left_behind_however_often_links_end_and_memory_changes(
     assert read(engine, peer, 1000, peer.kept).ok
     both = Sockets(os.getpid(), peer.process.pid)
     for _ in range(20):
-        nixl.maintain(time.monotonic() + 2 * FAST.idle_s)
+        nixl.maintain(time.monotonic() + 2 * PATIENT.idle_s)
         assert nixl.endpoints == 0
         assert read(engine, peer, 1000, bytes.fromhex(peer.ask("again 0"))).ok
     both.eventually_at_most(0)
@@ -211,7 +217,7 @@ def test_no_socket_is_left_behind_by_proofs_that_fail(
 
     def probe() -> bool:
         eventually(lambda: nixl.maintain(time.monotonic()) or nixl._agent.strays == 0, "what was given up has come")
-        return nixl.probe(peer.segment, NIXL, time.monotonic() + FAST.connect_s)
+        return nixl.probe(peer.segment, NIXL, time.monotonic() + GENEROUS_S)
 
     assert not probe()
     both = Sockets(os.getpid(), peer.process.pid)

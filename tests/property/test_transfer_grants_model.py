@@ -228,7 +228,7 @@ def test_revoking_waits_for_who_uses_it_and_ends_who_does_not_end() -> None:
     pinned = admit(used)
     assert not table.revoke_now(used)
     assert admit(used) == set(), "it is refused while it is waited for"
-    ended = threading.Thread(target=lambda: (aborted.wait(10), table.unpin(pinned, holder)))
+    ended = threading.Thread(target=lambda: (aborted.wait(60), table.unpin(pinned, holder)))
     ended.start()
     table.revoke(used, 0.01)
     assert aborted.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,11 +29,11 @@ from pinyon.transfer.links import handshake
 from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.transports.tcp import wire
 from tests.long import usually
-from tests.unit.transfer.conftest import VARIANTS
+from tests.unit.transfer.conftest import PATIENT, VARIANTS
 from tests.unit.transfer.fake_nixl import fake_nixl
 
 SIZE = 4096
-SMALL = TransferLimits(max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
+SMALL = replace(PATIENT, max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
 """Tiny frames, so that small random batches meet every cut."""
 
 

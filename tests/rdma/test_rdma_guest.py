@@ -44,7 +44,7 @@ def collect(tests: list[str]) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert collected.returncode == 0, collected.stdout + collected.stderr

@@ -26,7 +26,7 @@ from tests.rdma.inside import rdma_peer
 from tests.rdma.inside.rdma_nics import rdma_nic
 
 SECRET = b"cluster secret"
-LIMITS = TransferLimits(stall_s=5.0, connect_s=10.0)
+LIMITS = TransferLimits(stall_s=15.0, connect_s=30.0, base_deadline_s=60.0)
 """An emulated processor takes its time."""
 GENEROUS_S = 60.0
 """Far more than any bound under test, far less than a hang."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,16 +12,12 @@ from pinyon.transfer import TransferEngine, TransferLimits
 from tests.property import test_transfer_model as model
 from tests.rdma.inside.rdma_nics import rdma_nic
 from tests.unit.transfer import test_transfer_conformance as conformance
-from tests.unit.transfer.conftest import Pair
-
-PATIENT = TransferLimits(stall_s=10.0, connect_s=10.0, base_deadline_s=120.0)
-"""An emulated processor that others use as well takes its time."""
-SMALL = replace(model.SMALL, stall_s=10.0, connect_s=10.0, base_deadline_s=120.0)
+from tests.unit.transfer.conftest import PATIENT, Pair
 
 
-def start(host: str, limits: TransferLimits | None) -> TransferEngine:
+def start(host: str, limits: TransferLimits) -> TransferEngine:
     nics = [rdma_nic(f"{host}0"), rdma_nic(f"{host}1")]
-    engine = TransferEngine(nics=nics, transports=("rdma",), secret=b"cluster secret", limits=limits or PATIENT)
+    engine = TransferEngine(nics=nics, transports=("rdma",), secret=b"cluster secret", limits=limits)
     engine.start()
     return engine
 
@@ -31,7 +26,7 @@ def start(host: str, limits: TransferLimits | None) -> TransferEngine:
 def make_pair() -> Iterator[Callable[..., Pair]]:
     engines: list[TransferEngine] = []
 
-    def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
+    def make(size: int = 1 << 20, limits: TransferLimits = PATIENT) -> Pair:
         engine, server = start("a", limits), start("b", limits)
         engines.extend((engine, server))
         near, far = bytearray(size), bytearray(size)
@@ -46,7 +41,7 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Any, ...]]:
     near, far = bytearray(model.SIZE), bytearray(model.SIZE)
-    engine, server = start("a", SMALL), start("b", SMALL)
+    engine, server = start("a", model.SMALL), start("b", model.SMALL)
     yield (
         engine,
         near,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pinyon.transfer import Access, Grant, Opcode, Reason, Region, TransferEngine, TransferLimits, TransferStatus
+from pinyon.transfer import Access, Grant, Opcode, Reason, Region, TransferEngine, TransferStatus
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.wire import RegionGrant
-from tests.rdma.inside.rdma_hosts import RAIL_0, SECRET, HostA, eventually, resources
+from tests.rdma.inside.rdma_hosts import LIMITS, RAIL_0, SECRET, HostA, eventually, resources
 from tests.rdma.inside.rdma_nics import rdma_nic
 
 SIZE = 1 << 20
@@ -28,7 +28,7 @@ class Server:
             nics=[rdma_nic("b0"), rdma_nic("b1")],
             secret=SECRET,
             transports=("rdma",),
-            limits=TransferLimits(stall_s=10.0, connect_s=20.0),
+            limits=LIMITS,
             clock=lambda: time.monotonic() + self.ahead_s,
         )
         self.engine.start()

@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
 import xxhash
 
-from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
+from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from pinyon.transfer.chain import Outcome
 from pinyon.transfer.path import Path
 from pinyon.transfer.transports.rdma import server as rdma_server
@@ -22,6 +23,7 @@ from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (
     GENEROUS_S,
+    LIMITS,
     RAIL_0,
     RAIL_1,
     SECRET,
@@ -53,7 +55,7 @@ def host_a() -> Iterator[HostA]:
     host = HostA()
     yield host
     host.close()
-    eventually(lambda: (resources(), open_files()) == before, "everything is freed")
+    eventually(lambda: resources() == before[0] and open_files() <= before[1], "everything is freed")
 
 
 def pattern(size: int, seed: int) -> bytearray:
@@ -167,7 +169,7 @@ def test_a_nic_that_is_none_of_the_peers_is_no_path(host_a: HostA, host_b: HostB
 
 
 def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
-    limits = TransferLimits(stall_s=5.0, connect_s=10.0, max_endpoints=1)
+    limits = replace(LIMITS, max_endpoints=1)
     host = HostA(limits)
     try:
         local = host.register(bytearray(4096))
@@ -185,7 +187,7 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
 
 def test_the_peer_evicts_what_rests_and_the_initiator_does_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_server, "REST_S", 0.3)
-    limits = TransferLimits(stall_s=5.0, connect_s=10.0, max_inbound=1)
+    limits = replace(LIMITS, max_inbound=1)
     far = pattern(4096, 6)
     with TransferEngine(nics=[rdma_nic("b0")], secret=SECRET, limits=limits, transports=("rdma",)) as server:
         key = server.register_local_memory(far).key
@@ -314,7 +316,7 @@ def test_silence_on_the_wire_is_found_by_the_nics_retries(
             answering.append(self)
 
     monkeypatch.setattr(rdma_server, "QueuePair", Recorded)
-    with TransferEngine(nics=[rdma_nic("b0")], secret=SECRET, transports=("rdma",)) as server:
+    with TransferEngine(nics=[rdma_nic("b0")], secret=SECRET, limits=LIMITS, transports=("rdma",)) as server:
         move = (host_a.register(bytearray(4096)).key, 0, server.register_local_memory(bytearray(4096)).key, 0, 4096)
         assert host_a.run(server.descriptor(), opcode, [move]) == COMPLETED
         answering[0].close()
@@ -364,11 +366,10 @@ def test_the_engine_completes_everything_while_nics_go_and_come(host_b: HostB) -
     seed = 11
     print(f"seed {seed}")
     rng = random.Random(seed)
-    limits = TransferLimits(stall_s=5.0, connect_s=10.0, base_deadline_s=60.0)
     nics = [rdma_nic("a0"), rdma_nic("a1")]
     near, back = bytearray(SIZE), bytearray(SIZE)
     key = host_b.keys[0]
-    with TransferEngine(nics=nics, secret=SECRET, limits=limits, transports=("rdma",)) as engine:
+    with TransferEngine(nics=nics, secret=SECRET, limits=LIMITS, transports=("rdma",)) as engine:
         source, target = engine.register_local_memory(near), engine.register_local_memory(back)
         step = SIZE // 64
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -16,10 +15,12 @@ from typing import BinaryIO
 import pytest
 
 from pinyon.core.errors import InvalidArgument
+from services import free_port
 from services.cluster import ClusterSpec, lb_ports
 from services.process import ServiceProcess
 from services.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
 from services.supervisor import Supervisor
+from tests.ports import kept_port
 
 
 def quick_deaths(restarts: Restarts, now_s: float) -> list[float | None]:
@@ -62,36 +63,25 @@ def spec(lbs: int, **ports: int) -> ClusterSpec:
     return ClusterSpec(lbs=lbs, **{"http_port": 0, "lb_port": 0, "conductor_port": 0, **ports})
 
 
-def free_run(length: int) -> int:
-    """So many ports in a row that are free now, below those that the system gives by itself, and where no other
-    process of tests begins to look."""
-    runs = range(10_000, 32_000, length)
-    for first in random.Random(os.getpid()).sample(runs, len(runs)):
-        held = [socket.socket() for _ in range(length)]
-        try:
-            for place, each in enumerate(held):
-                each.bind(("127.0.0.1", first + place))
-        except OSError:
-            continue
-        finally:
-            for each in held:
-                each.close()
-        return first
-    raise AssertionError("no free ports")
-
-
-def test_further_load_balancers_take_the_next_ports_that_nobody_has():
-    first = free_run(8)
+def test_further_load_balancers_take_the_next_ports_that_nobody_has(monkeypatch):
+    others: set[int] = set()
+    monkeypatch.setattr(free_port, "is_free", lambda host, port: port not in others)
+    first = 20_000
     assert lb_ports(spec(1, http_port=first, lb_port=first + 1)) == [(first, first + 1)]
     assert lb_ports(spec(3, http_port=first, lb_port=first + 1, conductor_port=first + 3)) == [
         (first, first + 1),
         (first + 2, first + 4),
         (first + 5, first + 6),
     ]
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", first + 2))
-        other.listen()
-        assert lb_ports(spec(2, http_port=first, lb_port=first + 1))[1] == (first + 3, first + 4)
+    others.add(first + 2)
+    assert lb_ports(spec(2, http_port=first, lb_port=first + 1))[1] == (first + 3, first + 4)
+
+
+def test_a_port_where_somebody_listens_is_not_free():
+    with kept_port() as port:
+        assert free_port.is_free("127.0.0.1", port)
+        with socket.create_server(("127.0.0.1", port)):
+            assert not free_port.is_free("127.0.0.1", port)
 
 
 def test_free_ports_stay_free_ones():
@@ -142,7 +132,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
     """Another one's trouble, such as no memory for a process, does not end the whole suite."""
     cluster, said = Cluster(tmp_path), []
     cluster.service.spawn()
-    assert cluster.service.wait(30)
+    assert cluster.service.wait(60)
     supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
     supervisor.tick(1.0)
     cluster.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -152,7 +142,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
     cluster.fault, before = None, cluster.service.pid
     supervisor.tick(2.5)
     assert cluster.service.pid != before
-    assert cluster.service.wait(30)
+    assert cluster.service.wait(60)
     cluster.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
     for now_s in range(3, 100):
         supervisor.tick(float(now_s))

@@ -53,7 +53,7 @@ class Served:
     async def __aexit__(self, *_: object) -> None:
         await self.server.drain(0)
         for writer in self._writers:
-            writer.close()
+            writer.transport.abort()
 
     async def connect(self, tls: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(self.host, self.port, ssl=tls)

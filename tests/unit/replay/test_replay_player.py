@@ -39,7 +39,7 @@ async def play(how: str, count: int, output_tokens: int = 1):
     arrivals = [Arrival(0.0, 8, output_tokens, (number,), NO_TRAITS) for number in range(count)]
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            player = Player(channel, arrivals, Prompts(arrivals, 16, 1, TokenRange()), time.monotonic, timeout_s=20.0)
+            player = Player(channel, arrivals, Prompts(arrivals, 16, 1, TokenRange()), time.monotonic, timeout_s=60.0)
             return await player.run()
     finally:
         await server.stop(None)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.reproduction import FIGURES, Result, Workload
+from pinyon.reproduction import FIGURES, Result, Workload, dualmap_structure
 from pinyon.reproduction.picture import svg
 from pinyon.traces import TraceRow
 
@@ -31,7 +31,9 @@ def workload(name: str) -> Workload:
 @cache
 def make(name: str) -> Result:
     figure = FIGURES[name]
-    return figure.make([workload(each) for each in (*figure.needs, *figure.likes)], lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dualmap_structure, "PER_INSTANCE", 200)
+        return figure.make([workload(each) for each in (*figure.needs, *figure.likes)], lambda _: None)
 
 
 @pytest.mark.parametrize("name", STRUCTURE)

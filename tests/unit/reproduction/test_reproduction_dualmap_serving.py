@@ -28,7 +28,7 @@ FIGURES_OF = ("fig1", "fig3", "fig4", "fig5", "fig8", "fig10", "fig11", "fig12",
 SERVING = [f"dualmap-{name}" for name in FIGURES_OF]
 
 
-def workload(name: str, count: int = 120) -> Workload:
+def workload(name: str, count: int = 70) -> Workload:
     rng, rows = random.Random(name), []
     for number in range(count):
         first = rng.choice([0, 0, 0, 1 + number % 7])
@@ -42,7 +42,7 @@ def workload(name: str, count: int = 120) -> Workload:
 @pytest.fixture(scope="module")
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dualmap_runs, "REQUESTS", {"conversation": 120, "toolagent": 120})
+        patch.setattr(dualmap_runs, "REQUESTS", {"conversation": 70, "toolagent": 70})
         patch.setattr(dualmap_runs, "SEEDS", 1)
         patch.setattr(dualmap_runs, "SAMPLE_S", 0.5)
         for module in (dualmap_runs, dualmap_balance, dualmap_elastic):
@@ -61,7 +61,7 @@ def made(small: None) -> dict[str, Result]:
     results = {}
     for name in SERVING:
         figure = FIGURES[name]
-        count = 240 if name == "dualmap-fig13" else 120
+        count = 240 if name == "dualmap-fig13" else 70
         results[name] = figure.make([workload(each, count) for each in (*figure.needs, *figure.likes)], lambda _: None)
     return results
 

@@ -20,7 +20,7 @@ SKYWALKER = [name for name in FIGURES if name.startswith("skywalker-")]
 
 def short(load: Load) -> Load:
     """A few clients, a few seconds."""
-    return replace(load, clients=tuple((region, max(1, count // 10)) for region, count in load.clients), until_s=25.0)
+    return replace(load, clients=tuple((region, max(1, count // 10)) for region, count in load.clients), until_s=18.0)
 
 
 @pytest.fixture(scope="module")

@@ -237,13 +237,12 @@ def test_queued_ttft_is_of_one_server_that_computes_what_misses() -> None:
         cache: list[int] = []
         free_s, total_s = 0.0, 0.0
         for request in each.rows:
-            run = next((at for at, block in enumerate(request.blocks) if block not in cache), len(request.blocks))
+            held, asked = set(cache), set(request.blocks)
+            run = next((at for at, block in enumerate(request.blocks) if block not in held), len(request.blocks))
             free_s = max(free_s, request.time_s)
             free_s += (request.input_tokens - min(run * BLOCK, request.input_tokens - 1)) * token_s
             total_s += free_s - request.time_s
-            cache = [block for block in cache if block not in request.blocks] + list(dict.fromkeys(request.blocks))[
-                ::-1
-            ]
+            cache = [block for block in cache if block not in asked] + list(dict.fromkeys(request.blocks))[::-1]
             cache = cache[-capacity:]
         assert row["lru"] == pytest.approx(total_s / len(each.rows))
 

@@ -26,10 +26,11 @@ from pinyon.core.errors import (
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.http2 import front
+from pinyon.runtime.http2 import client, front
 from pinyon.runtime.http2.client import Http2Channel
+from tests.ports import kept_port
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ENDS = [("http2", "http2"), ("grpcio", "http2"), ("http2", "grpcio"), ("grpcio", "grpcio")]
 """Who dials, and who accepts."""
 Ask = worker_pb2.SessionRequest
@@ -48,6 +49,7 @@ class Ends:
 def ends_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ends, "dials", request.param[0])
     monkeypatch.setattr(Ends, "accepts", request.param[1])
+    monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for it
     monkeypatch.setattr(front, "who_speaks", lambda _: front.Speaker.OURS)  # grpcio's clients are not relayed, either
 
 
@@ -227,26 +229,33 @@ async def test_nobody_there() -> None:
     assert isinstance(error, Unavailable)
 
 
+def all_calls() -> list[object]:
+    return [each for each in gc.get_objects() if type(each).__name__ in ("StreamStreamCall", "Http2Call")]
+
+
 @pytest.fixture
-def uncollected() -> Iterator[None]:
-    """Without the collector of cycles: what is let go of must go by itself."""
+def calls() -> Iterator[Callable[[], int]]:
+    """How many there are that were not there before (an error in another test's parameters keeps what it passed
+    through). Without the collector of cycles: what is let go of must go by itself."""
     gc.collect()
+    before = all_calls()
+    known = set(map(id, before))
     gc.disable()
     try:
-        yield
+        yield lambda: sum(id(each) not in known for each in all_calls())
     finally:
         gc.enable()
 
 
-def calls() -> int:
-    return sum(type(each).__name__ in ("StreamStreamCall", "Http2Call") for each in gc.get_objects())
-
-
-@pytest.mark.usefixtures("uncollected")
-async def test_one_that_comes_back_is_there_at_once() -> None:
+async def test_one_that_comes_back_is_there_at_once(calls: Callable[[], int]) -> None:
     """Nothing of the attempt that failed is left: gRPC would answer from its memory, and go on dialing for nobody."""
-    async with Server(echo) as server:
-        address = server.address
+    with kept_port() as port:
+        await _comes_back(f"127.0.0.1:{port}", calls)
+
+
+async def _comes_back(address: str, calls: Callable[[], int]) -> None:
+    async with Server(echo, listen=address):
+        pass
     error = await ends(dial(address).run(lambda _: None, says(1, then=never())))
     assert isinstance(error, Unavailable)
     del error  # its traceback has the call
@@ -258,9 +267,8 @@ async def test_one_that_comes_back_is_there_at_once() -> None:
     assert calls() == 0
 
 
-@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("how", ["owner", "peer"])
-async def test_a_stream_that_has_ended_leaves_no_call(how: str) -> None:
+async def test_a_stream_that_has_ended_leaves_no_call(how: str, calls: Callable[[], int]) -> None:
     async def refuse(stream: Accepted[Answer, Ask]) -> None:
         raise FailedPrecondition("not now")
 
@@ -569,15 +577,16 @@ async def test_a_peer_that_comes_back_is_found_again() -> None:
     async def converse(stream: Dialed[Ask, Answer]) -> None:
         await stream.run(lambda _: heard.set(), says(1, then=never()))
 
-    async with Server(echo) as server:
-        address = server.address
-        link = redialer(address, naps, converse)
-        link.start()
-        await asyncio.wait_for(heard.wait(), WAIT_S)
-    heard.clear()
-    async with Server(echo, listen=address):
-        await asyncio.wait_for(heard.wait(), WAIT_S)
-        await link.close()
+    with kept_port() as port:
+        address = f"127.0.0.1:{port}"
+        async with Server(echo, listen=address):
+            link = redialer(address, naps, converse)
+            link.start()
+            await asyncio.wait_for(heard.wait(), WAIT_S)
+        heard.clear()
+        async with Server(echo, listen=address):
+            await asyncio.wait_for(heard.wait(), WAIT_S)
+            await link.close()
     assert naps.pauses[0] == 0.05
     await link.close()
 

@@ -149,7 +149,8 @@ def test_who_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MetricsServer("127.0.0.1:0", new_registry())
     deadline = time.monotonic() + 60
     try:
-        with socket.create_connection(("127.0.0.1", port(server)), timeout=0.05) as drip:
+        with socket.create_connection(("127.0.0.1", port(server)), timeout=30) as drip:
+            drip.settimeout(0.05)
             drip.sendall(b"GET /metrics HTTP/1.1\r\nx: ")
             while time.monotonic() < deadline:
                 try:

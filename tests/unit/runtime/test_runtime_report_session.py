@@ -13,8 +13,9 @@ from pinyon.core.block_keys import unpack_keys
 from pinyon.paging import KeyChanges
 from pinyon.runtime import report_session
 from pinyon.runtime.report_session import ReportSession
+from tests.ports import kept_port
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 Request = conductor_pb2.ReportSessionRequest
 
 
@@ -77,8 +78,7 @@ class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
     async def start(self) -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -133,10 +133,12 @@ def key(number: int) -> bytes:
 
 @pytest.fixture
 async def conductor() -> AsyncIterator[Conductor]:
-    conductor = Conductor()
-    await conductor.start()
-    yield conductor
-    await conductor.stop()
+    with kept_port() as port:
+        conductor = Conductor()
+        conductor.address = f"127.0.0.1:{port}"
+        await conductor.start()
+        yield conductor
+        await conductor.stop()
 
 
 def session_with(conductor: Conductor, source: Source) -> ReportSession:

@@ -124,7 +124,7 @@ def test_the_flag_is_warned_of():
         "async def main(settings, context): pass\n"
         "run_service(ServiceSettings(listen='192.0.2.1:7000', metrics_listen='', allow_insecure=True), main)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert "warning" in run.stderr
     assert "--listen 192.0.2.1:7000 is not loopback" in run.stderr
 

@@ -60,4 +60,4 @@ def test_off_costs_no_import():
         "with t.span('x') as s: assert s.traceparent == ''\n"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.runtime import transfer_engine
 from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, register_transfer_metrics, start_transfer_engine
-from pinyon.transfer import Nic, Opcode, Reason, TransferEngine, TransferRequest, TransferResult
+from pinyon.transfer import Nic, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferResult
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.tls_files import TestAuthority
+
+
+@pytest.fixture(autouse=True)
+def limits_that_no_test_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = partial(TransferLimits, stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)
+    monkeypatch.setattr(transfer_engine, "TransferLimits", patient)
 
 
 def settings(**values: str) -> TransferSettings:

@@ -10,9 +10,11 @@ import grpc
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.messages.segment import segment_to_proto
-from pinyon.transfer import TransferEngine
+from pinyon.transfer import TransferEngine, TransferLimits
 
-WAIT_S = 20.0
+WAIT_S = 60.0
+PATIENT = TransferLimits(stall_s=2 * WAIT_S, connect_s=2 * WAIT_S, base_deadline_s=2 * WAIT_S)
+"""Of the engines: no test waits for one of these limits."""
 BLOCK = 1024
 KEYS = [bytes([number]) * 16 for number in range(8)]
 OFFSETS = [number * BLOCK for number in range(8)]
@@ -22,7 +24,7 @@ class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
     """Holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
 
     def __init__(self) -> None:
-        self.engine = TransferEngine()
+        self.engine = TransferEngine(limits=PATIENT)
         self.engine.start()
         self.memory = bytearray(b"".join(bytes([number]) * BLOCK for number in range(8)))
         self.region = self.engine.register_local_memory(self.memory)

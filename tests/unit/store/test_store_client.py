@@ -14,7 +14,7 @@ from pinyon.store.reader import BlockReader
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.writer import WriteOutcome
 from pinyon.transfer import TransferEngine
-from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
+from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S, Holder, serving
 
 
 class OneNode:
@@ -62,7 +62,7 @@ async def holder() -> AsyncIterator[Holder]:
 @pytest.fixture
 async def caller(holder: Holder) -> AsyncIterator[Caller]:
     async with serving(holder) as address:
-        engine = TransferEngine()
+        engine = TransferEngine(limits=PATIENT)
         engine.start()
         caller = Caller(engine, address)
         yield caller

@@ -12,7 +12,7 @@ from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import LEASE_SLACK_S, BlockReader, ReadResult
 from pinyon.transfer import Access, TransferEngine, TransferRequest, TransferResult
-from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, WAIT_S, Holder, serving
+from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S, Holder, serving
 
 
 class Place:
@@ -66,7 +66,7 @@ async def holder() -> AsyncIterator[Holder]:
 @pytest.fixture
 async def place(holder: Holder) -> AsyncIterator[Place]:
     async with serving(holder) as address:
-        engine = LateEngine()
+        engine = LateEngine(limits=PATIENT)
         engine.start()
         place = engine.place = Place(address, engine)
         yield place

@@ -72,7 +72,7 @@ def test_without_a_compiler_it_is_said_and_nothing_is_written(tmp_path: Path) ->
         env={**os.environ, "PATH": str(tmp_path), "CC": "no-such-compiler"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 3
     assert re.fullmatch(r"compiled_tree: nothing is compiled: no C compiler .*\n", done.stderr)
@@ -99,10 +99,10 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
     assert not is_current(tree, src=src, optimize="0"), "it was made of something else"
     ask = "from pinyon.core import sum as m; print(m.add(2, 3), m.__file__)"
     env = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == f"5 {tree / 'pinyon' / 'core' / 'sum'}{sysconfig.get_config_var('EXT_SUFFIX')}", done
     ask = "import asyncio; from services.lb.upstreams import ask as m; print(asyncio.run(m.ask()), m.__file__)"
-    done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=300)
     where = tree / "services" / "lb" / "upstreams" / "ask"
     assert done.stdout.strip() == f"5 {where}{sysconfig.get_config_var('EXT_SUFFIX')}", done
     assert not make_tree(tree, src=src, services=services, optimize="0")

@@ -107,7 +107,7 @@ def test_busy_loops_end_with_the_block_or_its_process() -> None:
         "loop = subprocess.Popen([sys.executable, '-S', '-c', BUSY, str(os.getpid())])\n"
         "print(loop.pid, flush=True)\nos._exit(0)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, timeout=300, check=True)
     try:
         loop = os.pidfd_open(int(ran.stdout))
     except ProcessLookupError:

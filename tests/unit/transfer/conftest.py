@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,9 +25,11 @@ from tests.unit.transfer.fake_device import fake_device
 from tests.unit.transfer.fake_nixl import fake_nixl
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
-"""Short limits for the tests that wait for them."""
-GENEROUS_S = 20.0
+"""Short limits, for tests that wait for one of them and for nothing else: a busy machine stops a thread for longer."""
+GENEROUS_S = 30.0
 """Far more than any bound under test, far less than a hang."""
+PATIENT = TransferLimits(stall_s=4 * GENEROUS_S, connect_s=4 * GENEROUS_S, base_deadline_s=4 * GENEROUS_S)
+"""For all other tests. What ends within ``GENEROUS_S`` did not end by one of these limits."""
 
 
 @dataclass
@@ -100,13 +105,13 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     variant.skip_if_it_cannot_be()
     engines: list[TransferEngine] = []
 
-    def start(limits: TransferLimits | None) -> TransferEngine:
+    def start(limits: TransferLimits) -> TransferEngine:
         engine = TransferEngine(transports=variant.transports, limits=limits, **variant.arguments)
         engine.start()
         engines.append(engine)
         return engine
 
-    def make(size: int = 1 << 20, limits: TransferLimits | None = None) -> Pair:
+    def make(size: int = 1 << 20, limits: TransferLimits = PATIENT) -> Pair:
         engine = start(limits)
         server = engine if variant.same_process else start(limits)
         near, far = zeroed(size)
@@ -161,12 +166,26 @@ def start_peer() -> Iterator[Callable[..., Peer]]:
         peer.close()
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> set[str]:
+    """This process's descriptors, each with what it is open on, so that a number used again is another file."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, as the one that listed the folder
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
 
 
 def transfer_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("pinyon-transfer")]
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """No file and no thread of an engine that was not there before. What was there may go meanwhile."""
+    files, threads = open_files(), Counter(transfer_threads())
+    yield
+    eventually(lambda: not open_files() - files, "its files are closed")
+    eventually(lambda: not Counter(transfer_threads()) - threads, "its threads have ended")
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

@@ -1,8 +1,10 @@
 """A peer process that is reached by shm alone: ``main([SIZE, SECRET])`` prints its segment as JSON and then obeys
 commands, a line of JSON each, until its stdin closes; each is answered by a line of JSON, ``reuse`` by several."""
 
+import itertools
 import json
 import os
+import select
 import sys
 import threading
 
@@ -15,26 +17,31 @@ from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm.transport import ShmTransport
 
 GOOD, BAD = 0x11, 0xEE
+PATIENT = TransferLimits(stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)
 
 
-def reuse(memory: MemoryTable, buffer: bytearray, rounds: int) -> None:
-    """Registers, unregisters and overwrites the same memory again and again; a line with the key each time."""
+def reuse(memory: MemoryTable, buffer: bytearray) -> None:
+    """Registers, unregisters and overwrites the same memory again and again until another command comes; a line
+    with the key each time."""
     view = memoryview(buffer)
     good, bad = bytes([GOOD]) * len(view), bytes([BAD]) * len(view)
     tick = threading.Event()
-    for number in range(rounds):
+    for number in itertools.count():
+        if select.select([sys.stdin], [], [], 0)[0]:
+            break
         view[:] = good
         region = memory.register(view, "cpu:0", Access.READ_WRITE)
         print(json.dumps(region.key.hex()), flush=True)
         tick.wait(0.0003 * (number % 8))  # so that the end of the region meets READs at different places
         memory.unregister(region, 1.0)
         view[:] = bad
+    sys.stdin.readline()
     print(json.dumps(""), flush=True)
 
 
 def main(arguments: list[str]) -> None:
     size, secret = int(arguments[0]), arguments[1].encode() or None
-    limits, identity, meter = TransferLimits(), Identity(os.urandom(16), secret), Meter()
+    limits, identity, meter = PATIENT, Identity(os.urandom(16), secret), Meter()
     memory = MemoryTable(limits.max_regions)
     transport = ShmTransport(memory, limits, identity, meter)
     acceptor = Acceptor(identity, limits, meter, {Service.SHM: transport.service})
@@ -58,7 +65,7 @@ def main(arguments: list[str]) -> None:
         elif command == "unregister":
             memory.unregister(memory.get(bytes.fromhex(arguments[0])), 1.0)
         elif command == "reuse":
-            reuse(memory, bytearray(arguments[0]), arguments[1])
+            reuse(memory, bytearray(arguments[0]))
             continue
         elif command == "drop":
             answer = acceptor.drop(bytes.fromhex(arguments[0]))

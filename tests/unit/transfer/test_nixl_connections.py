@@ -18,7 +18,7 @@ from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlE
 from pinyon.transfer.transports.nixl.attempts import MOST_CONNECTIONS, MOST_FAILED_PROOFS, Attempts
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_environment
 from pinyon.transfer.transports.nixl.transport import NixlTransport
-from tests.unit.transfer.conftest import FAST, Pair
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Pair
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, Raw, Request, fake_nixl
 from tests.unit.transfer.nixl_pairs import nixl_pair
 
@@ -59,7 +59,7 @@ def test_links_that_end_for_want_of_use_leave_the_agents_connected(pair: Pair, f
     nixl = nixl_of(pair.engine)
     for _ in range(3 * MOST_CONNECTIONS):
         assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
-        nixl.maintain(time.monotonic() + 2 * FAST.idle_s)
+        nixl.maintain(time.monotonic() + 2 * PATIENT.idle_s)
         assert nixl.endpoints == 0
     assert chains(pair.engine, "tcp") == 0
     assert (raw_of(pair.engine, fake).connects, raw_of(pair.engine, fake).forgets) == (1, 0)
@@ -89,7 +89,7 @@ def test_other_memory_where_some_lay_costs_a_bounded_number_of_connections(pair:
     raw = raw_of(pair.engine, fake)
     assert (raw.connects, raw.forgets) == (MOST_CONNECTIONS, MOST_CONNECTIONS - 1)
     assert (chains(pair.engine, "nixl"), chains(pair.engine, "tcp")) == (MOST_CONNECTIONS, reads - MOST_CONNECTIONS)
-    nixl_of(pair.engine).maintain(time.monotonic() + 2 * FAST.idle_s)
+    nixl_of(pair.engine).maintain(time.monotonic() + 2 * PATIENT.idle_s)
     known = pair.server.register_local_memory(bytearray(100))
     assert pair.engine.transfer([pair.request(READ, 0, 0, 100)._replace(remote_region=known.key)])[0].ok
     assert chains(pair.engine, "nixl") == MOST_CONNECTIONS + 1, "memory elsewhere is still read by NIXL"
@@ -103,7 +103,7 @@ def test_a_peer_that_fails_its_proof_is_tried_a_bounded_number_of_times(
     nixl = nixl_of(pair.engine)
     for number in range(MOST_FAILED_PROOFS + 2):
         with pytest.raises(NixlError) as caught:
-            nixl.connect(pair.segment, NIXL, time.monotonic() + FAST.connect_s, 0)
+            nixl.connect(pair.segment, NIXL, time.monotonic() + GENEROUS_S, 0)
         assert ("not any more" in str(caught.value)) is (number >= MOST_FAILED_PROOFS)
     assert raw_of(pair.engine, fake).connects == 1
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -124,7 +124,7 @@ def test_a_connection_that_broke_is_made_anew(pair: Pair, fake: FakeNixl) -> Non
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     fake.before = fail
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
-    assert nixl.probe(pair.segment, NIXL, time.monotonic() + FAST.connect_s)
+    assert nixl.probe(pair.segment, NIXL, time.monotonic() + GENEROUS_S)
     assert (raw_of(pair.engine, fake).connects, raw_of(pair.engine, fake).forgets) == (2, 1)
 
 
@@ -140,7 +140,7 @@ def test_a_read_that_fails_by_itself_leaves_the_agents_connected(pair: Pair, fak
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     fake.before = fail
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
-    assert nixl.probe(pair.segment, NIXL, time.monotonic() + FAST.connect_s)
+    assert nixl.probe(pair.segment, NIXL, time.monotonic() + GENEROUS_S)
     assert (raw_of(pair.engine, fake).connects, raw_of(pair.engine, fake).forgets) == (1, 0)
 
 
@@ -203,7 +203,7 @@ def test_what_is_remembered_of_attempts_is_bounded(monkeypatch: pytest.MonkeyPat
 def test_endpoints_share_their_buffers(pair: Pair, fake: FakeNixl) -> None:
     with ExitStack() as stack:
         for _ in range(4):
-            server = stack.enter_context(TransferEngine(transports=("tcp",), nixl="prefer"))
+            server = stack.enter_context(TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT))
             far = server.register_local_memory(bytearray(b"r" * SIZE))
             request = TransferRequest(READ, pair.local.key, 0, server.descriptor(), far.key, 0, SIZE)
             assert pair.engine.transfer([request])[0].ok

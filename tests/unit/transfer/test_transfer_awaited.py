@@ -21,7 +21,7 @@ from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from pinyon.transfer.small import SMALL_BYTES, Trip
 from tests.tls_files import TestAuthority
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, Pair
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 BOTH = pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -43,7 +43,7 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 def make_pair(tls_files: TlsFiles) -> Iterator[Callable[..., Pair]]:
     engines: list[TransferEngine] = []
 
-    def make(kind: str, limits: Any = FAST) -> Pair:
+    def make(kind: str, limits: Any = PATIENT) -> Pair:
         transport, _, tls = kind.partition("-")
         pair = [
             TransferEngine(transports=(transport,), limits=limits, tls=TlsContexts(tls_files) if tls else None)
@@ -280,7 +280,7 @@ def past_the_deadline() -> float:
 def test_loops_that_are_dropped_in_mid_transfer_take_no_connection_with_them(make_pair, maker: str) -> None:
     pair = make_pair("tcp")
     near = bytes(pair.near)
-    count = FAST.connections_per_peer + 1
+    count = PATIENT.connections_per_peer + 1
     for _ in range(count):
         with held(pair.server):
             dropped = drop_loop_in_mid_transfer(pair, maker)

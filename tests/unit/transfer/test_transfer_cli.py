@@ -24,7 +24,7 @@ def pinyon(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -21,7 +21,6 @@ from pinyon.transfer import (
     Reason,
     SegmentDescriptor,
     TransferEngine,
-    TransferLimits,
     TransferRequest,
     TransferStatus,
 )
@@ -34,9 +33,10 @@ from pinyon.transfer.small import InlineCall
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
     GENEROUS_S,
+    PATIENT,
     VARIANTS,
     eventually,
-    open_files,
+    nothing_left_behind,
     transfer_threads,
 )
 
@@ -49,10 +49,8 @@ LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    files = open_files()
-    yield
-    assert not transfer_threads()
-    eventually(lambda: open_files() == files, "the file descriptors are closed")
+    with nothing_left_behind():
+        yield
 
 
 def watch_transports(engine: TransferEngine) -> list[str]:
@@ -126,8 +124,8 @@ class Callers:
 def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
     transports, arguments, same_process = VARIANTS[variant][:3]
     VARIANTS[variant].skip_if_it_cannot_be()
-    engine = TransferEngine(transports=transports, **arguments)
-    server = engine if same_process else TransferEngine(transports=transports, **arguments)
+    engine = TransferEngine(transports=transports, limits=PATIENT, **arguments)
+    server = engine if same_process else TransferEngine(transports=transports, limits=PATIENT, **arguments)
     engine.start()
     if server is not engine:
         server.start()
@@ -162,7 +160,7 @@ def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
 @REPLACES_METHODS
 def test_what_ends_before_it_holds_its_memory_does_not_hold_it_afterwards() -> None:
     """Between the two there is a moment in which somebody may cancel it, or close the engine."""
-    engine = TransferEngine(transports=("local",))
+    engine = TransferEngine(transports=("local",), limits=PATIENT)
     engine.start()
     local = engine.register_local_memory(bytearray(100))
     own = SegmentDescriptor("127.0.0.1", 1, engine.boot_id)
@@ -180,7 +178,7 @@ def test_what_ends_before_it_holds_its_memory_does_not_hold_it_afterwards() -> N
 
 
 def test_start_under_concurrent_calls() -> None:
-    engine = TransferEngine(transports=("local",))
+    engine = TransferEngine(transports=("local",), limits=PATIENT)
     local = engine.register_local_memory(bytearray(100))
     own = SegmentDescriptor("127.0.0.1", 1, engine.boot_id)
     request = TransferRequest(WRITE, local.key, 0, own, local.key, 50, 50)
@@ -224,14 +222,12 @@ def test_a_start_that_fails_leaves_nothing_and_is_final() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for arguments in ({"port": port}, {"nics": (Nic("rail1", "tcp", "127.0.0.1", port),)}):
-            before = open_files()
-            engine = TransferEngine(transports=("tcp",), **arguments)  # type: ignore[arg-type]
-            closed = watch_transports(engine)
-            with pytest.raises(OSError, match="in use"):
-                engine.start()
-            assert sorted(closed) == sorted(engine._peers.transports)
-            assert not transfer_threads()
-            assert open_files() == before
+            with nothing_left_behind():
+                engine = TransferEngine(transports=("tcp",), **arguments)  # type: ignore[arg-type]
+                closed = watch_transports(engine)
+                with pytest.raises(OSError, match="in use"):
+                    engine.start()
+                assert sorted(closed) == sorted(engine._peers.transports)
             with pytest.raises(EngineClosed):
                 engine.start()
             engine.close()
@@ -266,23 +262,22 @@ def test_an_engine_that_never_started_closes() -> None:
 
 def test_nothing_is_left_of_many_lives() -> None:
     """Fifteen engines in a row, each with links to a server that goes on."""
-    with TransferEngine(transports=("tcp",)) as server:
+    with TransferEngine(transports=("tcp",), limits=PATIENT) as server:
         remote = server.register_local_memory(bytearray(SIZE))
         segment = server.descriptor()
-        threads, files = len(transfer_threads()), open_files()
-        for _ in range(15):
-            with TransferEngine(transports=("tcp",), nics=(Nic("lo", "tcp", "127.0.0.1", 0),)) as engine:
-                local = engine.register_local_memory(bytearray(SIZE))
-                request = TransferRequest(READ, local.key, 0, segment, remote.key, 0, SIZE)
-                assert all(one.ok for one in engine.transfer([request] * 8))
-        # Fewer, where an earlier test's last file was still open at the count.
-        eventually(lambda: len(transfer_threads()) <= threads and open_files() <= files, "all is as before")
+        with nothing_left_behind():
+            for _ in range(15):
+                nic = Nic("lo", "tcp", "127.0.0.1", 0)
+                with TransferEngine(transports=("tcp",), limits=PATIENT, nics=(nic,)) as engine:
+                    local = engine.register_local_memory(bytearray(SIZE))
+                    request = TransferRequest(READ, local.key, 0, segment, remote.key, 0, SIZE)
+                    assert all(one.ok for one in engine.transfer([request] * 8))
 
 
 @REPLACES_METHODS
 def test_close_between_admission_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine closes after it has accepted a batch and before its chains exist: they end as stopped."""
-    engine = TransferEngine(transports=("local",))
+    engine = TransferEngine(transports=("local",), limits=PATIENT)
     engine.start()
     local = engine.register_local_memory(bytearray(100))
     request = TransferRequest(WRITE, local.key, 0, engine.descriptor(), local.key, 50, 50)
@@ -350,7 +345,7 @@ def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with TransferEngine(transports=("tcp",)) as engine:
+        with TransferEngine(transports=("tcp",), limits=PATIENT) as engine:
             transport = BreaksThenHangs(interrupt)
             engine._peers.transports["tcp"] = transport  # type: ignore[index]
             local = engine.register_local_memory(bytearray(10))
@@ -412,12 +407,15 @@ def test_a_batch_may_be_freed_by_whoever_saw_its_last_status() -> None:
 
 def test_limits_of_a_stopped_engine_are_free_again() -> None:
     """Requests that were cut off count as ended: stats of a closed engine show none in flight."""
-    limits = TransferLimits(stall_s=1.0)
-    with TransferEngine(transports=("tcp",), limits=limits) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
+    with TransferEngine(transports=("tcp",), limits=PATIENT) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
         local = engine.register_local_memory(bytearray(SIZE))
         peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)
         request = TransferRequest(WRITE, local.key, 0, peer, bytes(16), 0, SIZE)
         handles = [engine.submit([request] * 4) for _ in range(4)]
-        engine.close()
+        closer = threading.Thread(target=engine.close, daemon=True)
+        closer.start()
         assert {one.status for handle in handles for one in handle.wait(GENEROUS_S)} == {TransferStatus.CANCELLED}
+        mute.close()  # who waits for its handshake waits no longer
+        closer.join(GENEROUS_S)
+        assert not closer.is_alive()
         assert engine.stats().requests_now == 0

@@ -14,7 +14,7 @@ import pytest
 
 from pinyon.transfer.host import link_monitor as module
 from pinyon.transfer.host.link_monitor import LinkMonitor, link_is_up
-from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
+from tests.unit.transfer.conftest import GENEROUS_S, eventually, nothing_left_behind, transfer_threads
 
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -176,26 +176,24 @@ def test_it_polls_where_netlink_cannot_be_had(space: Space, monkeypatch: pytest.
 
 
 def test_close_leaves_nothing(space: Space) -> None:
-    files = open_files()
     for _ in range(2):
-        watch = Watch(space, "a0")
-        assert transfer_threads() == ["pinyon-transfer-links"]
-        watch.monitor.close()
-        watch.monitor.close()
-        assert not transfer_threads()
-        assert open_files() == files
+        with nothing_left_behind():
+            watch = Watch(space, "a0")
+            assert transfer_threads() == ["pinyon-transfer-links"]
+            watch.monitor.close()
+            watch.monitor.close()
+            assert not transfer_threads()
     space.ip("link set a0 down")
     assert watch.told.empty()
 
 
 def test_names_that_are_no_interfaces_are_not_watched() -> None:
-    files = open_files()
-    monitor = LinkMonitor(["rail0", "no interface", "x" * 40, ""], lambda name, up: None)
-    monitor.start()
-    assert not transfer_threads()
-    monitor.close()
-    LinkMonitor(["lo"], lambda name, up: None).close()  # never started
-    assert open_files() == files
+    with nothing_left_behind():
+        monitor = LinkMonitor(["rail0", "no interface", "x" * 40, ""], lambda name, up: None)
+        monitor.start()
+        assert not transfer_threads()
+        monitor.close()
+        LinkMonitor(["lo"], lambda name, up: None).close()  # never started
 
 
 def test_a_name_that_is_no_interface_is_down() -> None:

@@ -165,5 +165,5 @@ def test_the_engine_does_not_import_pyverbs() -> None:
         "import sys, pinyon.transfer.engine, pinyon.transfer.transports.rdma.transport;"
         "print([name for name in sys.modules if name.split('.')[0] == 'pyverbs'])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"

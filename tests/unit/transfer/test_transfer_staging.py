@@ -23,7 +23,7 @@ from pinyon.transfer.segment import SegmentDescriptor
 from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.shm.transport import shm_available
 from pinyon.transfer.transports.staged import needs_staging, run_staged
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, eventually
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -435,7 +435,7 @@ def test_only_what_a_transport_cannot_reach_is_staged(driver) -> None:
 def start() -> Iterator[Callable[..., TransferEngine]]:
     engines: list[TransferEngine] = []
 
-    def start(*transports: str, limits: TransferLimits = FAST) -> TransferEngine:
+    def start(*transports: str, limits: TransferLimits = PATIENT) -> TransferEngine:
         engines.append(TransferEngine(transports=transports, limits=limits))
         engines[-1].start()
         return engines[-1]

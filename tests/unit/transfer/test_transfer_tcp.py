@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +27,7 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.links import handshake
+from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound
@@ -39,13 +40,12 @@ from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
 FUZZED = 1 << 14
 PATH = Path("tcp", "", "")
-LIMITS = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 DONE = Outcome(TransferStatus.COMPLETED)
 LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
@@ -68,7 +68,7 @@ class Host:
 
     def __init__(
         self,
-        limits: TransferLimits = LIMITS,
+        limits: TransferLimits = PATIENT,
         checksum: str = "off",
         nics: dict[str, Nic] | None = None,
         size: int = SIZE,
@@ -101,17 +101,16 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Callable[..., Host]]:
-    files, threads = open_files(), transfer_threads()
     hosts: list[Host] = []
 
     def make(*args, **named) -> Host:
         hosts.append(Host(*args, **named))
         return hosts[-1]
 
-    yield make
-    for one in hosts:
-        one.close()
-    assert (open_files(), transfer_threads()) == (files, threads)
+    with nothing_left_behind():
+        yield make
+        for one in hosts:
+            one.close()
 
 
 class Proxy:
@@ -272,7 +271,8 @@ def test_refused_ranges_keep_a_checked_link_in_step(host) -> None:
             region = bytes(16) if index % 2 else there.region.key
             slices.append(Slice(index, key, at, region, at, length))
             at += length
-        chain = Chain(ChainPlan(remote, opcode, slices, at), {key: here.region}, time.monotonic() + 20, lambda *_: None)
+        plan, give_up = ChainPlan(remote, opcode, slices, at), time.monotonic() + GENEROUS_S
+        chain = Chain(plan, {key: here.region}, give_up, lambda *_: None)
         outcome = here.tcp.run(chain, PATH)
         assert (outcome.status, outcome.refusals) == (TransferStatus.COMPLETED, bytes([0, 1] * 3))
     for index, part in enumerate(slices):
@@ -369,7 +369,7 @@ def test_no_more_connections_than_allowed_and_a_waiting_chain_meets_its_deadline
 
 
 def test_endpoints_over_the_cap_are_evicted(host) -> None:
-    here = host(TransferLimits(max_endpoints=2))
+    here = host(replace(PATIENT, max_endpoints=2))
     peers = [host() for _ in range(4)]
     for _ in range(2):
         for peer in peers:
@@ -386,15 +386,15 @@ def test_probe_forget_maintain(host) -> None:
     assert here.tcp.endpoints == 1
     assert here.run(READ, segment) == DONE
     assert len(there.acceptor.hellos) == 1  # the probe's connection was used
-    for _ in range(LIMITS.connections_per_peer + 2):
+    for _ in range(PATIENT.connections_per_peer + 2):
         assert here.tcp.probe(segment, PATH, deadline)
-    assert here.tcp.endpoints <= LIMITS.connections_per_peer
+    assert here.tcp.endpoints <= PATIENT.connections_per_peer
     here.tcp.forget(segment, PATH)
     assert here.tcp.endpoints == 0
     assert here.tcp.probe(segment, PATH, deadline)
     here.tcp.maintain(time.monotonic())
     assert here.tcp.endpoints == 1
-    here.tcp.maintain(time.monotonic() + LIMITS.idle_s + 1.0)
+    here.tcp.maintain(time.monotonic() + PATIENT.idle_s + 1.0)
     assert here.tcp.endpoints == 0
     stale = SegmentDescriptor("127.0.0.1", there.port, bytes(16), segment.regions)
     assert not here.tcp.probe(stale, PATH, deadline)
@@ -427,7 +427,7 @@ def test_the_local_nic_is_the_source_and_the_remote_one_the_target(host) -> None
 
 
 def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
-    there = host(TransferLimits(stall_s=30.0, max_inbound=2))
+    there = host(replace(PATIENT, max_inbound=2))
     first, second, third = host(), host(), host()
     assert first.run(WRITE, there.segment()) == DONE
     with raw_link(there) as busy:
@@ -448,6 +448,15 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
 
 
 # --- polling ---
+
+
+@pytest.fixture
+def no_core_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated time does not need it, and on a busy machine each time costs milliseconds."""
+    monkeypatch.setattr(spinner, "_yield", lambda: 0)
+
+
+SIMULATED = pytest.mark.usefixtures("no_core_is_given_away")
 
 
 class Waits:
@@ -481,6 +490,7 @@ class Waits:
         return polled
 
 
+@SIMULATED
 def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     waits = Waits(come_s=20e-6)
     assert waits.polled(128) == 128
@@ -490,6 +500,7 @@ def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     assert waits.spinner.poll(memoryview(bytearray(1))) is None
 
 
+@SIMULATED
 def test_a_pause_among_many_requests_does_not_end_polling() -> None:
     waits = Waits(come_s=20e-6)
     for _ in range(20):
@@ -502,12 +513,14 @@ def test_a_pause_among_many_requests_does_not_end_polling() -> None:
 @pytest.mark.parametrize(
     ("come_s", "look_s", "most"), [(60.0, 5e-6, 20), (20e-6, 3e-3, 2)], ids=["idle", "cores are short"]
 )
+@SIMULATED
 def test_links_sleep_where_polling_gains_nothing(come_s, look_s, most) -> None:
     waits = Waits(come_s, look_s)
     waits.polled(100)
     assert waits.polled(1000) <= most
 
 
+@SIMULATED
 def test_short_waits_among_long_ones_are_polled_for() -> None:
     waits = Waits(come_s=20e-6)
     in_time = 0
@@ -517,11 +530,12 @@ def test_short_waits_among_long_ones_are_polled_for() -> None:
     assert in_time > 100
 
 
+@SIMULATED
 def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
     """Others have it for 25 ms of each 100 ms that a poller would use, as with a quota."""
     waits = Waits(come_s=20e-6)
     used_s = lost_s = 0.0
-    while waits.now < 60.0:
+    while waits.now < 15.0:
         before_s = waits.now
         waits.look_s = 5e-6 if used_s < 0.075 else 25e-3
         polled = waits.polled(1)
@@ -532,6 +546,7 @@ def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
     assert 0.0 < lost_s / waits.now <= 0.06
 
 
+@SIMULATED
 def test_a_link_finds_out_that_times_have_changed() -> None:
     waits = Waits(come_s=60.0)
     waits.polled(5000)
@@ -657,7 +672,7 @@ def _writable(data: bytes, key: bytes) -> set[int]:
 @pytest.mark.parametrize(
     "noise",
     [
-        os.urandom(4096),
+        random.Random(1).randbytes(4096),
         wire.pack_frame(wire.Frame(READ, 1, 1, 10), [(bytes(16), 0, 10)]) + b"more than a READ",
         wire.pack_frame(wire.Frame(WRITE, 1, 1, 4), [(bytes(16), 0, 4)]) + b"four and more",
     ],

@@ -15,11 +15,11 @@ import pytest
 
 from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
-from tests.unit.transfer.conftest import GENEROUS_S, eventually, open_files, transfer_threads
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, eventually, nothing_left_behind
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 3 << 20
-LIMITS = TransferLimits(stall_s=2.0, connect_s=2.0, max_attempts=2)
+LIMITS = replace(PATIENT, max_attempts=2)
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 
@@ -76,9 +76,9 @@ class Tap:
         self._listener.close()
 
 
-def engine(files: TlsFiles | None, **named) -> TransferEngine:
+def engine(files: TlsFiles | None, limits: TransferLimits = LIMITS, **named) -> TransferEngine:
     return TransferEngine(
-        transports=("tcp",), limits=LIMITS, tls=None if files is None else TlsContexts(files), **named
+        transports=("tcp",), limits=limits, tls=None if files is None else TlsContexts(files), **named
     )
 
 
@@ -93,9 +93,9 @@ def requests(one: TransferEngine, other: TransferEngine, near: bytearray, far: b
 @pytest.mark.parametrize("checksum", ["on", "off"])
 @pytest.mark.parametrize("secret", [None, b"cluster secret"])
 def test_bytes_arrive(make_files, secret, checksum) -> None:
-    files, threads = open_files(), transfer_threads()
     near, far = bytearray(random.Random(1).randbytes(SIZE)), bytearray(SIZE)
     with (
+        nothing_left_behind(),
         engine(make_files("ca"), secret=secret, checksum=checksum) as one,
         engine(make_files("ca"), secret=secret) as other,
     ):
@@ -105,7 +105,6 @@ def test_bytes_arrive(make_files, secret, checksum) -> None:
         back = bytearray(SIZE)
         assert all(result.ok for result in one.transfer(requests(one, other, back, far, READ)))
         assert back == far
-    assert (open_files(), transfer_threads()) == (files, threads)
 
 
 def test_nothing_readable_is_on_the_wire(make_files) -> None:
@@ -127,9 +126,9 @@ def test_nothing_readable_is_on_the_wire(make_files) -> None:
 
 @pytest.mark.parametrize(("mine", "theirs"), [("ca", "other ca"), ("ca", None), (None, "ca")])
 def test_strangers_are_refused_within_the_limit(make_files, mine, theirs) -> None:
-    files, threads = open_files(), transfer_threads()
     near, far = bytearray(SIZE), bytearray(SIZE)
     with (
+        nothing_left_behind(),
         engine(make_files(mine) if mine else None) as one,
         engine(make_files(theirs) if theirs else None) as other,
     ):
@@ -137,11 +136,10 @@ def test_strangers_are_refused_within_the_limit(make_files, mine, theirs) -> Non
         assert {result.reason for result in results} == {Reason.UNAUTHENTICATED}
         eventually(lambda: other.stats().inbound_connections_now == 0, "the link ended")
         assert other.stats().auth_failures >= 1
-    assert (open_files(), transfer_threads()) == (files, threads)
 
 
 def test_a_silent_initiator_is_shut_out(make_files) -> None:
-    with engine(make_files("ca")) as other:
+    with engine(make_files("ca"), replace(FAST, connect_s=0.5)) as other:
         descriptor = other.descriptor()
         for first in (b"", b"\x16\x03\x01", b"nonsense that is no TLS"):
             with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:

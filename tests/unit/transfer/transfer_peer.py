@@ -3,12 +3,14 @@
 import json
 import sys
 
-from pinyon.transfer import TransferEngine
+from pinyon.transfer import TransferEngine, TransferLimits
+
+PATIENT = TransferLimits(stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)
 
 
 def main(arguments: list[str]) -> None:
     size, secret = int(arguments[0]), arguments[1].encode()
-    with TransferEngine(secret=secret or None) as engine:
+    with TransferEngine(secret=secret or None, limits=PATIENT) as engine:
         engine.register_local_memory(bytearray(b"\x5a") * size)
         print(json.dumps(engine.descriptor().to_dict()), flush=True)
         sys.stdin.read()

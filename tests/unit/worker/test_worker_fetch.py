@@ -79,7 +79,7 @@ class Index:
 
 
 class World:
-    def __init__(self, timeout_s: float = 1.0, layout: KvLayout = LAYOUT) -> None:
+    def __init__(self, timeout_s: float = 60.0, layout: KvLayout = LAYOUT) -> None:
         self.now_s = 0.0
         self.source = Source()
         self.index = Index()
@@ -193,7 +193,7 @@ async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
 
 
 async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
-    world = World(timeout_s=60.0)
+    world = World()
     block = LAYOUT.block_bytes
 
     def passed() -> None:
@@ -274,7 +274,7 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
 
     def takes() -> None:
-        world.now_s += 0.9
+        world.now_s += 54.0  # of 60
 
     world.source.passed = takes
     world.source.lacks["a:1"] = set(KEYS[2:])

@@ -171,7 +171,7 @@ async def test_a_short_lease_ends_by_its_own_time_and_not_by_that_of_a_longer_on
     waiting = Holder(cache, [], 3)
     assert waiting.waits
     now[0] += 0.5
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await waiting.future
         waiting.end()
     assert cache.leases == 1
@@ -223,7 +223,7 @@ async def test_blocks_are_not_used_again_while_they_are_being_read(cache, doors,
     await asyncio.sleep(0)
     assert waiting.waits
     doors.idle.set()
-    await asyncio.wait_for(waiting.future, 10)
+    await asyncio.wait_for(waiting.future, 60)
     waiting.end()
 
 
@@ -244,7 +244,7 @@ async def test_the_timer_ends_leases_by_itself():
     cache.lease(KEYS[:2], 0.01, allow_gaps=False)
     held.end()
     waiting = Holder(cache, [], 2)
-    await asyncio.wait_for(waiting.future, 10)
+    await asyncio.wait_for(waiting.future, 60)
     waiting.end()
     await cache.close()
 

@@ -221,7 +221,7 @@ async def test_the_result_is_known_when_nothing_is_written_any_more(sessions: Pr
     assert not remote.result.done()
     assert not remote.settled.done()
     doors.idle.set()
-    assert (await asyncio.wait_for(remote.result, 10)).first_token == 7
+    assert (await asyncio.wait_for(remote.result, 60)).first_token == 7
     assert remote.settled.done()
     assert sessions.in_flight == 0
 
@@ -268,6 +268,6 @@ async def test_writes_that_cannot_be_stopped_are_an_error_of_the_prefill(
     monkeypatch.setattr(doors, "revoke_async", stuck)
     await answer(remote, first_token=7)
     with pytest.raises(Unavailable):
-        await asyncio.wait_for(remote.result, 10)
+        await asyncio.wait_for(remote.result, 60)
     with pytest.raises(TransferError):
         await sessions.settle(remote)

@@ -102,7 +102,7 @@ class Parts:
         await self.store.asked.wait()
 
     async def idle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.storage.pending:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -166,7 +166,7 @@ async def test_what_is_reused_is_offered_again_once_for_each_loss_of_a_node(part
         parts.store.held.clear()
         parts.store.lost = lost
         parts.now += LOOK_S
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while parts.store.losses < lost:
                 parts.reuse(KEYS[:3])
                 await asyncio.sleep(0)
