@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 import pinyon
 from tests.long import usually
+from tests.ports import free_ports  # noqa: F401 - a fixture
 from tests.process_hooks import (  # noqa: F401 - hooks and a fixture
     every_process_is_reaped,
     pytest_runtest_makereport,

@@ -1,17 +1,42 @@
-"""A port for what stops and starts again in a test."""
+"""Ports for what listens later, or stops and starts again, in a test."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+
+import pytest
+
+__all__ = ["free_ports", "kept_port"]
+
+TRIES = 100
 
 
-@contextmanager
-def kept_port() -> Iterator[int]:
-    """A port of 127.0.0.1 that the kernel gives to nobody else meanwhile, also while its server is away: it is bound
-    here, too, and not listened at. A server that sets SO_REUSEADDR, as all do, can listen there."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
+@contextlib.contextmanager
+def kept_port(length: int = 1) -> Iterator[int]:
+    """The first of so many ports of 127.0.0.1 in a row that the kernel gives to nobody else meanwhile.
+
+    Each is bound here and not listened at: a server that sets SO_REUSEADDR, as all do, can listen there.
+    """
+    for _ in range(TRIES):
+        with contextlib.ExitStack() as stack:
+            first = 0
+            try:
+                for place in range(length):
+                    keeper = stack.enter_context(socket.socket())
+                    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    keeper.bind(("127.0.0.1", first and first + place))
+                    first = first or keeper.getsockname()[1]
+            except (OSError, OverflowError):  # somebody has one of them, or there are no more
+                continue
+            yield first
+            return
+    raise AssertionError(f"no {length} free ports in a row")
+
+
+@pytest.fixture
+def free_ports() -> Iterator[Callable[[int], int]]:
+    """Called with a number: the first of so many ports in a row, kept until the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda length: stack.enter_context(kept_port(length))

@@ -24,7 +24,6 @@ from services.supervisor import Supervisor
 from tests.cluster.specs import cluster_spec
 from tests.cluster.test_cluster_process_life import WAIT_S, children, gone, read_until, suite, wait_gone
 from tests.forks import forked
-from tests.unit.demo.test_demo_supervisor import free_run
 
 TICK_S = 0.02
 ANY_PORTS = ("--http-port", "0", "--lb-port", "0", "--conductor-port", "0", "--metrics-base-port", "0")
@@ -136,8 +135,8 @@ def test_a_signal_while_it_starts_ends_it_at_once(number):
         process.stdout.close()
 
 
-def test_two_load_balancers_both_serve(tmp_path):
-    first = free_run(6)
+def test_two_load_balancers_both_serve(tmp_path, free_ports):
+    first = free_ports(6)
     spec = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, lbs=2, http_port=first, lb_port=first + 1)
     with LocalCluster(spec, tmp_path, forked) as cluster:
         places = [cluster.services[f"lb-{index}"].endpoints for index in range(2)]

@@ -21,7 +21,6 @@ from services.local_controller import LocalController
 from services.preflight import Port, file_faults, port_faults
 from services.process import ServiceProcess, first_ready
 from services.regions import LocalRegions, RegionsSpec
-from tests.unit.demo.test_demo_supervisor import free_run
 
 
 @pytest.fixture
@@ -40,24 +39,24 @@ def test_a_taken_port_names_its_holder_and_the_option(taken):
     assert "--http-port N takes another one" in fault
 
 
-def test_ports_that_nobody_has_are_no_faults():
-    assert port_faults([http(0), http(0), http(free_run(1))]) == []
+def test_ports_that_nobody_has_are_no_faults(free_ports):
+    assert port_faults([http(0), http(0), http(free_ports(1))]) == []
 
 
-def test_one_port_for_two_is_a_fault():
-    port = free_run(1)
+def test_one_port_for_two_is_a_fault(free_ports):
+    port = free_ports(1)
     (fault,) = port_faults([http(port), Port("gRPC", "--lb-port", "127.0.0.1", port)])
     assert f"port {port} for gRPC is wanted for HTTP, too; --lb-port" in fault
 
 
-def test_a_port_or_address_that_is_none_is_a_fault():
+def test_a_port_or_address_that_is_none_is_a_fault(free_ports):
     assert "is none" in port_faults([http(70_000)])[0]
-    (fault,) = port_faults([Port("HTTP", "--http-port", "192.0.2.1", free_run(1))])
+    (fault,) = port_faults([Port("HTTP", "--http-port", "192.0.2.1", free_ports(1))])
     assert "cannot be had on 192.0.2.1" in fault
 
 
-def test_of_a_run_of_ports_the_first_fault_is_said():
-    first = free_run(3)
+def test_of_a_run_of_ports_the_first_fault_is_said(free_ports):
+    first = free_ports(3)
     with socket.create_server(("127.0.0.1", first + 1)), socket.create_server(("127.0.0.1", first + 2)):
         run = [Port(f"the metrics of {n}", "--metrics-base-port", "127.0.0.1", first + n) for n in range(3)]
         (fault,) = port_faults(run)
@@ -161,8 +160,8 @@ def restarted(cluster: LocalCluster | LocalController, name: str) -> str:
     return service.endpoints["metrics"]
 
 
-def test_who_is_started_again_keeps_its_metrics_port(tmp_path):
-    first = free_run(3)
+def test_who_is_started_again_keeps_its_metrics_port(tmp_path, free_ports):
+    first = free_ports(3)
     cluster = LocalCluster(ClusterSpec(metrics_base_port=first), tmp_path, Fake())
     arguments = cluster._common("worker", "prefill-0")
     service = cluster._make("prefill-0", "worker", arguments)
@@ -174,18 +173,18 @@ def test_who_is_started_again_keeps_its_metrics_port(tmp_path):
         assert restarted(cluster, "prefill-0") == "127.0.0.1:0"
 
 
-def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path):
+def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
     """The system chose it at the first start."""
     cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
     service = cluster._make("prefill-0", "worker", cluster._common("worker", "prefill-0"))
     service.spawn()
     service.wait_ready(time.monotonic() + 60)
-    service.endpoints["metrics"] = chosen = f"127.0.0.1:{free_run(1)}"
+    service.endpoints["metrics"] = chosen = f"127.0.0.1:{free_ports(1)}"
     assert restarted(cluster, "prefill-0") == chosen
 
 
-def test_the_controller_keeps_its_metrics_port(tmp_path):
-    port = free_run(1)
+def test_the_controller_keeps_its_metrics_port(tmp_path, free_ports):
+    port = free_ports(1)
     controller = LocalController("127.0.0.1:1", tmp_path, tmp_path, launch=Fake(), metrics_port=port)
     controller.start(None)
     assert restarted(controller, "controller") == f"127.0.0.1:{port}"
