@@ -108,7 +108,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options every benchmark has."""
-    options = _Parser(description=description)
+    options = _Parser(prog=f"./dev bench {Path(sys.argv[0]).stem}", description=description)
     options.add_argument("--quick", action="store_true", help="a rough answer within 50 s")
     options.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
     return options
