@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 __all__ = ["ARGUMENTS_ONLY", "Aim", "Report", "number", "parser", "percentile", "progress", "summary"]
