@@ -20,7 +20,7 @@ from pinyon.runtime.arguments import Parser
 from services.cluster import POLICIES, ClusterSpec, LocalCluster
 from services.hints import hints
 from services.local_controller import LocalController
-from services.preflight import file_faults, port_faults
+from services.preflight import file_faults, option_faults, port_faults
 from services.regions import LocalRegions, RegionsSpec
 from services.supervisor import Supervisor
 
@@ -156,6 +156,7 @@ def up(arguments: argparse.Namespace) -> int:
     """
     console = Console()
     values = dict(vars(arguments))
+    faults = option_faults(values, vars(command_line().parse_args(["up"])))
     log_dir = values.pop("log_dir")
     values.pop("command")
     stop = threading.Event()
@@ -189,10 +190,10 @@ def up(arguments: argparse.Namespace) -> int:
             clusters = [whole]
         models = [("--model", spec.model)] * bool(spec.model)
         models += [("--more-models", folder) for folder in spec.models.values()]
-        faults = file_faults(models, spec.engine_profile, spec.api_keys_file)
+        faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
         faults += port_faults(whole.ports if isinstance(whole, LocalRegions) else spec.ports)
     except PinyonError as error:
-        faults = [error.message]
+        faults.append(error.message)
     for fault in faults:
         console.print(f"pinyon: {fault}", style="red", markup=False, highlight=False, soft_wrap=True)
     if whole is None or faults:
@@ -251,6 +252,8 @@ def command_line() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line().parse_args(argv)
+    if caller := os.environ.pop("PINYON_CALLER_DIR", ""):
+        os.chdir(caller)  # ./dev went to the checkout; paths are meant where it was called
     if arguments.command == "up":
         return up(arguments)
     from services.demo import run_demo

@@ -113,7 +113,11 @@ class ClusterSpec:
             if not 0 <= getattr(self, name) <= 64:
                 raise InvalidArgument(f"{name} must be 0 to 64", field=name)
         if self.prefill + self.mixed == 0 or self.decode + self.mixed == 0:
-            raise InvalidArgument("a cluster needs something that prefills and something that decodes", field="decode")
+            raise InvalidArgument(
+                "there must be workers that prefill and workers that decode: --prefill and --decode, or --mixed, of 1 "
+                "or more",
+                field="decode",
+            )
         copies = 1 + len(self.models)
         if copies * (self.prefill + self.decode + self.mixed) > 192:
             raise InvalidArgument(f"{copies} models with that many workers each are too many", field="more_models")

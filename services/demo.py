@@ -27,7 +27,7 @@ from services.cluster import ClusterSpec, LocalCluster
 from services.process import ROOT
 from services.scrape import Scrape
 
-__all__ = ["BATCH_CONCURRENCY", "DemoAnswer", "demo_documents", "demo_requests", "run_demo", "show_ways"]
+__all__ = ["BATCH_CONCURRENCY", "DemoAnswer", "demo_documents", "demo_requests", "run_demo", "show_ways", "why_late"]
 
 MODEL = "pinyon-tiny"
 REQUEST_S = 60.0
@@ -237,6 +237,8 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
     share = f"{cached} of {prompt} prompt tokens ({100 * cached / prompt:.0f} %) were reused"
     where = "{local} from the prefill worker's own pool, {peer} from other workers, {store} from the KV store"
     console.print(f"{share}: {where.format(**by_source)}.")
+    if why := why_late(reused):
+        console.print(why)
     differing = [one.name for one, other in zip(reused, computed, strict=True) if one.text != other.text]
     if differing:
         console.print(f"FAILED: reuse changed the output of {', '.join(differing)}", style="bold red")
@@ -248,6 +250,18 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
         f"OK: all {len(reused)} answers are equal, token for token, with and without reuse", style="bold green"
     )
     return True
+
+
+def why_late(reused: list[DemoAnswer]) -> str:
+    """Of the first two of the batch, which come together: why one that reuses has a long TTFT; empty if none does."""
+    first, second = (outcome for outcome in reused if outcome.name in ("batch 1", "batch 2"))
+    waited, computed = (first, second) if first.cached_tokens else (second, first)
+    if not waited.cached_tokens or computed.cached_tokens:
+        return ""
+    return (
+        f"{waited.name} reused what {computed.name} was computing at the same time: it waited for that, so its TTFT is "
+        "long, too."
+    )
 
 
 def show_ways(console: Console, cluster: LocalCluster) -> None:

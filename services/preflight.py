@@ -1,4 +1,4 @@
-"""What would keep a suite from starting, found before anything is: taken ports, files that are not there."""
+"""What would keep a suite from starting, found before anything is: options, taken ports, files that are not there."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import pwd
 import shlex
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pinyon.core.address import is_loopback
 from pinyon.core.errors import PinyonError
 
-__all__ = ["Port", "file_faults", "holder", "port_faults"]
+__all__ = ["Port", "file_faults", "holder", "option_faults", "port_faults"]
 
 COMMAND_CHARS = 120
 _LISTEN = "0A"
@@ -113,6 +114,7 @@ def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys
     """A sentence for each file that services would refuse. ``models``: options, and the folders that they name."""
     from pinyon.model.card import load_card
     from pinyon.profiles.engine_profile import load_profile
+    from pinyon.runtime.api_keys import read_api_keys
 
     faults: list[str] = []
     for option, folder in models:
@@ -127,8 +129,40 @@ def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys
             faults.append(f"--engine-profile: {error.message}")
     if api_keys_file:
         try:
-            with open(api_keys_file, "rb") as keys:
-                keys.read(1)
-        except OSError as error:
-            faults.append(f"--api-keys-file: cannot read {api_keys_file}: {error.strerror}")
+            read_api_keys(api_keys_file)
+        except PinyonError as error:
+            faults.append(f"--api-keys-file: {error.message}")
+    return faults
+
+
+def option_faults(given: Mapping[str, object], defaults: Mapping[str, object]) -> list[str]:
+    """A sentence for each option of ``up`` that would have no effect, and one for a host that would be refused.
+
+    Both mappings are from the names of options to values, as argparse has them."""
+
+    def is_given(name: str) -> bool:
+        return given[name] != defaults[name]
+
+    needs = {
+        "engine_profile": ("--engine paced", given["engine"] == "paced"),
+        "attention_kernel": ("--engine numpy", given["engine"] == "numpy"),
+        "region_delay_ms": ("--regions", is_given("regions")),
+        "static_peers": ("--regions", is_given("regions")),
+        "controller_port": ("--regions, and without --static-peers", is_given("regions") and not given["static_peers"]),
+        "tls_dir": ("--tls", bool(given["tls"])),
+        "redis_url": ("--stores 1 or more", bool(given["stores"])),
+        "store_mib": ("--stores 1 or more", bool(given["stores"])),
+    }
+    faults = [
+        f"--{name.replace('_', '-')} is of use only with {need}"
+        for name, (need, met) in needs.items()
+        if is_given(name) and not met
+    ]
+    host = str(given["host"])
+    if not is_loopback(host.strip("[]")) and not given["allow_insecure"]:
+        lacking = [
+            option for option, name in (("--tls", "tls"), ("--api-keys-file", "api_keys_file")) if not given[name]
+        ]
+        if lacking:
+            faults.append(f"--host {host} needs {' and '.join(lacking)}, or --allow-insecure: others reach it")
     return faults

@@ -84,6 +84,7 @@ def child_environment(parent_pid: int) -> dict[str, str]:
     return {
         **os.environ,
         "PINYON_PARENT_PID": str(parent_pid),
+        "PYTHONSAFEPATH": "1",  # modules are not looked for in the working folder, which is anybody's
         "PYTHONPATH": os.pathsep.join((str(source), str(ROOT), os.environ.get("PYTHONPATH", ""))),
         "PYTHONUNBUFFERED": "1",
     }

@@ -126,7 +126,7 @@ def test_a_wrong_option_is_a_clear_message():
         timeout=WAIT_S,
     )
     assert result.returncode == 2
-    assert "needs something that prefills" in result.stdout + result.stderr
+    assert "or --mixed" in result.stdout + result.stderr
 
 
 def test_a_dead_redis_is_a_clear_message():

@@ -59,7 +59,7 @@ def load_card(
     """
     if model is None:
         return _builtin_card(name or BUILTIN_NAME)
-    folder = Path(model)
+    folder = Path(model).absolute()
     if not folder.is_dir():
         raise NotFound(f"no model folder at {model}", field="model")
     config_bytes = _read(folder / "config.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,8 @@ __all__ = ["JournalFile", "JournalSettings"]
 BUFFER_BYTES = 1 << 16
 FLUSH_S = 0.5
 """A line is in the file after that, at the latest: whoever reads a journal that is being written sees whole lines."""
+EARLIER_MAX = 8
+"""Journals of earlier starts that are kept beside the one that is written."""
 
 _log = get_logger("journal")
 
@@ -56,22 +59,16 @@ class JournalFile(Journal):
         header: Mapping[str, Any],
         clock: Clock = time.monotonic,
     ) -> None:
-        """Raises :class:`InvalidArgument` (field ``journal``) when the file cannot be written; replaces an old one."""
+        """A journal that is there already is kept as ``NAME.1.jsonl``, see :func:`earlier`.
+
+        Raises :class:`InvalidArgument` (field ``journal``) when the file cannot be written."""
         self._path = path
         self._left = limit_bytes
         try:
-            # Nobody else's: block keys say who asked for the same.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = _open_new(Path(path))
         except OSError as error:
-            raise InvalidArgument(f"cannot write {path}: {error.strerror}", field="journal") from None
-        try:
-            if Path(path).is_file():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.fchmod(descriptor, 0o600)
-                os.ftruncate(descriptor, 0)
-        except OSError as error:
-            os.close(descriptor)
-            reason = "another process writes its journal there" if error.errno == errno.EWOULDBLOCK else error.strerror
+            taken = error.errno in (errno.EWOULDBLOCK, errno.EEXIST)
+            reason = "another process writes its journal there" if taken else error.strerror
             raise InvalidArgument(f"cannot write {path}: {reason}", field="journal") from None
         self._file = os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES)
         self._lock = threading.RLock()
@@ -118,3 +115,40 @@ class JournalFile(Journal):
                 self._file.close()
             except OSError as error:
                 _log.warning("the end of the journal %s is lost: %s", self._path, error.strerror)
+
+
+def earlier(path: Path, number: int) -> Path:
+    """Where the journal of an earlier start is: ``decode-0.1.jsonl`` is the last before ``decode-0.jsonl``, ``.2`` the
+    one before that."""
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+
+def _open_new(path: Path) -> int:
+    """A descriptor of an empty file that only this process writes. Raises :class:`OSError`."""
+    descriptor = _open_locked(path, 0)
+    status = os.fstat(descriptor)
+    if not (stat.S_ISREG(status.st_mode) and status.st_size):
+        return descriptor
+    try:  # the lock on the old file keeps others off until the new one has its own
+        for number in range(EARLIER_MAX - 1, 0, -1):
+            if earlier(path, number).exists():
+                earlier(path, number).replace(earlier(path, number + 1))
+        path.replace(earlier(path, 1))
+        return _open_locked(path, os.O_EXCL)
+    finally:
+        os.close(descriptor)
+
+
+def _open_locked(path: Path, flags: int) -> int:
+    """Nobody else's: block keys say who asked for the same. What is no plain file, such as a pipe, has no lock."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(descriptor, 0o600)
+            if not os.path.samestat(os.fstat(descriptor), path.stat()):
+                raise OSError(errno.EWOULDBLOCK, "another process has begun a new file there meanwhile")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

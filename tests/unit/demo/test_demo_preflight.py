@@ -15,12 +15,14 @@ from collections.abc import Iterator
 import pytest
 
 from pinyon.core.errors import InvalidArgument, Unavailable
-from services.__main__ import main
+from services.__main__ import command_line, main
 from services.cluster import ClusterSpec, LocalCluster
 from services.local_controller import LocalController
-from services.preflight import Port, file_faults, port_faults
+from services.preflight import Port, file_faults, option_faults, port_faults
 from services.process import ServiceProcess, first_ready
 from services.regions import LocalRegions, RegionsSpec
+
+DEFAULTS = vars(command_line().parse_args(["up"]))
 
 
 @pytest.fixture
@@ -82,6 +84,89 @@ def test_up_says_all_of_it_and_starts_nothing(taken, tmp_path, capsys, monkeypat
     said = capsys.readouterr().out
     assert "--model: no model folder" in said
     assert f"port {taken}" in said
+
+
+@pytest.fixture
+def no_start(monkeypatch):
+    monkeypatch.setattr(ServiceProcess, "spawn", lambda self: pytest.fail("it was started"))
+    monkeypatch.setattr("services.cluster.find_redis", lambda *_, **__: pytest.fail("Redis was started"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+FREE_PORTS = ["--lb-port=0", "--conductor-port=0", "--metrics-base-port=0", "--http-port=0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--engine-profile l4-llama-8b", "--engine-profile is of use only with --engine paced"),
+        ("--attention-kernel whole --engine instant", "--attention-kernel is of use only with --engine numpy"),
+        ("--region-delay-ms 80", "--region-delay-ms is of use only with --regions"),
+        ("--static-peers", "--static-peers is of use only with --regions"),
+        ("--controller-port 7200", "--controller-port is of use only with --regions"),
+        ("--regions us,eu --static-peers --controller-port 0", "--controller-port is of use only with --regions, and"),
+        ("--tls-dir tls", "--tls-dir is of use only with --tls"),
+        ("--stores 0 --redis-url redis://localhost", "--redis-url is of use only with --stores 1 or more"),
+        ("--stores 0 --store-mib 99", "--store-mib is of use only with --stores 1 or more"),
+        ("--host 0.0.0.0", "--host 0.0.0.0 needs --tls and --api-keys-file, or --allow-insecure"),
+        ("--host 0.0.0.0 --tls", "--host 0.0.0.0 needs --api-keys-file, or --allow-insecure"),
+        ("--prefill 0 --decode 0", "--prefill and --decode, or --mixed, of 1 or more"),
+    ],
+)
+def test_up_names_the_option_that_another_one_needs(no_start, tmp_path, monkeypatch, capsys, options, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["up", *FREE_PORTS, *options.split()]) == 2
+    assert f"pinyon: {said}" in capsys.readouterr().out.replace(
+        "there must be workers that prefill and workers that decode: ", ""
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--engine paced --engine-profile l4-llama-8b",
+        "--regions us,eu --region-delay-ms 80 --controller-port 0",
+        "--regions us,eu --static-peers",
+        "--tls --tls-dir tls --host 0.0.0.0 --api-keys-file keys",
+        "--host 0.0.0.0 --allow-insecure",
+        "--host ::1",
+        "--stores 0",
+    ],
+)
+def test_options_with_what_they_need_are_no_faults(options):
+    assert option_faults(vars(command_line().parse_args(["up", *options.split()])), DEFAULTS) == []
+
+
+def test_up_refuses_a_bad_line_of_keys_before_it_starts(no_start, tmp_path, capsys):
+    (tmp_path / "keys").write_text("sk-1 acme\nsk-2\n")
+    assert main(["up", *FREE_PORTS, "--api-keys-file", str(tmp_path / "keys")]) == 2
+    said = capsys.readouterr().out
+    assert "--api-keys-file: the API keys file line 2 is not 'KEY TENANT'" in said
+    assert "sk-2" not in said
+
+
+def test_paths_are_of_the_folder_that_dev_was_called_in(no_start, tmp_path, monkeypatch, capsys):
+    (tmp_path / "keys").write_text("sk-1\n")
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("PINYON_CALLER_DIR", str(tmp_path))
+    assert main(["up", *FREE_PORTS, "--api-keys-file", "keys", "--log-dir", "logs", "--model", "."]) == 2
+    said = capsys.readouterr().out
+    assert "--api-keys-file: the API keys file line 1" in said
+    assert f"--model: {tmp_path.name}: config.json is missing" in said
+    assert (tmp_path / "logs").is_dir()
+
+
+def test_services_take_no_modules_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    service = ServiceProcess("lb-0", "services.lb", ["--version"], tmp_path / "lb-0.log")
+    service.spawn()
+    try:
+        assert service.wait(60)
+        assert (tmp_path / "lb-0.log").read_text().startswith("pinyon ")
+    finally:
+        service.kill()
 
 
 @pytest.mark.parametrize(("called", "shown"), [("./dev", "./dev up"), ("", "python -m services up")])

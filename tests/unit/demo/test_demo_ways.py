@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pinyon.runtime.metrics import MetricsServer
 from services import demo
-from services.demo import show_ways
+from services.demo import DemoAnswer, show_ways, why_late
 
 
 @pytest.fixture
@@ -65,3 +65,19 @@ def test_why_it_was_not_shm(
     first, second = shown(cluster)
     assert "0.0 MB by shm, 1.0 MB by tcp" in first
     assert second == f"Not by shm, though all are on this host: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        ((2624, 0), "batch 1 reused what batch 2 was computing at the same time"),
+        ((0, 2624), "batch 2 reused what batch 1 was computing at the same time"),
+        ((0, 0), ""),
+        ((32, 32), ""),
+    ],
+)
+def test_a_long_ttft_in_spite_of_reuse_is_explained(cached: tuple[int, int], said: str) -> None:
+    batch = [DemoAnswer(f"batch {number}", cached_tokens=tokens) for number, tokens in enumerate(cached, 1)]
+    shown = why_late([DemoAnswer("chat turn 1"), *batch, DemoAnswer("batch 3", cached_tokens=9)])
+    assert shown.startswith(said)
+    assert bool(shown) == bool(said)

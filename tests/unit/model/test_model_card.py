@@ -40,6 +40,12 @@ def test_checkpoint_card(folder: Path) -> None:
     assert card.config.suppress_tokens == (0, 2)
 
 
+def test_a_folder_named_by_a_dot_has_its_name_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match=f"^{tmp_path.name}: config.json is missing"):
+        load_card(".")
+
+
 def bytes_read() -> int:
     """Bytes this process has read by system calls so far, from cache or disk."""
     return int(re.search(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE).group(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, replay
-from pinyon.runtime.journal_file import BUFFER_BYTES, JournalFile
+from pinyon.runtime.journal_file import BUFFER_BYTES, EARLIER_MAX, JournalFile
 
 
 class Counter:
@@ -115,4 +116,51 @@ def test_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
     file.close()
     assert path.read_text().startswith("{")
     assert path.stat().st_mode & 0o077 == 0
+    assert [each.name for each in tmp_path.iterdir() if each != path] == ["journal.1.jsonl"], "only a start moves it"
     JournalFile(str(path), 1 << 20, (), {}).close()
+
+
+def calls_of(path: Path) -> int:
+    with path.open() as lines:
+        seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()), {"counter": ("add",)})
+    assert seen.different == 0
+    return seen.calls
+
+
+def write_calls(path: Path, calls: int) -> None:
+    """One start of a service that decides so often."""
+    file = JournalFile(str(path), 1 << 20, (), {"service": "test"})
+    counter = file.record("counter", Counter(), ("add",))
+    for _ in range(calls):
+        counter.add(1)
+    file.close()
+
+
+def test_a_start_keeps_the_journal_of_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.jsonl"
+    path.touch()  # nothing is in it: it is not kept
+    for calls in (1, 2, 3):
+        write_calls(path, calls)
+    names = ("decode-0.jsonl", "decode-0.1.jsonl", "decode-0.2.jsonl")
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
+    assert [calls_of(tmp_path / name) for name in names] == [3, 2, 1]
+    assert all(each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir())
+
+
+def test_a_bounded_number_of_earlier_journals_is_kept(tmp_path: Path) -> None:
+    for calls in range(1, EARLIER_MAX + 4):
+        write_calls(tmp_path / "j", calls)
+    assert {each.name for each in tmp_path.iterdir()} == {"j", *(f"j.{n}" for n in range(1, EARLIER_MAX + 1))}
+    assert calls_of(tmp_path / "j") == EARLIER_MAX + 3
+    assert calls_of(tmp_path / f"j.{EARLIER_MAX}") == 3
+
+
+def test_a_pipe_can_take_a_journal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_calls(tmp_path / "pipe", 1)
+        assert os.read(reader, 1 << 16).count(b"\n") == 2
+    finally:
+        os.close(reader)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]

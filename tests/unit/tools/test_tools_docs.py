@@ -20,6 +20,7 @@ from pinyon.cli.main import _parser
 from pinyon.runtime.settings import ServiceSettings
 from services.__main__ import command_line
 from services.__main__ import main as services
+from services.preflight import option_faults
 from services.process import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
@@ -209,6 +210,7 @@ def test_lines_to_copy_begin_with_what_is_there(page: Path) -> None:
 def test_lines_to_copy_parse(page: Path) -> None:
     for words in lines_to_copy(page):
         if words[:2] == ["./dev", "up"]:
-            command_line().parse_args(words[1:])
+            given = vars(command_line().parse_args(words[1:]))
+            assert not option_faults(given, vars(command_line().parse_args(["up"]))), words
         elif words[0] == ".venv/bin/pinyon":
             _parser().parse_args(words[1:])
