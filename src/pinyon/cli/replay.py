@@ -110,7 +110,13 @@ def replay(arguments: argparse.Namespace) -> int:
     limits = limits_of(arguments, load)
     replayed, interrupted = asyncio.run(_play(arguments, load, block_tokens, tokens))
     rows = replayed.outcomes
-    limits = replace(limits, warm_up=bisect_left(replayed.numbers, limits.warm_up))
+    title = f"replay, TTFT SLO {arguments.slo:g} s"
+    warm_up = bisect_left(replayed.numbers, limits.warm_up)
+    if interrupted:
+        title += f", interrupted: {len(rows)} of {len(load.arrivals)} requests had ended"
+        if warm_up == len(rows):
+            warm_up, title = 0, f"{title}, none after the warm-up, which counts here"
+    limits = replace(limits, warm_up=warm_up)
     result = {
         "name": "replay",
         "rate": load.native_rate if arguments.rate is None else arguments.rate,
@@ -123,9 +129,6 @@ def replay(arguments: argparse.Namespace) -> int:
         **({"interrupted": True} if interrupted else {}),
         **cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up),
     }
-    title = f"replay, TTFT SLO {arguments.slo:g} s"
-    if interrupted:
-        title += f", interrupted: {len(rows)} of {len(load.arrivals)} requests had ended"
     if not arguments.json:
         print_result(title, result)
     _tell(replayed, arguments)

@@ -59,7 +59,7 @@ def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
     """Read it, and say what was left out. Raises :class:`PinyonError`."""
     least, most = MEMORY_GIB
     if not least <= arguments.memory_gib <= most:
-        raise InvalidArgument(f"--memory-gib must be from {least:g} to {most:g}", field="memory_gib")
+        raise InvalidArgument(f"--memory-gib must be from {least:g} to {most:,.0f}", field="memory_gib")
     with bar("reading", trace.size_bytes) as progress:
         columns = read_columns(
             trace.rows(arguments.limit),

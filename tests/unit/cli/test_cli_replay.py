@@ -76,12 +76,24 @@ def test_interrupted_replay_reports_what_has_ended(balancer, trace, tmp_path, ca
     assert [json.loads(line)["request"] for line in rows.read_text().splitlines()] == [0]
 
 
-def test_replay_interrupted_in_its_warm_up_counts_nothing(balancer, trace, tmp_path, capsys):
+def test_replay_interrupted_in_its_warm_up_counts_that(balancer, trace, tmp_path, capsys):
     balancer.then = lambda: os.kill(os.getpid(), signal.SIGINT)
     asked = ["replay", trace, "--lb", balancer.address, "--clients", "1", "--warm-up", "2"]
     assert main([*asked, "--picture", str(tmp_path / "ttft.svg")]) == 130
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["interrupted"], told["requests"], told["counted"]) == (True, 1, 0)
+    seen = capsys.readouterr()
+    told = json.loads(seen.out.splitlines()[-1])
+    assert (told["interrupted"], told["counted"], told["finished"]) == (True, 1, 1.0)
+    assert "none after the warm-up, which counts here" in " ".join(seen.err.split())
+
+
+def test_replay_interrupted_before_any_answer_reports_none(balancer, trace, tmp_path, capsys):
+    balancer.asked = 1
+    balancer.then = lambda: os.kill(os.getpid(), signal.SIGINT)
+    asked = ["replay", trace, "--lb", balancer.address, "--clients", "1", "--warm-up", "0"]
+    assert main([*asked, "--picture", str(tmp_path / "ttft.svg")]) == 130
+    seen = capsys.readouterr()
+    assert json.loads(seen.out.splitlines()[-1])["counted"] == 0
+    assert "interrupted: 0 of 3 requests had ended" in " ".join(seen.err.split())
 
 
 def test_server_that_dies_in_mid_replay_is_counted(balancer, trace, capsys):
