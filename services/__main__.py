@@ -113,13 +113,13 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--log-format", default="text", choices=("text", "json"))
 
 
-def _show_services(console: Console, cluster: LocalCluster, title: str) -> None:
+def _show_services(console: Console, cluster: LocalCluster | LocalController, title: str, prefix: str = "") -> None:
     table = Table(title=title, title_justify="left")
     for column in ("service", "pid", "gRPC", "other endpoints"):
         table.add_column(column, overflow="fold")
     for name, service in cluster.services.items():
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
-        table.add_row(name, str(service.pid), service.endpoints["grpc"], others)
+        table.add_row(prefix + name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
 
 
@@ -213,7 +213,9 @@ def up(arguments: argparse.Namespace) -> int:
             whole.start(say)
         starting = False
         for name, cluster in zip(regions or [""], clusters, strict=True):
-            _show_services(console, cluster, f"the region {name}" if name else "pinyon is up")
+            _show_services(console, cluster, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix)
+        if controller is not None:
+            _show_services(console, controller, "of all regions")
         _show(console, clusters[0], controller)
         supervisors = [
             Supervisor(cluster, partial(say_of, name), stop.is_set, time.monotonic())

@@ -46,6 +46,28 @@ def test_top_shows_a_suite_that_has_no_controller(cluster, capsys):
     assert {"prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0"} <= {line[0] for line in lines if line}
 
 
+def test_top_fails_once_where_one_does_not_answer(cluster, capsys):
+    for conductor, lb, missing, there in (
+        (cluster.conductor, "127.0.0.1:1", "no metrics at", "instances take requests"),
+        ("127.0.0.1:1", cluster.http, "no conductor answers at 127.0.0.1:1", "since start"),
+    ):
+        assert main(["top", "--once", "--every-s", "0.1", "--conductor", conductor, "--lb", lb]) == 1
+        shown = capsys.readouterr().out
+        assert missing in shown
+        assert there in shown, "it tells of the one that answers"
+
+
+def test_admin_talks_to_the_role_that_is_named(cluster, capsys):
+    roles = {"conductor": "conductor", "lb": "lb-0", "worker": "decode-0", "kvstore": "kvstore-0"}
+    found = {role: cluster.services[name].endpoints for role, name in roles.items()}
+    addresses = {role: each.get("admin", each["grpc"]) for role, each in found.items()}
+    for role, address in addresses.items():
+        assert main(["admin", role, address, "--timeout-s", "20"]) == 0
+        other = "worker" if role != "worker" else "lb"
+        assert main(["admin", other, address, "--timeout-s", "20"]) == 1
+        assert f"pinyon: what answers at {address} " in capsys.readouterr().err
+
+
 def test_refusals_name_the_reason(cluster, capsys):
     lb = cluster.services["lb-0"].endpoints["grpc"]
     assert main(["generate", "x", "--lb", lb, "--model", "nobody"]) == 1

@@ -132,12 +132,3 @@ def test_lengths_are_shrunk(running: LocalCluster, tmp_path: Path, capsys: pytes
     assert [(each["tokens"], each["output_tokens"], each["hit_tokens"]) for each in served] == [(47, 3, 0), (47, 3, 32)]
     assert main(["replay", trace, "--shrink", "7", "--warm-up", "0"]) == 1
     assert "--shrink must divide the trace's 512 tokens" in capsys.readouterr().err
-
-
-def test_nobody_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = written(tmp_path / "a.jsonl", [turn("a", "", 0.0, 32, 5, [1, 2]), turn("b", "", 0.1, 32, 5, [1, 2])])
-    assert main(["replay", trace, "--lb", "127.0.0.1:9", "--warm-up", "0", "--timeout", "20"]) == 1
-    seen = capsys.readouterr()
-    assert "2 requests: no load balancer answers at 127.0.0.1:9" in seen.err
-    said = json.loads(seen.out.splitlines()[-1])
-    assert (said["counted"], said["attainment"]) == (2, 0.0)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.channel import add_tls_dir, check_role, open_channel
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER
 
@@ -19,17 +19,25 @@ _DESCRIPTION = """\
 Show what can be changed in a service while it runs, and change it: "draining=true" (a worker takes nothing new, a load
 balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a load balancer,
 "eviction=POLICY" of a worker or a store node, which keeps what it holds. A change lasts until the process ends, and is
-logged there. With TLS it takes an admin's certificate, and the address of a load balancer is its --admin-listen."""
+logged there. With TLS it takes an admin's certificate (--tls-dir)."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("admin", help="change a running process", description=_DESCRIPTION)
-    parser.add_argument("role", choices=(CONDUCTOR, WORKER, KVSTORE, LB))
-    parser.add_argument("address", metavar="HOST:PORT", help="its gRPC")
-    parser.add_argument("changes", metavar="NAME=VALUE", nargs="*", help="none: only show")
+    parser = commands.add_parser(
+        "admin", help="show and change settings of a running process", description=_DESCRIPTION
+    )
+    parser.add_argument(
+        "role", choices=(CONDUCTOR, WORKER, KVSTORE, LB), metavar="ROLE", help="conductor, worker, kvstore or lb"
+    )
+    parser.add_argument("address", metavar="HOST:PORT", help="its gRPC (with TLS, a load balancer's --admin-listen)")
+    parser.add_argument(
+        "changes", metavar="NAME=VALUE", nargs="*", help="a change; without any, the settings are shown"
+    )
     parser.add_argument("--instance-id", default="", help="with TLS: talk to this instance or to nobody")
-    parser.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    parser.add_argument(
+        "--timeout-s", type=float, default=5.0, metavar="S", help="wait so long for an answer (default 5)"
+    )
     add_tls_dir(parser)
     parser.set_defaults(run=admin)
 
@@ -43,6 +51,7 @@ def admin(arguments: argparse.Namespace) -> int:
             raise InvalidArgument(f"{change!r} is not NAME=VALUE", field="changes")
         settings.append(admin_pb2.Setting(name=name, value=value))
     with open_channel(arguments.address, arguments.role, arguments.tls_dir, arguments.instance_id) as channel:
+        check_role(channel, arguments.address, arguments.role, arguments.timeout_s)
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         reply = stub.Apply(admin_pb2.ApplyRequest(settings=settings), timeout=arguments.timeout_s)
     table = Table("setting", "before", "now", box=None, pad_edge=False)

@@ -23,28 +23,32 @@ and instance id, so nobody registers as another. What is there already is kept w
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("certs", help="certificates for a cluster with TLS", description=_DESCRIPTION)
+    parser = commands.add_parser("certs", help="make certificates for a cluster with TLS", description=_DESCRIPTION)
     add = parser.add_argument
     add("dir", metavar="DIR", type=Path)
     add(
         "processes",
         metavar="ROLE/ID[@REGION]",
         nargs="*",
-        help=f"whose; roles: {', '.join(ROLES)} (admin is for people); with ID {ANY}, one for any instance; REGION is "
-        "what a load balancer may be of",
+        help=f"make it for this process; roles: {', '.join(ROLES)} (admin is for people); ID {ANY} stands for any "
+        "instance; REGION is the one that a load balancer may say it is of",
     )
-    add("--cluster", action="store_true", help="for all processes of `./dev up` with the numbers that follow")
+    add(
+        "--cluster",
+        action="store_true",
+        help="make them for all processes of `./dev up`, as many as the following options say",
+    )
     for name, count in (("prefill", 2), ("decode", 2), ("mixed", 0), ("stores", 1), ("lbs", 1)):
-        add(f"--{name}", type=int, default=count, metavar="N", help=f"default {count}")
+        add(f"--{name}", type=int, default=count, metavar="N", help=f"with --cluster: how many (default {count})")
     add(
         "--host",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="hosts of HTTPS and Redis besides loopback",
+        help="names by which clients reach HTTPS and Redis, besides loopback",
     )
     add("--days", type=float, default=90.0, help="how long certificates are good (default 90)")
-    add("--renew", action="store_true", help="renew whatever is in DIR")
+    add("--renew", action="store_true", help="renew all certificates in DIR")
     add("--owner", default="", metavar="UID:GID", help="give the files to this user and group")
     parser.set_defaults(run=certs)
 

@@ -30,11 +30,15 @@ GUESSED = ("transfer_ms", "ttft_ms")
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("explain", help="why a request went where it went", description=_DESCRIPTION)
+    parser = commands.add_parser("explain", help="tell why a request went where it went", description=_DESCRIPTION)
     parser.add_argument("request_id", metavar="REQUEST_ID")
-    parser.add_argument("--conductor", default="127.0.0.1:7000", help="host:port (default 127.0.0.1:7000)")
+    parser.add_argument(
+        "--conductor", default="127.0.0.1:7000", metavar="HOST:PORT", help="its gRPC (default 127.0.0.1:7000)"
+    )
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
-    parser.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    parser.add_argument(
+        "--timeout-s", type=float, default=5.0, metavar="S", help="wait so long for an answer (default 5)"
+    )
     add_tls_dir(parser)
     parser.set_defaults(run=explain)
 

@@ -47,7 +47,7 @@ def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> 
 
 def _not_reached(details: str, service: str, address: str, tls_dir: str) -> str:
     if details.startswith("errors resolving"):
-        return f"{address} is not known: there is no such host, or it is no HOST:PORT"
+        return f"{address} is not known: there is no such host"
     if "http1.x" in details or "ALPN" in details:
         return f"{address} is an HTTP port: the {service} has another one for gRPC"
     if "Connection refused" in details:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
@@ -13,31 +14,47 @@ __all__ = ["add_command", "replay"]
 
 _DESCRIPTION = """\
 Read a journal that a worker or a load balancer wrote (its setting --journal FILE), tell the same modules the same
-things in the same order, and compare what they decide with what was decided. The exit status is 0 when all of it is
-the same, and 1 when something differs or the file is no journal."""
+things in the same order, and compare what they decide with what was decided. Of a folder, as ``./dev up --journal DIR``
+fills it, all *.jsonl are read. The exit status is 0 when all of it is the same, and 1 when something differs or a file
+is no journal."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("journal", help="decide again what a service decided", description=_DESCRIPTION)
-    parser.add_argument("file", metavar="FILE")
+    parser = commands.add_parser(
+        "journal", help="make a service's decisions again from its journal", description=_DESCRIPTION
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a journal, or a folder of them")
     parser.set_defaults(run=replay)
 
 
 def replay(arguments: argparse.Namespace) -> int:
     """Print how many decisions were made again, and those that differ."""
+    path: Path = arguments.file
+    if not path.is_dir():
+        return _replay(path)
+    journals = sorted(path.glob("*.jsonl"))
+    if not journals:
+        sys.stderr.write(f"pinyon: no journal in {path}: there is no *.jsonl\n")
+        return 1
+    return max([_replay(each, f"{each.name}: ") for each in journals])
+
+
+def _replay(path: Path, name: str = "") -> int:
+    """``name``: what its lines begin with."""
     try:
-        with open(arguments.file, encoding="utf-8") as lines:
+        with path.open(encoding="utf-8") as lines:
             seen = replay_journal(lines)
     except (OSError, UnicodeDecodeError) as error:
-        sys.stderr.write(f"pinyon: cannot read {arguments.file}: {getattr(error, 'strerror', None) or error}\n")
+        sys.stderr.write(f"pinyon: cannot read {path}: {getattr(error, 'strerror', None) or error}\n")
         return 1
     except InvalidArgument as error:
-        sys.stderr.write(f"pinyon: {arguments.file}: {error.message}\n")
+        sys.stderr.write(f"pinyon: {path}: {error.message}\n")
         return 1
     for difference in seen.differences:
-        sys.stdout.write(f"{difference}\n")
+        sys.stdout.write(f"{name}{difference}\n")
     if seen.different > len(seen.differences):
-        sys.stdout.write(f"... and {seen.different - len(seen.differences)} more\n")
-    sys.stdout.write(f"{seen.calls} calls, {seen.different} decided otherwise\n")
+        sys.stdout.write(f"{name}... and {seen.different - len(seen.differences)} more\n")
+    said = f"{seen.different} decided otherwise" if seen.different else "all as recorded"
+    sys.stdout.write(f"{name}{seen.calls} call{'s'[: seen.calls != 1]}, {said}\n")
     return 1 if seen.different else 0

@@ -41,6 +41,10 @@ from pinyon.runtime.identity import CONDUCTOR, LB
 
 __all__ = ["main"]
 
+_DESCRIPTION = """\
+Send a prompt to a running suite, look into it, change it; make, replay and simulate traces. COMMAND --help tells more.
+The easiest first request to a suite that `./dev up` has started is: generate "A prompt"."""
+
 
 def instances(arguments: argparse.Namespace) -> int:
     """Show the conductor's instances."""
@@ -100,25 +104,31 @@ def generate(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog=called_as(), description=__doc__)
+    parser = Parser(prog=called_as(), description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=version_line())
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    show = commands.add_parser("instances", help="instances, their roles and load")
-    show.add_argument("--conductor", default="127.0.0.1:7000", help="host:port (default 127.0.0.1:7000)")
-    show.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    told = "Show the instances that the conductor knows: role, address, requests that wait and run, and KV blocks."
+    show = commands.add_parser("instances", help="show instances, their roles and load", description=told)
+    show.add_argument(
+        "--conductor", default="127.0.0.1:7000", metavar="HOST:PORT", help="its gRPC (default 127.0.0.1:7000)"
+    )
+    show.add_argument("--timeout-s", type=float, default=5.0, metavar="S", help="wait so long (default 5)")
     add_tls_dir(show)
     show.set_defaults(run=instances)
 
-    send = commands.add_parser("generate", help="send a prompt, stream the text")
-    send.add_argument("prompt")
-    send.add_argument("--lb", default="127.0.0.1:8001", help="the load balancer's gRPC (default 127.0.0.1:8001)")
-    send.add_argument("--model", default="", help="default: the only one served")
-    send.add_argument("--max-tokens", type=int, default=64, help="default 64")
-    send.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
-    send.add_argument("--seed", type=int, default=0, help="default 0")
-    send.add_argument("--api-key", default="", help="where API keys are configured")
-    send.add_argument("--timeout-s", type=float, default=120.0, help="default 120")
+    told = "Send one prompt to a load balancer over gRPC, and print the text as it comes: the easiest first request."
+    send = commands.add_parser("generate", help="send a prompt and print the answer", description=told)
+    send.add_argument("prompt", metavar="PROMPT", help="one argument: quote it")
+    send.add_argument(
+        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
+    )
+    send.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    send.add_argument("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
+    send.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
+    send.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
+    send.add_argument("--api-key", default="", metavar="KEY", help="where the load balancer asks for one")
+    send.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="wait so long (default 120)")
     add_tls_dir(send)
     send.set_defaults(run=generate)
 
@@ -142,7 +152,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 1 when the suite refuses or does not answer."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         status: int = arguments.run(arguments)
     except PinyonError as error:

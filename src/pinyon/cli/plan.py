@@ -35,20 +35,27 @@ APART_INSTANCES = 1024
 
 _DESCRIPTION = """\
 Find the fewest simulated instances that serve a trace so that --share of its requests have their first token within
---slo (and, for models of whole machines with --both, the time between tokens within --tbt-slo). With
---prefill-instances and --decode-instances, their ratio is kept. The last line is one JSON object with all sizes."""
+--slo. With --both, which is for models of whole machines, the time between tokens is to be within --tbt-slo as well.
+With --prefill-instances and --decode-instances, their ratio is kept. The last line is one JSON object with all
+sizes."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("plan", help="how many instances a trace needs", description=_DESCRIPTION)
+    parser = commands.add_parser("plan", help="find how many instances a trace needs", description=_DESCRIPTION)
     add_cluster(parser, sized=False)
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
     parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the trace's)")
-    parser.add_argument("--share", type=float, default=0.9, help="of the requests that are to be in time (default 0.9)")
-    parser.add_argument("--both", action="store_true", help="the time between tokens is to be in time as well")
-    parser.add_argument("--instances-max", type=int, default=1024, metavar="N", help="tried at most (default 1024)")
+    parser.add_argument(
+        "--share", type=float, default=0.9, help="share of the requests that is to be in time (default 0.9)"
+    )
+    parser.add_argument(
+        "--both", action="store_true", help="count requests whose TTFT and time between tokens are both in time"
+    )
+    parser.add_argument(
+        "--instances-max", type=int, default=1024, metavar="N", help="how many are tried at most (default 1024)"
+    )
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     parser.set_defaults(run=plan)
 

@@ -30,7 +30,9 @@ changes are for processes of the controller's machine."""
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("regions", help="regions and their load balancers", description=_DESCRIPTION)
+    parser = commands.add_parser(
+        "regions", help="show and change regions and their load balancers", description=_DESCRIPTION
+    )
     actions = parser.add_subparsers(dest="action")
     for action in ("add", "remove"):
         change = actions.add_parser(action, help=f"{action} an instance")
@@ -44,7 +46,9 @@ def add_command(commands: Any) -> None:
         each.add_argument(
             "--controller", default=default, metavar="HOST:PORT", help=f"its gRPC (default {CONTROLLER_ADDRESS})"
         )
-    parser.add_argument("--timeout-s", type=float, default=10.0, help="default 10")
+    parser.add_argument(
+        "--timeout-s", type=float, default=10.0, metavar="S", help="wait so long for an answer (default 10)"
+    )
     add_tls_dir(parser)
     parser.set_defaults(run=regions)
 

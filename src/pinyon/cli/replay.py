@@ -8,10 +8,12 @@ import json
 import os
 import sys
 import time
+from bisect import bisect_left
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pinyon.cli.channel import add_tls_dir, open_async_channel
+from pinyon.cli.channel import add_tls_dir, check_role, open_async_channel, open_channel
 from pinyon.cli.failures import in_words
 from pinyon.cli.simulated import (
     Load,
@@ -32,29 +34,34 @@ from pinyon.simulator.workload import at_rate
 __all__ = ["add_command", "replay"]
 
 LATE_S = 0.05
+REACHED_S = 30.0
+"""Until the load balancer has said that it is one."""
+INTERRUPTED = 130
+"""Exit status."""
 _DESCRIPTION = """\
 Send the requests of a trace to a load balancer, at the trace's times or at --rate, and report as ``pinyon simulate``
 does. A trace has no text: prompts are made of one text of tokens for each block id, so that prompts share what they
-share in the trace; answers are as long as in the trace whatever the model says. What follows another request waits for
-its end, and goes on with what was generated. With --clients so many clients send one request after the other.
+share in the trace; answers are as long as in the trace, whatever the model says. A further turn of a conversation waits
+for the end of the one before, and goes on with what was generated.
 
 For a model with a short context, --tokens-max cuts prompts and --shrink divides all lengths; block ids then stand for
-less tokens. A service's blocks should be no longer than those.
+fewer tokens. The blocks of the services should be no longer than those.
 
-The last line is one JSON object. The exit status is 1 if a request failed."""
+The last line is one JSON object. The exit status is 1 if a request failed. Ctrl-C ends it; what has ended by then is
+reported, and the exit status is 130."""
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "replay",
-        help="a trace sent to a suite that runs",
+        help="send a trace to a running suite",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_trace(parser)
     parser.add_argument(
-        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="its gRPC address (default 127.0.0.1:8001)"
+        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
     )
     parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
     parser.add_argument(
@@ -62,17 +69,26 @@ def add_command(commands: Any) -> None:
     )
     add_load(parser)
     parser.add_argument(
-        "--seed", type=seed_of, default=0, help="of the tokens: another one shares no block (default 0)"
+        "--seed",
+        type=seed_of,
+        default=0,
+        help="the prompts' tokens depend on it; runs with different seeds share no block (default 0)",
     )
     parser.add_argument(
         "--token-ids",
         default="33-126",
         metavar="FIRST-LAST",
-        help="prompts are made of these (default 33-126: most vocabularies have printable characters there)",
+        help="token ids that prompts are made of (default 33-126: printable characters in most vocabularies)",
     )
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a request (default 600)")
     parser.add_argument(
-        "--in-flight-max", type=int, default=4096, metavar="N", help="requests at once; more wait here (default 4096)"
+        "--timeout", type=float, default=600.0, metavar="S", help="a request fails after this (default 600)"
+    )
+    parser.add_argument(
+        "--in-flight-max",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="so many requests at a time; further ones wait in this program (default 4096)",
     )
     parser.add_argument("--api-key", default=os.environ.get("PINYON_API_KEY", ""), help="default: $PINYON_API_KEY")
     parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
@@ -88,10 +104,19 @@ def replay(arguments: argparse.Namespace) -> int:
     _check_texts(arguments)
     tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
     block_tokens = block_tokens_of(arguments, trace)
+    with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
+        check_role(channel, arguments.lb, LB, min(REACHED_S, arguments.timeout))
     load = read(arguments, trace)
     limits = limits_of(arguments, load)
-    replayed = asyncio.run(_play(arguments, load, block_tokens, tokens))
+    replayed, interrupted = asyncio.run(_play(arguments, load, block_tokens, tokens))
     rows = replayed.outcomes
+    title = f"replay, TTFT SLO {arguments.slo:g} s"
+    warm_up = bisect_left(replayed.numbers, limits.warm_up)
+    if interrupted:
+        title += f", interrupted: {len(rows)} of {len(load.arrivals)} requests had ended"
+        if warm_up == len(rows):
+            warm_up, title = 0, f"{title}, none after the warm-up, which counts here"
+    limits = replace(limits, warm_up=warm_up)
     result = {
         "name": "replay",
         "rate": load.native_rate if arguments.rate is None else arguments.rate,
@@ -101,18 +126,20 @@ def replay(arguments: argparse.Namespace) -> int:
         "seed": arguments.seed,
         "late_p99_s": replayed.late_p99_s,
         "errors": replayed.errors,
+        **({"interrupted": True} if interrupted else {}),
         **cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up),
     }
-    title = f"replay, TTFT SLO {arguments.slo:g} s"
     if not arguments.json:
         print_result(title, result)
     _tell(replayed, arguments)
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()  # what was measured is there even if a file cannot be written
     if arguments.per_request is not None:
-        write_rows(arguments.per_request, rows)
+        write_rows(arguments.per_request, zip(replayed.numbers, rows, strict=True))
     if arguments.picture is not None:
         draw(arguments.picture, title, {"replay": rows}, limits)
+    if interrupted:
+        return INTERRUPTED
     return 1 if replayed.errors else 0
 
 
@@ -123,7 +150,10 @@ def _check_texts(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"--{name.replace('_', '-')} has characters that cannot be sent", field=name)
 
 
-async def _play(arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange) -> Replayed:
+async def _play(
+    arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange
+) -> tuple[Replayed, bool]:
+    """What came of the requests, and whether it was interrupted."""
     arrivals = at_rate(load.arrivals, load.native_rate if arguments.rate is None else arguments.rate)
     prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
@@ -140,7 +170,10 @@ async def _play(arguments: argparse.Namespace, load: Load, block_tokens: int, to
                 in_flight_max=arguments.in_flight_max,
                 progress=progress,
             )
-            return await player.run()
+            try:
+                return await player.run(), False
+            except asyncio.CancelledError:  # by Ctrl-C
+                return player.replayed(), True
 
 
 def _tell(replayed: Replayed, arguments: argparse.Namespace) -> None:

@@ -36,19 +36,23 @@ TABLE_WIDTH_MAX = 200
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("reproduce", help="a paper's figure, made again", description=_DESCRIPTION)
-    parser.add_argument("figure", nargs="?", metavar="NAME", help="of a figure: see --list")
+    parser = commands.add_parser("reproduce", help="make a paper's figure again", description=_DESCRIPTION)
+    parser.add_argument("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
     parser.add_argument(
         "--list",
         action="store_true",
-        help="show all figures, the traces that they need, and what is made elsewhere or not",
-    )
-    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where the traces are")
-    parser.add_argument(
-        "--trace", action="append", default=[], metavar="NAME=FILE", help="one of them is this file; repeatable"
+        help="list all figures, the traces that they need, which other commands make some, and which are not made",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="roughly, with shorter and fewer runs: of figures that are simulated alone"
+        "--traces", type=Path, metavar="FOLDER", help="the folder of the traces, under the names that --list shows"
+    )
+    parser.add_argument(
+        "--trace", action="append", default=[], metavar="NAME=FILE", help="read this trace from this file; repeatable"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="shorter and fewer runs, rough numbers; only for figures that are simulated",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write NAME.json and NAME.svg there")
     parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")

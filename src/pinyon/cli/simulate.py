@@ -50,7 +50,7 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "simulate",
-        help="a trace on a simulated cluster",
+        help="run a trace on a simulated cluster",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -63,14 +63,18 @@ def add_command(commands: Any) -> None:
         "--goodput", type=float, metavar="SHARE", help="find the highest rate at which that share is in time"
     )
     parser.add_argument(
-        "--p99", type=float, default=math.inf, metavar="S", help="of a goodput's TTFTs at most (default: without end)"
+        "--p99",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="with --goodput: the P99 of the TTFT is to be within this, too (default: it may be any)",
     )
     parser.add_argument(
         "--drift",
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="by which a goodput's last quarter may be less in time than all (default 1: by any)",
+        help="with --goodput: how much less than of all may be in time of the last quarter (default 1: any)",
     )
     parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
@@ -124,7 +128,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         **model.report(rows, limits),
     }
     if arguments.per_request is not None:
-        write_rows(arguments.per_request, rows)
+        write_rows(arguments.per_request, enumerate(rows))
     title = f"{policy}, {result['instances']} instances, TTFT SLO {arguments.slo:g} s"
     if arguments.goodput is not None:
         title += f": goodput at {arguments.goodput:.0%}"

@@ -40,17 +40,23 @@ With --dram it is the books of a worker's two tiers, where a request's own block
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
-        "simulate-cache", help="hit ratio of a trace in a cache of some size, by policy", description=_DESCRIPTION
+        "simulate-cache", help="find the hit ratio of a trace in a cache", description=_DESCRIPTION
     )
     add_trace(parser)
     parser.add_argument(
         "--policy",
         default="lru",
-        help=f"{EVICTION_POLICIES.described}, or {BELADY}, which knows the future (default lru)",
+        help=f"what is evicted first: {EVICTION_POLICIES.described}, or {BELADY}, which knows the future (default lru)",
     )
-    parser.add_argument("--capacity", type=int, required=True, metavar="BLOCKS", help="blocks of the trace's size")
+    parser.add_argument(
+        "--capacity", type=int, required=True, metavar="BLOCKS", help="of the cache, in blocks of the trace's size"
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="a pool of N nodes, each of that capacity")
-    parser.add_argument("--router", default="", help=f"of the pool: {POOLS.described} (default {DEFAULT_ROUTER})")
+    parser.add_argument(
+        "--router",
+        default="",
+        help=f"which node of the pool a request runs on: {POOLS.described} (default {DEFAULT_ROUTER})",
+    )
     parser.add_argument(
         "--last-copies",
         type=int,
@@ -58,7 +64,8 @@ def add_command(commands: Any) -> None:
         default=0,
         const=LOOK_AHEAD,
         metavar="VICTIMS",
-        help=f"local caches: of the next victims (default {LOOK_AHEAD}) one with another copy in the pool goes first",
+        help=f"with local caches: of so many next victims (default {LOOK_AHEAD}), evict one first that has another "
+        "copy in the pool",
     )
     parser.add_argument(
         "--dram", type=int, default=0, metavar="BLOCKS", help="a second tier of so many blocks below the capacity"

@@ -54,14 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--regions",
         metavar="REGION,...",
-        help=f"each {FORM}: its clients at the peak, whose hour is UTC, and how many times fewer there are at the "
-        f"trough ({', '.join(WILDCHAT_DAY)} have an hour and a ratio; for others 8). No trace is read",
+        help=f"each {FORM}: CLIENTS at the busiest hour, which is PEAK (UTC), and RATIO times fewer at the quietest "
+        f"({', '.join(WILDCHAT_DAY)} have a PEAK and a RATIO of their own; others a RATIO of 8). No trace is read",
     )
     group.add_argument(
         "--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)"
     )
-    group.add_argument("--routing", metavar="POLICY", help="the system's, but with this policy, as a load balancer's")
-    group.add_argument("--pushing", metavar="RULE", help="and with this rule, when to push")
+    group.add_argument(
+        "--routing", metavar="POLICY", help="replaces the system's routing policy: one that a load balancer has"
+    )
+    group.add_argument(
+        "--pushing", metavar="RULE", help="replaces the system's rule when a request may leave the queue"
+    )
     described = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
     group.add_argument("--workload", default="wildchat", help=f"what clients send (default wildchat). {described}")
     group.add_argument(
@@ -69,16 +73,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="A+B=MS",
-        help="between two regions; repeatable (default: us+eu 90, us+asia 150, eu+asia 200, others 150)",
+        help="of messages between two regions; repeatable (default: us+eu 90, us+asia 150, eu+asia 200, others 150)",
     )
     group.add_argument(
         "--day", type=float, default=1200.0, metavar="S", help="seconds of virtual time that a day lasts (default 1200)"
     )
     group.add_argument(
-        "--reserved", type=float, default=RESERVED, metavar="$", help=f"per instance and hour (default {RESERVED})"
+        "--reserved",
+        type=float,
+        default=RESERVED,
+        metavar="$",
+        help=f"price of a reserved instance per hour (default {RESERVED})",
     )
     group.add_argument(
-        "--on-demand", type=float, default=ON_DEMAND, metavar="$", help=f"the same by the hour (default {ON_DEMAND})"
+        "--on-demand",
+        type=float,
+        default=ON_DEMAND,
+        metavar="$",
+        help=f"price of an instance on demand per hour (default {ON_DEMAND})",
     )
 
 

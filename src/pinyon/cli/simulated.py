@@ -43,6 +43,8 @@ __all__ = [
 
 REFERENCE = "prefill-reference"
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
+WITH_MEMORY = "l4-llama-8b"
+"""A model to begin with."""
 INSTANCES_MAX = 1 << 16
 WARM_UP = 500
 """Requests that do not count where nobody says how many: caches are empty at first."""
@@ -120,39 +122,59 @@ class Load:
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
     """The trace, the model, and how a run is judged. Not ``traced``: there need not be a trace."""
     add_trace(parser, needed=traced)
-    parser.add_argument("--model", default=REFERENCE, metavar="NAME", help=f"{MODELS} (default {REFERENCE})")
+    parser.add_argument(
+        "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
+    )
     if sized:
-        parser.add_argument("--instances", type=int, metavar="N", help="how many, each for all phases of a request")
-    parser.add_argument("--prefill-instances", type=int, default=0, metavar="P", help="or: so many for prompts,")
-    parser.add_argument("--decode-instances", type=int, default=0, metavar="D", help="and so many that decode")
+        parser.add_argument("--instances", type=int, metavar="N", help="how many, each for prompts and decoding")
+    apart = "these two go together (default: none)"
+    parser.add_argument(
+        "--prefill-instances", type=int, default=0, metavar="P", help=f"how many for prompts alone; {apart}"
+    )
+    parser.add_argument(
+        "--decode-instances", type=int, default=0, metavar="D", help=f"how many for decoding alone; {apart}"
+    )
     parser.add_argument(
         "--cache-tokens",
         type=int,
         metavar="C",
-        help="KV that an instance, or a node of a pipeline, holds, in whole blocks (default: the machine's HBM)",
+        help="tokens of KV, in whole blocks, that an instance holds, or a node of its pipeline (default: the machine's "
+        f"HBM; needed for {REFERENCE}, which has none)",
     )
-    described = f"of service: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
+    described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
     parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
     parser.add_argument(
         "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
     )
-    parser.add_argument("--eviction", default="lru", help="of each cache (default lru), as in simulate-cache")
+    parser.add_argument(
+        "--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)"
+    )
     add_load(parser)
-    parser.add_argument("--seed", type=seed_of, default=0, help="of chance and of hashes (default 0)")
+    parser.add_argument("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
-    whole.add_argument("--dram-tokens", type=int, metavar="N", help="of the tier below (default: the machine's)")
+    whole.add_argument(
+        "--dram-tokens", type=int, metavar="N", help="tokens of KV in the tier below HBM (default: the machine's DRAM)"
+    )
     whole.add_argument(
         "--pool-tokens",
         type=int,
         metavar="N",
-        help="of a host's part of the pool (default: its DRAM; of the plain reference's SSDs, three times that)",
+        help=f"tokens of KV in a host's part of the pool (default: its DRAM; with {REFERENCE} and --pool ssd, three "
+        "times --cache-tokens)",
     )
-    whole.add_argument("--no-prefix-cache", action="store_true", help="nothing is reused")
+    whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")
     whole.add_argument(
-        "--steps", default=StepRule.MIXED, choices=[*StepRule], help="chunks beside decoding, or whole prompts first"
+        "--steps",
+        default=StepRule.MIXED,
+        choices=[*StepRule],
+        help="what a step computes: chunks of prompts beside decoding (mixed, the default), or whole prompts first",
     )
-    whole.add_argument("--step-tokens", type=int, default=2048, metavar="N", help="of a mixed step (default 2048)")
-    whole.add_argument("--chunk-tokens", type=int, metavar="N", help="of one prompt in a step (default: --step-tokens)")
+    whole.add_argument(
+        "--step-tokens", type=int, default=2048, metavar="N", help="tokens of a mixed step at most (default 2048)"
+    )
+    whole.add_argument(
+        "--chunk-tokens", type=int, metavar="N", help="tokens of one prompt in a step at most (default: --step-tokens)"
+    )
     whole.add_argument(
         "--step-tbt",
         type=float,
@@ -165,14 +187,14 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
         type=int,
         default=32_768,
         metavar="N",
-        help="of whole prompts in one step, of which one alone may be longer (default 32768)",
+        help="tokens of whole prompts in one step at most; a prompt that is longer has a step alone (default 32768)",
     )
     whole.add_argument(
         "--active-prefills",
         type=int,
         default=8,
         metavar="N",
-        help="prompts of an instance that have left its queue and are not computed (default 8)",
+        help="prompts that an instance works on at a time; the others wait in its queue (default 8)",
     )
     whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
     whole.add_argument(
@@ -188,51 +210,68 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
         "--attention-kernel",
         choices=KERNELS,
         default="whole",
-        help="of profiles that gain by it: what the whole batch shares, or what any two of it share, is read once "
-        "(default whole)",
+        help="which KV is read once for several requests: what the whole batch shares (whole, the default), or what "
+        "any two of it share (grouped); it counts for profiles that gain by it",
     )
     whole.add_argument(
         "--utilisation",
         type=float,
         default=1.0,
         metavar="U",
-        help="of the engine's stated speed at prompts (default 1)",
+        help="share of its stated speed at which the engine computes prompts (default 1)",
     )
     whole.add_argument(
         "--path-ms",
         type=float,
         default=0.0,
         metavar="MS",
-        help="of a request through the services and of its first token back, where nobody waits (default 0)",
+        help="that a request takes through the services, and its first token back, where nobody waits (default 0)",
     )
     whole.add_argument(
         "--sizes",
         default="",
         metavar="LEAST-MOST",
-        help="instances come and go as load asks for (default: none do)",
+        help="instances come and go with the load, within these bounds (default: their number is fixed)",
     )
-    whole.add_argument("--shed", type=float, metavar="S", help="refuse whose predicted TTFT is longer")
-    whole.add_argument("--shed-tbt", type=float, metavar="S", help="or whose predicted time between tokens is")
+    whole.add_argument(
+        "--shed", type=float, metavar="S", help="refuse requests whose predicted TTFT is longer (default: none)"
+    )
+    whole.add_argument(
+        "--shed-tbt",
+        type=float,
+        metavar="S",
+        help="refuse requests whose predicted time between tokens is longer (default: none)",
+    )
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     """How a trace is sent, and how what came of it is judged."""
-    parser.add_argument("--tokens-max", type=int, default=20_480, metavar="N", help="of a prompt (default 20480)")
     parser.add_argument(
-        "--shrink", type=int, default=1, metavar="F", help="divide all lengths, after that, by so much (default 1)"
+        "--tokens-max", type=int, default=20_480, metavar="N", help="cut prompts to so many tokens (default 20480)"
     )
     parser.add_argument(
-        "--clients", type=int, default=0, metavar="N", help="closed loop of so many (default: open loop)"
+        "--shrink", type=int, default=1, metavar="F", help="divide all lengths by this, after --tokens-max (default 1)"
+    )
+    parser.add_argument(
+        "--clients",
+        type=int,
+        default=0,
+        metavar="N",
+        help="so many clients, each of which sends when it has its answer (default: requests come at their times)",
     )
     parser.add_argument(
         "--warm-up",
         type=int,
         metavar="N",
-        help=f"requests that do not count (default {WARM_UP}, but a tenth of the trace at most)",
+        help=f"first requests, which do not count (default {WARM_UP}, but a tenth of the trace at most)",
     )
-    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="of the TTFT (default 5)")
+    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="a TTFT up to this is in time (default 5)")
     parser.add_argument(
-        "--tbt-slo", type=float, default=0.1, metavar="S", help="of the time between tokens (default 0.1)"
+        "--tbt-slo",
+        type=float,
+        default=0.1,
+        metavar="S",
+        help="a time between tokens up to this is in time (default 0.1)",
     )
 
 
@@ -242,7 +281,9 @@ def check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name, None)
         if value is not None and not least <= value <= most:
             option = name.replace("_", "-")
-            raise InvalidArgument(f"--{option} must be from {least:g} to {most:g}, got {value}", field=name)
+            raise InvalidArgument(
+                f"--{option} must be from {_number(least)} to {_number(most)}, got {value}", field=name
+            )
     if arguments.clients:
         for name in ("rate", "goodput"):
             if getattr(arguments, name, None) is not None:
@@ -251,6 +292,10 @@ def check(arguments: argparse.Namespace) -> None:
         path: Path | None = getattr(arguments, name, None)
         if path is not None and (path.is_dir() or not path.parent.is_dir()):  # now: a search for a rate may take long
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
@@ -365,9 +410,9 @@ def _reference(
             raise InvalidArgument(
                 f"--{option} is of models of whole machines; {REFERENCE} has no such thing", field=name
             )
-    if instances is None:
-        raise InvalidArgument("--instances is missing", field="instances")
-    cache_tokens = _cache_tokens(arguments, block_tokens, None)
+    if instances is None or arguments.cache_tokens is None:
+        raise InvalidArgument(_missing(arguments, instances), field="instances")
+    cache_tokens = _cache_tokens(arguments, block_tokens, arguments.cache_tokens)
     settings = ReferenceSettings(
         instances,
         cache_tokens,
@@ -378,6 +423,15 @@ def _reference(
         pool=_pool_rules(arguments, block_tokens, cache_tokens),
     )
     return ReferenceModel(settings, policy, order)
+
+
+def _missing(arguments: argparse.Namespace, instances: int | None) -> str:
+    """All that the reference cannot do without, at once."""
+    told = [] if instances is not None else ["--instances is missing"]
+    if arguments.cache_tokens is None:
+        other = f"a --model that has one, such as {WITH_MEMORY}"
+        told.append(f"{REFERENCE} has no memory of its own: give --cache-tokens, or {other}")
+    return "; ".join(told)
 
 
 def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: int) -> PoolRules | None:
@@ -394,10 +448,8 @@ def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: 
     return PoolRules(FETCH_US, SSD_US, max(1, ssd_tokens // block_tokens))
 
 
-def _cache_tokens(arguments: argparse.Namespace, block_tokens: int, default: int | None) -> int:
-    tokens: int | None = arguments.cache_tokens if arguments.cache_tokens is not None else default
-    if tokens is None:
-        raise InvalidArgument("--cache-tokens is missing", field="cache_tokens")
+def _cache_tokens(arguments: argparse.Namespace, block_tokens: int, default: int) -> int:
+    tokens: int = arguments.cache_tokens if arguments.cache_tokens is not None else default
     if tokens < block_tokens:
         raise InvalidArgument(f"--cache-tokens must be at least one block of {block_tokens}", field="cache_tokens")
     return tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,20 @@ _COLUMNS = (
     ("reused", "hit_ratio", "{:.1%}"),
     ("both", "effective", "{:.1%}"),
 )
-"""Side by side: of the TTFT, but for the last two; both: TTFT and TBT in time."""
+"""Side by side."""
+_LEGEND = {
+    "in time": "share of the requests whose TTFT is",
+    "last ¼": "of the last quarter by arrival",
+    "longest": "of the tenth with the longest prompts",
+    "P50": "of the TTFT in s, as P90 and P99",
+    "reused": "share of the prompts' tokens",
+    "both": "TTFT and TBT in time",
+}
 
 
-def write_rows(path: Path, rows: Rows) -> None:
-    """A line of JSON for each. Raises :class:`InvalidArgument`."""
-    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in enumerate(rows))
+def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
+    """A line of JSON for each, with its number in the trace. Raises :class:`InvalidArgument`."""
+    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
     _write(path, "".join(lines), "per_request")
 
 
@@ -96,6 +104,8 @@ def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str
         table.add_column(label, justify="right", no_wrap=True)
     for name, result in results.items():
         table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form in shown))
+    legend = "; ".join(f"{label}: {told}" for label, told in _LEGEND.items() if label in {each[0] for each in shown})
+    table.caption, table.caption_justify = legend, "left"
     _print(table)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TextIO
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.channel import add_tls_dir, check_address, open_channel
 from pinyon.cli.regions import CONTROLLER_ADDRESS
 from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame, plain
 from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
@@ -44,9 +44,13 @@ A live view of one suite, from its conductor and a load balancer: tokens and req
 prompts was reused (HITS), percentiles of the time to first token and between tokens, and the instances. Percentiles
 are of requests that have ended; TBT is the mean of each.
 
-Where a controller answers, of its regions: load balancers, queues, hits, requests forwarded to other regions and taken
-from them, who serves what (a star: for somebody else), and instances, the busiest first. With --metrics, all metrics of
-one process by name. "q" or Ctrl-C ends it."""
+Where a controller answers, of its regions: of each load balancer the requests that wait (QUEUE) and those under way
+(FLIGHT; one that was forwarded counts at both load balancers), how many of its instances could take a request at once
+(FREE), requests per second that are forwarded to other regions (OUT) and taken from them (IN), and the clusters whose
+instances it serves; then the instances, the busiest first. "adopted" are clusters whose own load balancers are all
+gone: one of another region serves them meanwhile, marked with a star.
+
+With --metrics, all metrics of one process by name. "q" or Ctrl-C ends it."""
 
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -62,7 +66,7 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "top",
-        help="load, latencies and instances, live",
+        help="watch load, latencies and instances, live",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,8 +82,12 @@ def add_command(commands: Any) -> None:
     )
     add("--metrics", default="", metavar="ADDRESS", help="show the metrics of this process, by name")
     parser.add_argument("--every-s", type=float, default=1.0, help="seconds between two looks (default 1)")
-    parser.add_argument("--once", action="store_true", help="print one frame, also where it is no terminal")
-    parser.add_argument("--timeout-s", type=float, default=5.0, help="default 5")
+    parser.add_argument(
+        "--once", action="store_true", help="print one frame and end; exit status 1 if one did not answer"
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=5.0, metavar="S", help="wait so long for an answer (default 5)"
+    )
     add_tls_dir(parser)
     parser.set_defaults(run=top)
 
@@ -104,8 +112,14 @@ class _Source(Protocol):
     def look(self) -> Draw:
         """What there is now. Raises :class:`PinyonError`."""
 
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What did not answer the last look, though others did."""
+
 
 class _ControllerSource:
+    failures = ()
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._address = arguments.controller or CONTROLLER_ADDRESS
         self._timeout_s = arguments.timeout_s
@@ -150,6 +164,10 @@ class _SuiteSource:
         samples = list(self._samples)
         return lambda width, height: suite_frame(samples, width, height, self._title)
 
+    @property
+    def failures(self) -> tuple[str, ...]:
+        return self._samples[-1].failures if self._samples else ()
+
     def _instances(self) -> Sequence[conductor_pb2.Instance]:
         with open_channel(self._conductor, CONDUCTOR, self._tls_dir) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
@@ -158,6 +176,8 @@ class _SuiteSource:
 
 
 class _MetricsSource:
+    failures = ()
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._page = _Page(arguments.metrics, arguments)
         self._title = f"pinyon top  {self._page.base}"
@@ -175,13 +195,15 @@ class _Page:
     """The metrics of a process, over HTTP."""
 
     def __init__(self, address: str, arguments: argparse.Namespace) -> None:
+        if "://" not in address:
+            check_address(address)
         self.base = address if "://" in address else f"{'https' if arguments.tls_dir else 'http'}://{address}"
         self._url = f"{self.base.rstrip('/')}/metrics"
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir
 
     def read(self) -> str:
-        """Raises :class:`Unavailable`."""
+        """Raises :class:`PinyonError`."""
         import ssl
 
         trusted = None
@@ -233,7 +255,7 @@ def _watch(arguments: argparse.Namespace, source: _Source) -> int:
         time.sleep(every_s)  # rates are between two looks
         for line in source.look()(size.columns, rows):
             sys.stdout.write(f"{line.text}\n")
-        return 0
+        return 1 if source.failures else 0
     with _screen(sys.stdout, sys.stdin) as keys:
         failure = ""
         while _show_until(time.monotonic() + every_s, draw, failure, keys):

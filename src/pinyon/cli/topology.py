@@ -31,7 +31,7 @@ text, or the path of a JSON file, in the form that --json prints: {{"cpu:0": [["
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
-        "topology", help="this host's NICs and which memory they are near to", description=_DESCRIPTION
+        "topology", help="show this host's NICs and which memory they are near to", description=_DESCRIPTION
     )
     parser.add_argument("--json", action="store_true", help="print the matrix alone, as JSON")
     parser.add_argument(

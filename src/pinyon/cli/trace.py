@@ -11,7 +11,7 @@ __all__ = ["add_command"]
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
-    parser = commands.add_parser("trace", help="traces of requests: make, record, analyse them")
+    parser = commands.add_parser("trace", help="make, record and analyse traces of requests")
     group = parser.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
     trace_analyze.add_command(group)
     trace_fit.add_command(group)

@@ -40,7 +40,9 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write analysis.json and the pictures there")
-    parser.add_argument("--window-s", type=float, default=600.0, help="of figures over time (default 600)")
+    parser.add_argument(
+        "--window-s", type=float, default=600.0, metavar="S", help="the step of figures over time (default 600)"
+    )
     add_memory(parser)
     parser.set_defaults(run=analyze)
 

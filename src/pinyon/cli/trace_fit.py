@@ -24,7 +24,7 @@ policy workload_aware:fits=FILE, in simulate-cache and in services."""
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser(
-        "fit", help="fits of its last day's reuse, for workload_aware:fits=FILE", description=_DESCRIPTION
+        "fit", help="fit the reuse of its last day, for workload_aware:fits=FILE", description=_DESCRIPTION
     )
     add_trace(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="the file (JSON)")

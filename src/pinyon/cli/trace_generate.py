@@ -28,23 +28,28 @@ profile, parameters and seed make the same file everywhere. What nobody publishe
 DURATION_MAX_S = 31 * DAY_S
 PER_S_MAX = 1_000.0
 ROWS_EVERY = 256
+_SPANS = ((3600.0, "h"), (60.0, "min"))
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 
 
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of ``pinyon trace``."""
-    parser = commands.add_parser("generate", help="make a trace by a seed", description=_DESCRIPTION)
-    parser.add_argument("profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=", ".join(PROFILES))
+    parser = commands.add_parser("generate", help="make a trace from a profile and a seed", description=_DESCRIPTION)
+    parser.add_argument(
+        "profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=f"one of {', '.join(PROFILES)}"
+    )
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the file (.gz: gzipped; -: standard output)")
-    parser.add_argument("--seed", type=seed_of, default=1, help="a whole number from 0; default 1")
-    parser.add_argument("--duration", type=_seconds, metavar="TIME", help="2h, 24h, 5d ... (default: the profile's)")
+    parser.add_argument("--seed", type=seed_of, default=1, help="a whole number from 0 (default 1)")
+    parser.add_argument(
+        "--duration", type=_seconds, metavar="TIME", help="such as 2m, 2h or 5d (default: the profile's)"
+    )
     parser.add_argument("--per-s", type=_rate, metavar="RATE", help="requests per second at the day's busiest time")
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="another value of a free parameter; repeatable",
+        help="set a parameter of the profile; repeatable",
     )
     parser.add_argument("--profiles", action="store_true", help="list the profiles with their free parameters")
     parser.set_defaults(run=trace_generate)
@@ -93,10 +98,16 @@ def trace_generate(arguments: argparse.Namespace) -> int:
             if writer.rows % ROWS_EVERY == 0:
                 progress(int(row.time_s))
     sys.stderr.write(
-        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {made.duration_s / 3600:g} h: "
+        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {_span(made.duration_s)}: "
         f"profile {made.name}, seed {arguments.seed}, format {made.format}\n"
     )
     return 0
+
+
+def _span(seconds: float) -> str:
+    """In the largest unit of which it is one or more."""
+    unit, name = next(((size, name) for size, name in _SPANS if seconds >= size), (1.0, "s"))
+    return f"{seconds / unit:g} {name}"
 
 
 def _varied(text: str) -> tuple[str, float]:

@@ -40,14 +40,18 @@ def add_trace(parser: Any, *, needed: bool = True) -> None:
     """The arguments that name a trace."""
     nargs = {} if needed else {"nargs": "?"}
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped", **nargs)
-    parser.add_argument("--format", default="", choices=tuple(FORMATS), help="default: its first row tells")
-    parser.add_argument("--limit", type=_count_rows, default=0, metavar="ROWS", help="only the file's first rows")
+    parser.add_argument(
+        "--format", default="", choices=tuple(FORMATS), help="of the file (default: its first row tells)"
+    )
+    parser.add_argument(
+        "--limit", type=_count_rows, default=0, metavar="ROWS", help="read only so many rows (default: all)"
+    )
 
 
 def add_memory(parser: Any) -> None:
     """The argument of :func:`columns_of`."""
     parser.add_argument(
-        "--memory-gib", type=float, default=12.0, metavar="GIB", help="what it may take at most (default 12)"
+        "--memory-gib", type=float, default=12.0, metavar="GIB", help="memory that it may take (default 12)"
     )
 
 
@@ -55,7 +59,7 @@ def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
     """Read it, and say what was left out. Raises :class:`PinyonError`."""
     least, most = MEMORY_GIB
     if not least <= arguments.memory_gib <= most:
-        raise InvalidArgument(f"--memory-gib must be from {least:g} to {most:g}", field="memory_gib")
+        raise InvalidArgument(f"--memory-gib must be from {least:g} to {most:,.0f}", field="memory_gib")
     with bar("reading", trace.size_bytes) as progress:
         columns = read_columns(
             trace.rows(arguments.limit),

@@ -87,8 +87,16 @@ def add_command(commands: Any) -> None:
         metavar="HOST:PORT",
         help=f"a load balancer's gRPC, up to {LBS_MAX} times (default 127.0.0.1:8001)",
     )
-    parser.add_argument("--seconds", type=_seconds, default=0.0, help="default: until Ctrl-C")
-    parser.add_argument("--requests", type=_requests, default=REQUESTS_MAX, help=f"at most; default {REQUESTS_MAX}")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=0.0, metavar="S", help="end after this (default: at Ctrl-C)"
+    )
+    parser.add_argument(
+        "--requests",
+        type=_requests,
+        default=REQUESTS_MAX,
+        metavar="N",
+        help=f"end after so many (default {REQUESTS_MAX})",
+    )
     add_tls_dir(parser)
     parser.set_defaults(run=record)
 

@@ -31,9 +31,11 @@ def add_command(commands: Any) -> None:
     add_trace(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="a file (.gz: gzipped), or - for standard output")
     parser.add_argument("--factor", type=float, required=True, help="share of the rows to keep, above 0, up to 1")
-    parser.add_argument("--seed", type=seed_of, default=0, help="a whole number from 0; default 0")
+    parser.add_argument("--seed", type=seed_of, default=0, help="a whole number from 0 (default 0)")
     parser.add_argument(
-        "--by", choices=get_args(Unit), help="what is kept whole; default: the first of them that is named"
+        "--by",
+        choices=get_args(Unit),
+        help="what is kept or left out as a whole (default: the first of these that the trace names)",
     )
     parser.set_defaults(run=scale)
 

@@ -64,15 +64,22 @@ def add_command(commands: Any) -> None:
 
     bench = verbs.add_parser("bench", help="move bytes and show how fast", description=_BENCH)
     bench.add_argument("target", nargs="?", default="", help='what serve printed; "-" reads it from stdin')
-    bench.add_argument("--op", choices=("read", "write", "both"), default="both", help="default both")
-    bench.add_argument("--size", default="4K,64K,1M,16M", metavar="LIST", help="bytes of a request (4K,64K,1M,16M)")
+    bench.add_argument("--op", choices=("read", "write", "both"), default="both", help="which transfers (default both)")
+    bench.add_argument(
+        "--size",
+        default="4K,64K,1M,16M",
+        metavar="LIST",
+        help="bytes of a request, a line of the table for each (default 4K,64K,1M,16M)",
+    )
     bench.add_argument("--batch", type=int, default=1, help="requests at a time (default 1)")
     bench.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
     bench.set_defaults(run=_checked(_bench))
 
     for parser in (serve, bench):
-        parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default 127.0.0.1:0")
+        parser.add_argument(
+            "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default 127.0.0.1:0: a free port"
+        )
         for name, option in _SETTINGS.items():
             field = TransferSettings.model_fields[name]
             flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}

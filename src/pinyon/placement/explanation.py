@@ -252,7 +252,7 @@ def _taken(each: Candidate, blocks: int) -> str:
 
 
 def _state(each: Candidate, blocks: int) -> str:
-    parts = [f"it holds {_held(each, blocks)}"]
+    parts = [f"it {_holds(each, blocks)}"]
     if each.fetched_blocks:
         parts.append(f"fetches {each.fetched_blocks}")
     wait_s = each.room_s + each.queue_s
@@ -260,10 +260,12 @@ def _state(each: Candidate, blocks: int) -> str:
     return ", ".join(parts[:-1]) + f" and {parts[-1]}"
 
 
-def _held(each: Candidate, blocks: int) -> str:
+def _holds(each: Candidate, blocks: int) -> str:
+    if not blocks:
+        return "holds no block (the prompt is shorter than one)"
     coming = each.expected_blocks - each.held_blocks
     more = f" ({coming} of them soon, from prompts before it)" if coming > 0 else ""
-    return f"{each.expected_blocks} of {blocks} blocks{more}"
+    return f"holds {each.expected_blocks} of {blocks} blocks{more}"
 
 
 def _other(each: Candidate, blocks: int) -> str:
@@ -276,7 +278,7 @@ def _other(each: Candidate, blocks: int) -> str:
     about = "about " if each.about else ""
     if each.fetched_blocks:
         reasons.append(f"fetching {each.fetched_blocks} blocks {about}{_time(each.transfer_s)}")
-    reasons.append(f"holds {_held(each, blocks)}")
+    reasons.append(_holds(each, blocks))
     if each.others_s >= WAIT_S:
         reasons.append(f"others would have lost {_time(each.others_s)}")
     return f"{each.instance_id} would have taken {about}{_time(each.ttft_s)} ({', '.join(reasons)})"

@@ -32,8 +32,9 @@ OUTPUT_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """``outcomes``: in order of the trace."""
+    """``numbers``: of the requests that have ended, in order of the trace; ``outcomes``: of these."""
 
+    numbers: list[int]
     outcomes: list[Outcome]
     late_p99_s: float
     """How long after its time a request was sent: what this program, or ``in_flight_max``, held back."""
@@ -75,7 +76,7 @@ class Player:
         self._errors: dict[str, int] = {}
 
     async def run(self) -> Replayed:
-        """Ends when every request has; cancelled, it takes its requests along."""
+        """Ends when every request has. Cancelled, it takes its requests along; :meth:`replayed` tells of the others."""
         self._began_s = self._clock()
         self._add(self._clients.first())
         async with asyncio.TaskGroup() as group:
@@ -87,9 +88,15 @@ class Player:
                 when_s, number = heapq.heappop(self._due)
                 await self._places.acquire()
                 group.create_task(self._serve(number, when_s), name=f"request {number}")
+        return self.replayed()
+
+    def replayed(self) -> Replayed:
+        """What there is so far."""
         late = sorted(self._late_s)
+        numbers = sorted(self._outcomes)
         return Replayed(
-            [self._outcomes[number] for number in range(len(self._arrivals))],
+            numbers,
+            [self._outcomes[number] for number in numbers],
             late[99 * len(late) // 100] if late else 0.0,
             dict(sorted(self._errors.items(), key=lambda told: -told[1])),
         )

@@ -27,8 +27,26 @@ class Parser(argparse.ArgumentParser):
         found, left = super().parse_known_args(given, namespace)
         if left:
             self._refuse(left)
+            left = self._placed(found, left)
+        if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return found, left
+
+    def _placed(self, found: Any, words: list[str]) -> list[str]:
+        """Give words that stand behind an option to the optional arguments that ``argparse`` took to be left out before
+        it. What nobody takes comes back."""
+        if any(each.startswith("-") for each in words):
+            return words
+        for action in self._get_positional_actions():
+            if not words or action.nargs not in ("*", "?") or getattr(found, action.dest) not in (None, []):
+                continue
+            taken = len(words) if action.nargs == "*" else 1
+            try:
+                action(self, found, self._get_values(action, words[:taken]))
+            except argparse.ArgumentError as error:
+                self.error(str(error))
+            words = words[taken:]
+        return words
 
     def _refuse(self, given: Sequence[str]) -> None:
         """Ends the program at the first long option that is unknown, and no beginning of a known one."""

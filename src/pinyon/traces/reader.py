@@ -51,6 +51,8 @@ class TraceFile:
                         return detect_format(line.decode("utf-8", "replace"))
             except DAMAGED as error:
                 raise InvalidArgument(f"{self.path} is damaged: {error}", field="trace") from None
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{self.path} is {error.message}", field="trace") from None
         raise InvalidArgument(f"{self.path} is empty", field="trace")
 
     def _open(self) -> _Lines:

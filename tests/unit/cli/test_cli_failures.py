@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import grpc
 import pytest
 
+from pinyon.cli import main
 from pinyon.cli.failures import plainly
 
 NO_CONNECTION = "failed to connect to all addresses; last error: "
@@ -60,3 +63,48 @@ def test_failure_says_who_where_and_what_helps(role, code, details, tls_dir, sai
     assert said in error.message
     assert error.grpc_code == (code if code != "UNIMPLEMENTED" else "INTERNAL")
     assert not error.message.startswith(code)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.1:x", "::1", "[::1]", ":7000"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["instances", "--conductor"],
+        ["explain", "chatcmpl-1", "--conductor"],
+        ["generate", "x", "--lb"],
+        ["admin", "worker"],
+        ["regions", "--controller"],
+        ["replay", "TRACE", "--lb"],
+        ["trace", "record", "OUT", "--lb"],
+        ["top", "--once", "--conductor"],
+        ["top", "--once", "--controller"],
+        ["top", "--once", "--lb"],
+        ["top", "--once", "--metrics"],
+    ],
+    ids=" ".join,
+)
+def test_address_without_a_port_is_named(asked, address, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}\n')
+    places = {"TRACE": str(trace), "OUT": str(tmp_path / "out.jsonl")}
+    assert main([*(places.get(each, each) for each in asked), address]) == 1
+    assert f"pinyon: {address!r} is no HOST:PORT" in capsys.readouterr().err
+
+
+def test_top_takes_a_url_without_a_port(capsys):
+    assert main(["top", "--once", "--lb", "http://127.0.0.1", "--conductor", "127.0.0.1:1", "--timeout-s", "2"]) == 1
+    assert "no HOST:PORT" not in capsys.readouterr().err
+
+
+def test_a_first_line_that_is_no_trace_names_its_file(tmp_path, capsys):
+    path = tmp_path / "README.md"
+    path.write_text("# pinyon\n")
+    assert main(["simulate", str(path)]) == 1
+    assert f"pinyon: {path} is no trace: its first line is neither JSON" in capsys.readouterr().err
+
+
+def test_without_a_command_each_has_a_line_of_help(capsys):
+    assert main([]) == 2
+    told = capsys.readouterr().err
+    for name in ("instances", "generate", "admin", "replay", "simulate-cache", "top", "transfer"):
+        assert re.search(rf"^    {name}\s+\w+", told, re.MULTILINE), name

@@ -71,6 +71,7 @@ def test_policies_are_compared(trace: str, capsys: pytest.CaptureFixture[str]) -
     assert [each["policy"] for each in results] == ["random", "min_ttft", "dualmap:reading=expected,seed=0,slo_s=5.0"]
     assert len({each["mean_s"] for each in results}) == 3
     assert max(map(len, seen.err.splitlines())) <= 80
+    assert "last ¼: of the last quarter by arrival" in " ".join(seen.err.split())
     assert main([*asked, "--policy", "random", "--policy", "random"]) == 1
     assert "named twice" in capsys.readouterr().err
 
@@ -87,6 +88,17 @@ def test_a_plan_is_the_first_size_that_is_enough(
     assert sizes[result["instances"] - 1] < 0.9
     assert main([*asked, "--instances-max", "2"]) == 1
     assert "2 instances attain" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [("plan", ""), ("compare", "--instances is missing; "), ("simulate", "--instances is missing; ")],
+)
+def test_all_missing_options_are_named_at_once(
+    trace: str, command: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, trace]) == 1
+    assert f"pinyon: {missing}prefill-reference has no memory of its own: give" in capsys.readouterr().err
 
 
 def test_plan_says_that_no_number_of_instances_helps(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +136,10 @@ def test_warm_up_leaves_most_of_a_short_trace(
         (("--model", "tiny", "--instances", "2", "--sizes", "4-2"), "LEAST-MOST"),
         (("--model", "tiny", "--instances", "2", "--cache-tokens", "100"), "at least one block of 512"),
         (("--model", "tiny", "--instances", "2", "--utilisation", "2"), "--utilisation must be from 0.001 to 1"),
-        (("--instances", "2"), "--cache-tokens is missing"),
-        (("--cache-tokens", "1024"), "--instances is missing"),
+        (("--instances", "2"), "pinyon: prefill-reference has no memory of its own: give --cache-tokens, or a --model"),
+        (("--cache-tokens", "1024"), "--instances is missing\n"),
+        ((), "--instances is missing; prefill-reference has no memory of its own: give --cache-tokens, or a --model"),
+        (("--tokens-max", "0"), "--tokens-max must be from 1 to 2,147,483,648, got 0"),
         (
             ("--instances", "2", "--cache-tokens", "1024", "--pool", "dram", "--pool-tokens", "512"),
             "a pool of DRAM is the caches of",

@@ -93,7 +93,7 @@ def test_a_trace_without_blocks_has_lengths(tmp_path: Path, capsys: pytest.Captu
     [
         (["--figure", "3"], "no figure '3'; known: 4, 5"),
         (["--window-s", "0"], "--window-s must be from 0.001 to 1e+09"),
-        (["--memory-gib", "nan"], "--memory-gib must be from 1e-06 to 1.04858e+06"),
+        (["--memory-gib", "nan"], "--memory-gib must be from 1e-06 to 1,048,576"),
         (["--memory-gib", "0.00001"], "may need more than"),
         (["--window-s", "0.001"], "windows of 0.001 s"),
         (["--out", "/dev/null/x"], "/dev/null/x: Not a directory"),

@@ -31,7 +31,7 @@ def test_the_file_has_the_rows_of_the_seed(tmp_path: Path, capsys: pytest.Captur
     assert (trace.format.name, list(trace.rows())) == ("qwen", rows)
     said = capsys.readouterr().err
     assert said.startswith(f"{len(rows):,} requests, {sum(len(row.blocks) for row in rows):,} blocks, ")
-    assert "in 0.166667 h: profile qwen-a, seed 7, format qwen" in said
+    assert "in 10 min: profile qwen-a, seed 7, format qwen" in said
     first = out.read_bytes()
     assert run("qwen-a", out, "--seed", 7, "--duration", "10m", "--per-s", 0.5) == 0
     assert out.read_bytes() == first

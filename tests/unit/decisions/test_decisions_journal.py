@@ -133,12 +133,25 @@ def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFix
     lines = queue_lines()
     path.write_text("".join(lines))
     assert main(["journal", str(path)]) == 0
-    assert capsys.readouterr().out == "8 calls, 0 decided otherwise\n"
+    assert capsys.readouterr().out == "8 calls, all as recorded\n"
     path.write_text("".join(lines).replace('"slots":1', '"slots":2'))
     assert main(["journal", str(path)]) == 1
     out = capsys.readouterr().out
     assert "line 5: queue.enter: was {'r': False}, is {'r': True}" in out
     assert out.endswith("decided otherwise\n")
+
+
+def test_the_command_reads_all_journals_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["journal", str(tmp_path)]) == 1
+    assert f"no journal in {tmp_path}" in capsys.readouterr().err
+    for name in ("lb-0", "decode-0"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(queue_lines()))
+    assert main(["journal", str(tmp_path)]) == 0
+    told = ["decode-0.jsonl: 8 calls, all as recorded", "lb-0.jsonl: 8 calls, all as recorded"]
+    assert capsys.readouterr().out.splitlines() == told
+    (tmp_path / "lb-0.jsonl").write_text("".join(queue_lines()).replace('"slots":1', '"slots":2'))
+    assert main(["journal", str(tmp_path)]) == 1
+    assert "lb-0.jsonl: line 5: queue.enter: was" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe\n", b'{"pinyon_journal":2,"decisions":"lunch"}\n'])

@@ -136,6 +136,13 @@ def test_the_words():
     assert "; b would have taken 1.5 s (queue 1.5 s, holds 0 of 12 blocks)" in said.because
 
 
+def test_prompt_shorter_than_a_block_is_said_to_be_that():
+    fleet = make_fleet(("a", MIXED), ("b", MIXED))
+    said, _ = decide(fleet, "min_ttft", PlacementRequest("r", "m", 7, (), 8))
+    assert "because it holds no block (the prompt is shorter than one) and nobody waits there" in said.because
+    assert "of 0 blocks" not in said.because
+
+
 def test_what_its_decoding_shares_is_said():
     fleet = make_fleet(("p", PREFILL), ("d", DECODE))
     shared = (SharedPrefix(keys(*range(10))[-16:], 10, 3),)

@@ -39,6 +39,37 @@ def test_option_may_be_abbreviated(parser):
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        ["t", "a", "b", "--instances", "2"],
+        ["--instances", "2", "t", "a", "b"],
+        ["t", "--instances", "2", "a", "b"],
+        ["t", "--instances=2", "a", "--pool", "none", "b"],
+    ],
+)
+def test_options_may_stand_between_arguments(parser, given):
+    found = parser.parse_args(["simulate", *given])
+    assert (found.trace, found.texts, found.instances) == ("t", ["a", "b"], 2)
+
+
+def test_optional_argument_may_stand_behind_an_option(capsys):
+    parser = Parser(prog="p")
+    parser.add_argument("profile", nargs="?", choices=("small", "large"))
+    parser.add_argument("out", nargs="?")
+    parser.add_argument("--seed", type=int)
+    found = parser.parse_args(["small", "--seed", "3", "o"])
+    assert (found.profile, found.out, found.seed) == ("small", "o", 3)
+    for given, said in (
+        (["small", "--seed", "3", "o", "more"], "unrecognized arguments: more\n"),
+        (["--seed", "3", "smal"], "invalid choice: 'smal' (did you mean 'small'?)"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(given)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         (["simulat"], "invalid choice: 'simulat' (did you mean 'simulate'?), choose from simulate, plan"),
