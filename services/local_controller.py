@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pinyon.runtime.identity import CONTROLLER
 from pinyon.runtime.redis_server import RedisServer
+from services.free_port import is_free
 from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["LocalController"]
@@ -57,9 +58,13 @@ class LocalController:
         progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in endpoints.items())}")
 
     def restart(self, name: str = CONTROLLER, wait: bool = True) -> ServiceProcess:
-        """Start it again where it was; without ``wait`` the caller waits."""
+        """Start it again where it was, but for metrics if somebody else is there by now, which nobody is to wait for;
+        without ``wait`` the caller waits."""
         if self._service.alive:
             raise RuntimeError(f"{name} is still running")
+        host, _, port = self._service.endpoints["metrics"].rpartition(":")
+        address = f"{host}:{port if is_free(host.strip('[]'), int(port)) else 0}"
+        self._service.arguments[self._service.arguments.index("--metrics-listen") + 1] = address
         self._service.spawn()
         if wait:
             self._service.wait_ready(time.monotonic() + START_S)

@@ -147,6 +147,11 @@ async def test_top_with_nobody_there_names_who_was_asked(nobody, capsys):
             "/metrics: ask others",
         ),
         (b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n", "/metrics: HTTP Error 404: No"),
+        (
+            b'HTTP/1.1 404 No\r\ncontent-length: 45\r\n\r\n{"error":{"message":"\\u001b[2J ask\\nothers"}}',
+            "/metrics: ?[2J ask?others",
+        ),
+        (b"HTTP/1.1 404 No\r\ncontent-length: 60000\r\n\r\n" + b"[" * 60_000, "/metrics: HTTP Error 404: No"),
     ],
 )
 async def test_top_says_why_there_are_no_metrics(nobody, capsys, answer, said):

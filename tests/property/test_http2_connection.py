@@ -452,6 +452,25 @@ def test_header_blocks_are_budgeted_by_their_fields_and_size(block: bytes, most:
     assert failed.value.code is Code.ENHANCE_YOUR_CALM
 
 
+@pytest.mark.parametrize("name", ["settings", "window updates"])
+def test_what_concerns_all_streams_is_budgeted_by_their_number(name: str):
+    """The peer gives room for a byte at a time, and each stream waits for some."""
+    wire = Wire(Random(0))
+    server = Ours(wire, 1 << 20)
+    of_streams = name == "settings"
+    server.connection.receive(PREFACE + settings_frame({4: 0 if of_streams else 1 << 20}))
+    encoder = Encoder()
+    for number in range(STREAMS_MAX):
+        server.connection.receive(frame(1, 4, 2 * number + 1, encoder.encode(HEAD)))
+        server.kept[-1].stream.send(bytes(100_000))
+    server.connection.tick()
+    with pytest.raises(ConnectionFailed) as failed:  # noqa: PT012
+        for room in range(WORK_UNITS // STREAMS_MAX + 1):
+            update = settings_frame({4: room + 1}) if of_streams else ATTACKS[name]
+            server.connection.receive(update)
+    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+
+
 def test_a_table_is_not_resized_again_and_again():
     code, taken = served_until_cut(lambda _: frame(1, 4, 1, b"\x20\x3f\xe1\x1f\x20\x82"))
     assert (code, taken) == (Code.COMPRESSION_ERROR, 0)

@@ -12,7 +12,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.routing.target import UNKNOWN, Report
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
-from pinyon.runtime.identity import LB, peer_name
+from pinyon.runtime.identity import region_name
 from pinyon.runtime.logging import get_logger
 from services.lb.regions.link import RegionLink
 from services.lb.regions.peer import Peer
@@ -95,7 +95,7 @@ class RegionLinks:
                 self._ways.expect(name, peer.region)
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._secret, self._unread_tokens, self._state, self._away, self._clock,
-                    self._channels.sessions_to(peer_name(LB, "")), self._delays_s.get(peer.region, 0.0),
+                    self._channels.sessions_to(region_name(peer.region)), self._delays_s.get(peer.region, 0.0),
                     self._kind,
                 )  # fmt: skip
                 link.start()

@@ -35,6 +35,8 @@ class Pool:
         self.made = 0
         """Connections, ever."""
         self._sweep: asyncio.TimerHandle | None = None
+        self._breaks = 0
+        """How often what was not answered was broken off."""
         self._closed = False
 
     @property
@@ -58,13 +60,13 @@ class Pool:
         broke: Broke | None = None
         connection = self._take(loop.time())
         if connection is not None:
-            sent_s = loop.time()
+            sent_s, breaks = loop.time(), self._breaks
             answer = connection.send(head, body, first_byte_s)
             try:
                 await answer.head()
                 return answer
             except Broke as error:
-                if error.begun or loop.time() - sent_s > STALE_S:
+                if error.begun or loop.time() - sent_s > STALE_S or breaks != self._breaks:
                     raise
                 broke = error
         try:
@@ -85,6 +87,7 @@ class Pool:
 
     def break_unanswered(self) -> None:
         """Requests that have had no byte of an answer break."""
+        self._breaks += 1
         for connection in list(self._open):
             connection.break_unanswered()
 

@@ -22,7 +22,7 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.cli.regions import CONTROLLER_ADDRESS
-from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame
+from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame, plain
 from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
@@ -205,8 +205,8 @@ class _Page:
 def _refusal(body: bytes) -> str:
     """What a load balancer says of it; empty: nothing."""
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+        return plain(str(json.loads(body)["error"]["message"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -10,7 +10,7 @@ from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 
-__all__ = ["NOTHING", "Column", "Line", "Sample", "controller_frame", "fit", "metrics_frame", "table"]
+__all__ = ["NOTHING", "Column", "Line", "Sample", "controller_frame", "fit", "metrics_frame", "plain", "table"]
 
 LEAST_WIDTH = 20
 LEAST_HEIGHT = 4
@@ -144,7 +144,7 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
     """A head, and a line for each row."""
-    clean = [[_plain(cell) for cell in row] for row in rows]
+    clean = [[plain(cell) for cell in row] for row in rows]
     widths = [
         max([column.least, len(column.title), *[len(row[place]) for row in clean]])
         for place, column in enumerate(columns)
@@ -161,8 +161,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
     return [head, *[Line(line(row), style) for row, style in zip(clean, styles, strict=True)]]
 
 
-def _plain(text: str) -> str:
-    """Names come from elsewhere: nothing in them moves the cursor, and each character is one cell wide."""
+def plain(text: str) -> str:
+    """What comes from elsewhere: nothing in it moves the cursor, and each character is one cell wide."""
     return "".join([each if " " <= each <= "~" else "?" for each in text])
 
 
@@ -177,7 +177,7 @@ def fit(lines: Sequence[Line], width: int, height: int) -> list[Line]:
     if len(shown) > height:
         left = len(shown) - height + 1
         shown = [*shown[: height - 1], Line(f"... {left} more", "dim")]
-    return [Line(_clipped(_plain(line.text), width), line.style) for line in shown]
+    return [Line(_clipped(plain(line.text), width), line.style) for line in shown]
 
 
 def _clipped(text: str, width: int) -> str:

@@ -23,6 +23,8 @@ REQUESTS = "requests_total"
 PERCENTS = (50, 90, 99)
 WELL = ("stop", "length", "answered", "cancelled")
 """How requests end of which nobody failed; the rest has failed."""
+BOUND_CHARS = 64
+"""Of one that is none, in a message."""
 LAST_S = 60.0
 """What the middle row is of, at most."""
 
@@ -94,7 +96,7 @@ def door_of(page: str) -> Door:
         name, value = sample.name, sample.value
         bounds = histograms.get(name.removesuffix("_bucket"))
         if bounds is not None and "le" in sample.labels:
-            bound = float(sample.labels["le"])
+            bound = _bound(sample.labels["le"])
             bounds[bound] = bounds.get(bound, 0.0) + value
             continue
         values[name] = values.get(name, 0.0) + value
@@ -105,6 +107,16 @@ def door_of(page: str) -> Door:
     if "pinyon_lb_queue_requests" not in values:
         raise Unavailable("this is no load balancer's page of metrics")
     return Door(values, failed, histograms)
+
+
+def _bound(text: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = math.nan
+    if math.isnan(bound):
+        raise Unavailable(f"this is no page of metrics: a bucket up to {text[:BOUND_CHARS]!r}")
+    return bound
 
 
 def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: str) -> list[Line]:

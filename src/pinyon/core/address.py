@@ -12,9 +12,12 @@ __all__ = ["is_loopback", "network_of", "parse_address"]
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches what listens there. Of names, only localhost is known to be."""
     try:
-        return ip_address(host).is_loopback
+        parsed = ip_address(host)
     except ValueError:
         return host == "localhost"
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    # Who listens at [::] sees IPv4 so; before Python 3.13 that is no loopback by itself.
+    return (mapped or parsed).is_loopback
 
 
 def network_of(host: str) -> str:

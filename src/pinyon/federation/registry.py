@@ -262,6 +262,7 @@ class Registry:
                 failed=each.state is LbState.FAILED,
                 left=each.state is LbState.LEFT,
                 draining=each.state is LbState.DRAINING,
+                hearsay=by is not None,
                 displaced=each.displaced if by is None else (),
             )
         version = self._view.version
@@ -310,7 +311,7 @@ class Registry:
             return
         known_only = [each for each in self._by_registration() if not each.session]
         # Who has left; then who was never heard, and is known only by what others said.
-        gone = [each for each in known_only if each.left] + [each for each in known_only if not each.confirmed]
+        gone = [each for each in known_only if each.left] + [each for each in known_only if each.hearsay]
         if not gone:
             raise ResourceExhausted(f"{len(self._members)} load balancers are known; see pinyon regions forget")
         self._drop(gone[0].info.lb_id)

@@ -59,6 +59,8 @@ class Watched:
     draining: bool = False
     confirmed: bool = False
     """It was heard, or has answered, in this controller's life."""
+    hearsay: bool = False
+    """Until it is heard, nothing but the word of another load balancer says that there is one."""
     displaced: tuple[str, ...] = ()
     load: LbLoad = field(default_factory=LbLoad)
     latencies_ms: dict[str, float] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class Watched:
     def answered(self, now_s: float) -> None:
         """A probe."""
         self.failed_probes = 0
-        self.confirmed = True
+        self.confirmed, self.hearsay = True, False
         if self.failed:
             self.failed = False
             self.up_s = now_s

@@ -134,3 +134,9 @@ def test_page_of_another_process_is_refused():
     for other in ("pinyon_worker_free_blocks 3\n", "<html>"):
         with pytest.raises(Unavailable):
             door_of(other)
+
+
+@pytest.mark.parametrize("bound", ["", "soon", "NaN"])
+def test_a_bucket_without_a_bound_is_no_metric(bound: str):
+    with pytest.raises(Unavailable, match="no page of metrics"):
+        door_of(page(1, 0, 1, 0, 1, 0, 1) + f'pinyon_lb_ttft_seconds_bucket{{le="{bound}"}} 1\n')

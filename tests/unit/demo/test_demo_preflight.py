@@ -185,9 +185,12 @@ def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path):
 
 
 def test_the_controller_keeps_its_metrics_port(tmp_path):
-    controller = LocalController("127.0.0.1:1", tmp_path, tmp_path, launch=Fake(), metrics_port=2)
+    port = free_run(1)
+    controller = LocalController("127.0.0.1:1", tmp_path, tmp_path, launch=Fake(), metrics_port=port)
     controller.start(None)
-    assert restarted(controller, "controller") == "127.0.0.1:2"
+    assert restarted(controller, "controller") == f"127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", port)):
+        assert restarted(controller, "controller") == "127.0.0.1:0"
 
 
 # -- who ends while others start

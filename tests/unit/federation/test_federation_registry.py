@@ -402,6 +402,18 @@ def test_who_is_known_by_hearsay_makes_room():
         registry.register(info("d-0"), 0.0)
 
 
+def test_who_is_known_by_the_own_file_makes_no_room():
+    before = Registry("e", 0.0, TIMING, members_max=2)
+    for lb_id in ("a-0", "b-0"):
+        before.register(info(lb_id), 0.0)
+    before.remove_instance("a", "a", "w")
+    registry = Registry("e", 100.0, TIMING, members_max=2)
+    registry.recover(before.federation, 100.0)
+    with pytest.raises(ResourceExhausted):
+        registry.register(info("c-0"), 100.0)
+    assert cluster_of(registry, "a").removed == ("w",)
+
+
 def test_more_changes_than_there_is_room_for_are_left_out():
     many = tuple([f"w{n}" for n in range(CHANGES_MAX + 5)])
     registry = told(info("a-0"), Federation("old", 1, clusters=(Cluster("a", "a", removed=many, owners=("a-0",)),)))

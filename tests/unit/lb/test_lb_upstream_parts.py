@@ -467,6 +467,21 @@ async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
         pool.close()
 
 
+async def test_what_is_broken_off_is_not_sent_to_the_same_server_again() -> None:
+    async with Peer() as peer:
+        pool = Pool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
+        assert await whole(pool) == b"{}"
+        peer.says = b""
+        asked = asyncio.ensure_future(whole(pool))
+        await asyncio.sleep(0)
+        assert pool.idle == 0, "it is on the kept connection"
+        pool.break_unanswered()
+        with pytest.raises(Broke, match="stopped answering"):
+            await asyncio.wait_for(asked, WAIT_S)
+        assert peer.connections == 1
+        pool.close()
+
+
 async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
     authority = TestAuthority(tmp_path)
     folder = authority.folder("lb", "x")

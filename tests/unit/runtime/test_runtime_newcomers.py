@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from pinyon.core.address import network_of
+from pinyon.core.address import is_loopback, network_of
 from pinyon.runtime.http2.newcomers import Newcomers
 
 
@@ -68,3 +68,10 @@ def test_the_way_to_end_one_changes_and_its_age_does_not() -> None:
 )
 def test_an_ipv6_network_of_64_bits_is_one_peer(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+def test_a_mapped_loopback_address_is_one_of_this_machine() -> None:
+    for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "localhost"):
+        assert is_loopback(host)
+    for host in ("::ffff:10.0.0.1", "10.0.0.1", "::", "elsewhere", ""):
+        assert not is_loopback(host)

@@ -75,7 +75,7 @@ FAREWELL_CHARS: Final = 200
 WORK_UNITS: Final = 6000
 """What a peer may cost between two ticks; more is an attack. 64 calls with common heads, begun at once, take 4,000."""
 FRAME_UNITS: Final = 1
-"""What a frame that carries no message costs, and each field of a header block."""
+"""What a frame costs that carries no message, each field of a header block, and each stream that may go on."""
 ANSWERED_UNITS: Final = 4
 """What a frame costs that is answered with one."""
 PAYLOAD_BYTES: Final = 64
@@ -410,10 +410,7 @@ class Connection(Link):
             self.send_window += increment
             if self.send_window > MAX_WINDOW:
                 raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be")
-            self._spend(len(self._streams) // STREAMS_A_UNIT)
-            for stream in self.streams:
-                if stream.blocked:
-                    stream.pump()
+            self._pump()
             return
         stream_ = self._streams.get(stream_id)
         if stream_ is None:
@@ -426,6 +423,13 @@ class Connection(Link):
             self._fail(stream_, StreamFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be"))
         elif stream_.blocked:
             stream_.pump()
+
+    def _pump(self) -> None:
+        """The peer may have more room, for any stream."""
+        blocked = [stream for stream in self._streams.values() if stream.blocked]
+        self._spend(len(self._streams) // STREAMS_A_UNIT + len(blocked) * FRAME_UNITS)
+        for stream in blocked:
+            stream.pump()
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or len(payload) != 8:
@@ -467,9 +471,7 @@ class Connection(Link):
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a setting of push that cannot be")
         self.ready = True
         self.write(frame(SETTINGS, ACK, 0, b""))
-        for stream in self.streams:  # after that word: the peer's room is the old one until it reads it
-            if stream.blocked:
-                stream.pump()
+        self._pump()  # after that word: the peer's room is the old one until it reads it
 
     def _reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
