@@ -284,6 +284,31 @@ async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytes
             await read_all(reader)  # it ends
 
 
+class Refusing(Worker):
+    async def Session(self, _: Any, context: Any) -> None:
+        raise PermissionDenied("not for you")
+
+
+@pytest.mark.parametrize(("path", "code"), [("/x/Y", "UNIMPLEMENTED"), (METHOD.path, "PERMISSION_DENIED")])
+async def test_refused_calls_are_paid_by_their_client(monkeypatch: pytest.MonkeyPatch, path: str, code: str) -> None:
+    """No tick passes here, so the connection ends; what was served would have been given back."""
+    monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
+    async with Running(worker=Refusing()) as running, connected(running.address) as (reader, writer):
+        connection = Connection(writer.write)
+        writer.write(connection.opening)
+        answered, data = 0, b"x"
+        async with asyncio.timeout(WAIT_S):
+            while data and answered < 500:
+                kept = Kept()
+                connection.open(request_head(path, "x", "http"), kept).end()
+                while not (kept.heads and kept.heads[-1][1]) and (data := await reader.read(1 << 16)):
+                    connection.receive(data)
+                if data:
+                    assert parse_trailers(kept.heads[-1][0]).code == code
+                    answered += 1
+        assert 0 < answered < 500
+
+
 async def test_a_call_ends_by_its_deadline() -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
         connection, kept = Connection(writer.write), Kept()
