@@ -52,6 +52,7 @@ class Failed(grpc.RpcError):
         ("lb", "UNAUTHENTICATED", "You didn't provide an API key", "", "(--api-key)"),
         ("lb", "UNAUTHENTICATED", "this needs a certificate", "d", "at its --admin-listen"),
         ("lb", "NOT_FOUND", "no model 'x'", "", "no model 'x'"),
+        ("lb", "NOT_FOUND", "no\x1b]0;evil\x07 \x9b2Jmodel", "", "no\\x1b]0;evil\\x07 \\x9b2Jmodel"),
         ("lb", "INTERNAL", None, "", "the load balancer at h:1 gave no reason (INTERNAL)"),
     ],
 )
