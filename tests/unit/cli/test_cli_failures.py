@@ -44,7 +44,7 @@ class Failed(grpc.RpcError):
         ("lb", "UNAVAILABLE", HTTP1, "", "h:1 is an HTTP port"),
         ("lb", "UNAVAILABLE", NO_ALPN, "d", "h:1 is an HTTP port"),
         ("lb", "UNAVAILABLE", NOT_TLS, "d", "the load balancer at h:1 speaks without TLS: leave out --tls-dir"),
-        ("kvstore", "UNAVAILABLE", OTHER_NAME, "d", "somebody else than a store node of the cluster of d"),
+        ("kvstore", "UNAVAILABLE", OTHER_NAME, "d", "h:1 is not a store node of the cluster of d"),
         ("lb", "UNAVAILABLE", "Socket closed", "", "the connection to the load balancer at h:1 broke"),
         ("lb", "UNAVAILABLE", "No instance is available.", "", "No instance is available."),
         ("worker", "DEADLINE_EXCEEDED", "Deadline Exceeded", "", "the worker at h:1 did not answer in time"),
