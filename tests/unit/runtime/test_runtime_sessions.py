@@ -691,6 +691,37 @@ async def test_silence_is_told_from_having_been_away(late_s: float, answers: boo
         assert looks == (DEAD_TICKS + 1 if not late_s else EXCUSED + 2)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_many_small_messages_let_others_have_their_turn(ends: bool) -> None:
+    class Counting(Kept):
+        count = 0
+
+        def message(self, message: bytes) -> None:
+            self.count += 1
+
+    counting = Counting()
+    protocol = Http2Protocol(lambda write: Connection(write, lambda *_: counting))
+    first, last = socket.socketpair()
+    with first, last:
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, sock=first)
+        client = Connection(lambda _: None)
+        head = client.headers(1, request_head(METHOD.path, "x", "http"), end=False)
+        messages = frame(0, 0, 1, bytes(5 * 1000)) * 40
+        protocol.data_received(PREFACE + settings({}) + head + messages)
+        assert 0 < counting.count < 20_000
+        if ends:
+            protocol.close()
+            seen = counting.count
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert counting.count == seen
+        else:
+            await until(lambda: counting.count == 40_000)
+            assert transport.is_reading()
+            protocol.close()
+        await asyncio.sleep(0)
+
+
 async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
     async with Running() as running, connected(running.address) as (_, writer):
         said: list[bytes] = []
