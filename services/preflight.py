@@ -7,6 +7,7 @@ import os
 import pwd
 import shlex
 import socket
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pinyon.core.errors import PinyonError
 __all__ = ["Port", "file_faults", "holder", "option_faults", "port_faults"]
 
 COMMAND_CHARS = 120
+_ANY = ("0.0.0.0", "::")
 _LISTEN = "0A"
 """The state in ``/proc/net/tcp``."""
 
@@ -43,7 +45,7 @@ def port_faults(ports: Iterable[Port]) -> list[str]:
         elif (first := wanted.setdefault(one.port, one)) is not one:
             why = f"is wanted for {first.what}, too"
         elif (number := _refused(one.host, one.port)) == errno.EADDRINUSE:
-            by = holder(one.port)
+            by = holder(one.port, one.host)
             why = f"is taken{f' by {by}' if by else ''}"
         elif number:
             why = f"cannot be had on {one.host}: {os.strerror(number)}"
@@ -68,17 +70,18 @@ def _refused(host: str, port: int) -> int:
     return 0
 
 
-def holder(port: int) -> str:
-    """Who listens at a port of this machine, as far as ``/proc`` says: process and command, or the user; or nothing."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for local, inode, user in _listeners(table):
-            if local == port:
-                return _process_with(inode) or f"a process of user {_user(user)}"
+def holder(port: int, host: str = "") -> str:
+    """Who listens at a port of this machine, as far as ``/proc`` says: process and command, or the user; or nothing.
+    Rather who does so on ``host`` (an address) or on all addresses, where others do on others."""
+    tables = ("/proc/net/tcp", "/proc/net/tcp6")
+    found = [each for table in tables for each in _listeners(table) if each[0] == port]
+    for _, _, inode, user in sorted(found, key=lambda each: (each[1] != host.strip("[]"), each[1] not in _ANY)):
+        return _process_with(inode) or f"a process of user {_user(user)}"
     return ""
 
 
-def _listeners(table: str) -> Iterator[tuple[int, str, int]]:
-    """Port, inode and user id of each socket that listens."""
+def _listeners(table: str) -> Iterator[tuple[int, str, str, int]]:
+    """Port, address, inode and user id of each socket that listens."""
     try:
         lines = Path(table).read_text().splitlines()[1:]
     except OSError:
@@ -86,7 +89,14 @@ def _listeners(table: str) -> Iterator[tuple[int, str, int]]:
     for line in lines:
         fields = line.split()
         if len(fields) > 9 and fields[3] == _LISTEN:
-            yield int(fields[1].rpartition(":")[2], 16), fields[9], int(fields[7])
+            address, _, port = fields[1].rpartition(":")
+            yield int(port, 16), _address(address), fields[9], int(fields[7])
+
+
+def _address(text: str) -> str:
+    """Of words in hexadecimal, each in the machine's order of bytes."""
+    words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
 
 
 def _process_with(inode: str) -> str:

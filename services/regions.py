@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
-from pinyon.core.request import check_geographies
+from pinyon.core.request import check_geography
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.held_ports import HeldPorts
-from pinyon.runtime.identity import CONTROLLER
+from pinyon.runtime.identity import CONTROLLER, check_region_name
 from services.access import Access
 from services.cluster import START_S, ClusterSpec, LocalCluster
 from services.local_controller import LocalController
@@ -62,7 +62,9 @@ class RegionsSpec:
                 f"there must be 2 to {REGIONS_MAX} regions, each with a name of its own", field="regions"
             )
         for name in self.names:
-            check_geographies((name,), "regions")
+            check_geography(name, "regions")
+            if self.cluster.tls:
+                check_region_name(name, "regions")
 
     def delay(self, one: str, other: str) -> float:
         """There and back, in ms."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from contextlib import suppress
 
@@ -51,6 +52,8 @@ class Control:
         self._clock = clock
         self._remembered = remembered
         self._began = registry.federation.version
+        self._told = math.inf
+        """The last version that this process told under its file's epoch; infinite while it still does."""
         self._published = registry.federation
         self._shown_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -143,11 +146,15 @@ class Control:
                 known.version,
                 federation.version,
             )
+            if state is not None and known.epoch == state.epoch:
+                self._told = federation.version
             self.registry.renew(secrets.token_hex(EPOCH_BYTES))
         if state is None:
             news = known.epoch != federation.epoch
         else:  # it was told, and had not reached the disk
-            news = known.epoch == state.epoch and state.version < known.version < self._began
+            news = known.epoch == state.epoch and (
+                state.version < known.version < self._began or known.version > self._told
+            )
         if news and self.registry.settling(now_s):
             _log.info("recovering what %s knew: version %d of %s", info.lb_id, known.version, known.epoch)
             self.registry.recover(known, now_s, info)

@@ -108,9 +108,22 @@ class Restarts:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
-                    await process.wait()
+                    await _reaped(process)
             output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
             said = output.read(OUTPUT_BYTES).decode(errors="replace").strip()
         log = _log.info if code == 0 else _log.error
         log("the restart hook for %s ended with %d: %s", info.lb_id, code, said)
         return code == 0
+
+
+async def _reaped(process: asyncio.subprocess.Process) -> None:
+    """It was killed: a cancellation is passed on once it is gone."""
+    waiting = asyncio.ensure_future(process.wait())
+    cancelled = False
+    while not waiting.done():
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

@@ -9,6 +9,7 @@ from typing import Any
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted
+from pinyon.federation.members import LbInfo
 from pinyon.federation.view import Federation
 from pinyon.messages.checks import check_id
 from pinyon.messages.federation import (
@@ -36,6 +37,7 @@ WRITE_S = 5.0
 FIRST_S = 10.0
 """A session whose peer says nothing at all for this long has ended."""
 SESSIONS_MAX = 512
+REFUSAL_LOG_EVERY_S = 10.0
 
 _log = get_logger("controller")
 
@@ -58,6 +60,9 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self._metrics = metrics
         self._clock = clock
         self._sessions = 0
+        self._refused = 0
+        """Since one was logged."""
+        self._refusal_logged_s = float("-inf")
 
     async def Session(self, _: object, context: Any) -> None:
         if self._sessions >= SESSIONS_MAX:
@@ -78,8 +83,12 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         if not first.HasField("registration"):
             raise InvalidArgument("must be in the first message", field="registration")
         info = lb_info_from_proto(first.registration)
-        check_claim(context, LB, info.lb_id)
-        check_region_claim(context, info.region)
+        try:
+            check_claim(context, LB, info.lb_id)
+            check_region_claim(context, info.region)
+        except PermissionDenied as error:
+            self._log_refusal(context, info, error)
+            raise
         session = self._control.register(info, known_of(first, context, self._peer(context)))
 
         def take(message: controller_pb2.SessionRequest) -> None:
@@ -98,6 +107,20 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             await stream.run(take, self._announcer.messages())
         finally:
             self._control.lost(session)
+
+    def _log_refusal(self, context: Any, info: LbInfo, error: PermissionDenied) -> None:
+        """Not all: who is refused comes again and again."""
+        self._refused += 1
+        now_s = self._clock()
+        if now_s - self._refusal_logged_s >= REFUSAL_LOG_EVERY_S:
+            _log.warning(
+                "refused %s of %s: %s",
+                info.lb_id,
+                info.region,
+                error.message,
+                extra={"peer": self._peer(context), "refused_since": self._refused - 1},
+            )
+            self._refusal_logged_s, self._refused = now_s, 0
 
     async def ListRegions(
         self, request: controller_pb2.ListRegionsRequest, context: Any

@@ -184,7 +184,7 @@ def build(
     """Wire a load balancer; nothing is started. Raises :class:`PinyonError` for a bad model folder or keys file."""
     cards = load_cards(settings)
     keys = _load_keys(settings)
-    federation = load_federation(settings)
+    federation = load_federation(settings, security)
     ways = Ways(cards, federation, clock)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
-from pinyon.core.request import check_geographies
+from pinyon.core.request import check_geography
 from pinyon.federation.position import Position
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
@@ -76,7 +76,7 @@ def _checked_pushing(choice: str) -> str:
 
 def _checked_region(name: str) -> str:
     try:
-        return check_geographies((name,), "region")[0] if name else ""
+        return check_geography(name, "region") if name else ""
     except InvalidArgument as error:
         raise ValueError(error.message) from None
 

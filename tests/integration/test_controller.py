@@ -419,7 +419,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 # ---------------------------------------------------------------- who may what
 
 
-async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
+async def test_with_tls_only_its_own_load_balancers_register(tmp_path, caplog):
     authority = TestAuthority(tmp_path / "certs")
     settings = ControllerSettings(tls_dir=str(authority.folder("controller", "controller")))
     security = load_security(settings, "controller")
@@ -446,6 +446,7 @@ async def test_with_tls_only_its_own_load_balancers_register(tmp_path):
             await call.write(_registration("c-0", "1"))
             with pytest.raises(grpc.aio.AioRpcError, match="not one for the region a"):
                 await call.read()
+        assert any(each.getMessage().startswith("refused b-0 of a: the certificate") for each in caplog.records)
         async with admin.open(address, name) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.NOT_FOUND

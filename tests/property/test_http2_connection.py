@@ -431,6 +431,13 @@ def test_messages_do_not_pay_for_frames_that_carry_nothing():
     assert taken * 100 <= WORK_UNITS
 
 
+def test_a_message_that_comes_byte_by_byte_is_budgeted():
+    head = frame(1, 4, 1, Encoder().encode(HEAD)) + frame(0, 0, 1, b"\0\0\x20\0\0")
+    code, taken = served_until_cut(lambda _: frame(0, 0, 1, b"x") * 100, head)
+    assert code is Code.ENHANCE_YOUR_CALM
+    assert taken * 100 <= WORK_UNITS
+
+
 @pytest.mark.parametrize(
     ("block", "most"),
     [

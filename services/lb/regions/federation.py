@@ -7,7 +7,9 @@ from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.routing.geography import ANYWHERE, Geography, parse_geography
-from pinyon.runtime.security import read_secret
+from pinyon.runtime.identity import ANY, check_region_name, region_name
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.security import Security, read_secret
 from services.lb.settings import LbSettings
 from services.lb.ways import WaysOptions
 
@@ -15,9 +17,23 @@ __all__ = ["load_federation", "load_geography"]
 
 FILE_BYTES_MAX = 4 << 20
 
+_log = get_logger("lb.regions")
 
-def load_federation(settings: LbSettings) -> WaysOptions:
-    """Raises :class:`InvalidArgument`, naming the setting, for a file that cannot be used."""
+
+def load_federation(settings: LbSettings, security: Security) -> WaysOptions:
+    """Raises :class:`InvalidArgument`, naming the setting, for a file that cannot be used, and with TLS for a region
+    that no certificate can name. One that does not name it is told."""
+    if settings.region and security.tls is not None:
+        check_region_name(settings.region, "region")
+        if region_name(settings.region) not in security.tls.names:
+            _log.warning(
+                "%s does not name the region %s: the controller and load balancers of other regions will refuse this "
+                "one; make it with pinyon certs DIR lb/%s@%s",
+                security.tls.certificate,
+                settings.region,
+                security.tls.identity.instance_id or ANY,
+                settings.region,
+            )
     secret = b""
     if settings.federation_secret_file:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import check_geographies
+from pinyon.core.request import check_geography
 from pinyon.federation.position import Position
 from services.lb.regions.peer import Peer
 
@@ -20,7 +20,7 @@ def parse_peers(text: str) -> list[Peer]:
         region, equals, address = part.strip().partition("=")
         if not equals:
             raise InvalidArgument(f"{part!r} is no REGION=HOST:PORT", field="peers")
-        check_geographies((region,), "peers")
+        check_geography(region, "peers")
         parse_address(address)
         peers.append(Peer(f"{region}@{address}", region, address))
     if len({peer.name for peer in peers}) < len(peers):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted
-from pinyon.core.request import check_geographies
+from pinyon.core.request import check_geography
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import LB, caller, check_claim, check_region_claim
@@ -82,7 +82,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             )
         if not is_nonce(hello.nonce):
             raise InvalidArgument("the nonce has 16 to 64 bytes", field="nonce")
-        check_geographies((hello.region,), "region")
+        check_geography(hello.region, "region")
         if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
             raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
         check_claim(context, LB, hello.lb_id)

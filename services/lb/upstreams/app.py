@@ -154,7 +154,7 @@ def build_upstream_lb(
 ) -> UpstreamLb:
     """Wire it; nothing is started. Raises :class:`PinyonError` for files that are not as they should be."""
     keys = load_api_keys(settings.api_keys_file)
-    federation = load_federation(settings)
+    federation = load_federation(settings, security)
     models = ServedModels(federation, clock, settings.placement_wait_s)
     servers = _Servers(settings)
     fleet = Fleet([servers.make(url) for url in servers.urls], models, clock)

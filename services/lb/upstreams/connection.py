@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import cast
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from services.lb.http_deadline import Deadline
 from services.lb.upstreams.answer import Sourced
@@ -146,7 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._deadline.set(self._loop.time() + self._limits.stall_s)
         try:
             self._parser.feed_data(data)
-        except HttpParserError:  # also an upgrade that nobody asked for
+        except (HttpParserError, HttpParserUpgrade):  # nobody asked for an upgrade
             self._fail("The server's answer is not valid HTTP.")
             return
         if self._answer is None:

@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import check_geographies
-from pinyon.runtime.identity import ANY, LB, ROLES, Identity, cluster_identities, hosts_of, names_region
+from pinyon.core.request import check_geography
+from pinyon.runtime.identity import (
+    ANY,
+    LB,
+    ROLES,
+    Identity,
+    check_region_name,
+    cluster_identities,
+    hosts_of,
+    names_region,
+)
 
 __all__ = ["add_command", "certs"]
 
@@ -97,7 +106,8 @@ def _identities(arguments: argparse.Namespace) -> list[tuple[Identity, str]]:
         if not instance_id:
             raise InvalidArgument(f"{each!r} is not ROLE/ID", field="processes")
         if at:
-            check_geographies((region,), "processes")
+            check_geography(region, "REGION")
+            check_region_name(region, "processes")
         if at and role != LB:
             raise InvalidArgument(f"{each!r}: only a load balancer (lb) is of a region", field="processes")
         found.append((Identity(role, "" if instance_id == ANY else instance_id), region))

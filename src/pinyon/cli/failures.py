@@ -7,7 +7,7 @@ import grpc
 from pinyon.core.errors import PinyonError, error_from_code
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER
 
-__all__ = ["in_words", "plainly"]
+__all__ = ["in_words", "plainly", "printable"]
 
 SERVICES = {
     CONDUCTOR: "conductor",
@@ -27,9 +27,15 @@ def plainly(error: grpc.RpcError, role: str, address: str, tls_dir: str) -> Piny
     return error_from_code(code, in_words(code, error.details() or "", role, address, tls_dir))
 
 
+def printable(text: str) -> str:
+    """What is no text, such as the escapes that terminals obey, is written out; lines stay lines."""
+    return "".join([c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text])
+
+
 def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> str:
-    """The same of a status's name and details. What the service said itself stays as it is."""
-    service = SERVICES[role]
+    """The same of a status's name and details. What the service said itself stays as it is, but for what a terminal
+    would obey."""
+    service, details = SERVICES[role], printable(details)
     if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
         return _not_reached(details, service, address, tls_dir)
     if code == "UNAVAILABLE" and details.startswith(BROKEN):

@@ -31,6 +31,7 @@ from pinyon.cli import (
 )
 from pinyon.cli.called import called_as
 from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.failures import printable
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.run(arguments)
     except PinyonError as error:
-        sys.stderr.write(f"pinyon: {error.message}\n")
+        sys.stderr.write(f"pinyon: {printable(error.message)}\n")
         return 1
     except BrokenPipeError:  # who read it has enough (``| head``): what is still held must not be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -206,12 +206,17 @@ class _Page:
         """Raises :class:`PinyonError`."""
         import ssl
 
+        until_s = time.monotonic() + self._timeout_s
         trusted = None
         if self._tls_dir:
             trusted = ssl.create_default_context(cafile=str(Path(self._tls_dir) / "ca.crt"))
         try:
             with urllib.request.urlopen(self._url, timeout=self._timeout_s, context=trusted) as reply:
-                page: bytes = reply.read(PAGE_BYTES_MAX)
+                page = b""
+                while (part := reply.read1(1 << 16)) and len(page) < PAGE_BYTES_MAX:
+                    page += part
+                    if time.monotonic() > until_s:  # the socket's time is for each part
+                        raise TimeoutError("timed out")
         except urllib.error.HTTPError as error:
             with error:
                 raise Unavailable(f"{self._url}: {_refusal(error.read(REFUSAL_BYTES_MAX)) or error}") from None

@@ -20,6 +20,7 @@ __all__ = [
     "SamplingParams",
     "Usage",
     "check_geographies",
+    "check_geography",
     "check_kind",
     "check_label",
     "check_priority",
@@ -187,6 +188,15 @@ def check_priority(priority: int, field: str) -> int:
     if not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise InvalidArgument(f"{field} must be from {-PRIORITY_MAX} to {PRIORITY_MAX}", field=field)
     return priority
+
+
+def check_geography(name: str, field: str) -> str:
+    """One name."""
+    if not _GEOGRAPHY.fullmatch(name):
+        raise InvalidArgument(
+            f"{field} must be a name of 1 to 64 letters, digits, dots, dashes and underscores", field=field
+        )
+    return name
 
 
 def check_geographies(names: tuple[str, ...], field: str) -> tuple[str, ...]:

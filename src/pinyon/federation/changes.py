@@ -24,9 +24,12 @@ class Changes:
     def __init__(self) -> None:
         self._added: dict[ClusterName, dict[str, None]] = {}
         self._removed: dict[ClusterName, dict[str, None]] = {}
+        self._recovered: dict[ClusterName, set[str]] = {}
+        """Instances of which only the last recovery has said something."""
 
     def add(self, cluster: ClusterName, instance: str) -> bool:
         """Whether something has changed. Raises :class:`FailedPrecondition` for a worker that was not removed."""
+        self._recovered.get(cluster, set()).discard(instance)
         removed = self._removed.get(cluster, {})
         if instance in removed:
             del removed[instance]
@@ -39,21 +42,31 @@ class Changes:
 
     def remove(self, cluster: ClusterName, instance: str) -> bool:
         """Whether something has changed."""
+        self._recovered.get(cluster, set()).discard(instance)
         self._added.get(cluster, {}).pop(instance, None)
         return _put(self._removed.setdefault(cluster, {}), instance)
 
-    def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str]) -> None:
-        """What was said before, as far as nothing was said since and there is room for it."""
+    def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
+        """What was said before, as far as nothing was said since and there is room for it. ``replaces``: it is later
+        than what was recovered last, of which nothing is left."""
+        recovered = self._recovered.pop(cluster, set())
+        if replaces:
+            for instances in (self._added, self._removed):
+                for instance in recovered:
+                    instances.get(cluster, {}).pop(instance, None)
         said = {*self.added(cluster), *self.removed(cluster)}
+        recovered = self._recovered[cluster] = set()
         for instances, before in ((self._added, added), (self._removed, removed)):
             known = instances.setdefault(cluster, {})
             for instance in before:
                 if instance not in said and len(known) < CHANGES_MAX:
                     _put(known, instance)
+                    recovered.add(instance)
 
     def forget(self, cluster: ClusterName) -> None:
         self._added.pop(cluster, None)
         self._removed.pop(cluster, None)
+        self._recovered.pop(cluster, None)
 
     def added(self, cluster: ClusterName) -> tuple[str, ...]:
         return tuple(self._added.get(cluster, ()))

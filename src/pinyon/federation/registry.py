@@ -55,7 +55,8 @@ class Registry:
         self._changes = Changes()
         self._adoptions: dict[ClusterName, str] = {}
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
-        """By cluster, the epoch and version of what its owner last said about the time before this controller."""
+        """By cluster, the epoch and version of what the file, or its owner, last said about the time before this
+        controller."""
         self._serial = 0
         self._distances: Distances | None = None
         self._view = Federation(epoch)
@@ -239,8 +240,11 @@ class Registry:
         owned = owned_before(known)
         adopted: set[str] = set()
         for cluster in known.clusters:
+            epoch, version = self._recovered.get(cluster.key, ("", 0))
             if by is None or self._speaks_for(by, cluster.key, known):
-                self._changes.recover(cluster.key, cluster.added, cluster.removed)
+                later = epoch == known.epoch and version < known.version
+                self._recovered[cluster.key] = known.epoch, known.version
+                self._changes.recover(cluster.key, cluster.added, cluster.removed, replaces=later)
             if cluster.adopter:
                 self._adoptions.setdefault(cluster.key, cluster.adopter)
                 adopted.update(cluster.owners)
@@ -284,10 +288,7 @@ class Registry:
         epoch, version = self._recovered.get(key, ("", 0))
         if epoch == known.epoch and version >= known.version:
             return False
-        if key not in self._recovered and len(self._recovered) >= RECOVERED_MAX:
-            return False
-        self._recovered[key] = known.epoch, known.version
-        return True
+        return key in self._recovered or len(self._recovered) < RECOVERED_MAX
 
     def _of(self, session: int) -> Watched | None:
         for member in self._members.values():

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import check_geographies
+from pinyon.core.request import check_geography
 from pinyon.federation.changes import CHANGES_MAX
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.position import Position
@@ -57,7 +57,7 @@ _STATES_BACK = {number: state for state, number in _STATES.items()}
 
 def check_region(name: str, field: str) -> str:
     """A name that requests can allow or forbid."""
-    return check_geographies((name,), field)[0]
+    return check_geography(name, field)
 
 
 def check_url(url: str, field: str) -> str:

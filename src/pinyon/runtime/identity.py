@@ -35,6 +35,7 @@ __all__ = [
     "caller",
     "check_claim",
     "check_region_claim",
+    "check_region_name",
     "cluster_identities",
     "hosts_of",
     "identity_from_names",
@@ -90,6 +91,15 @@ class Identity:
 def peer_name(role: str, instance_id: str = "") -> str:
     """The DNS name that a peer's certificate must have."""
     return f"{instance_id}.{role}.{DOMAIN}" if instance_id else f"{role}.{DOMAIN}"
+
+
+def check_region_name(region: str, field: str) -> None:
+    """Raises :class:`InvalidArgument` for a region whose name no certificate can carry."""
+    if not all(0 < len(part) < 64 for part in region.split(".")):
+        raise InvalidArgument(
+            f"the region {region!r} cannot be in a certificate: 1 to 63 characters between dots, none at the end",
+            field=field,
+        )
 
 
 def region_name(region: str) -> str:

@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from pinyon.runtime.settings import ServiceSettings, service_config
 __all__ = ["JournalFile", "JournalSettings"]
 
 BUFFER_BYTES = 1 << 16
+"""So much is written at once, sooner than after ``FLUSH_S``."""
+WAITING_BYTES = 8 << 20
+"""Of lines that the disk has not taken yet. With more the journal ends."""
+CLOSE_S = 5.0
+"""For the last lines."""
 FLUSH_S = 0.5
 """A line is in the file after that, at the latest: whoever reads a journal that is being written sees whole lines."""
 EARLIER_MAX = 8
@@ -44,11 +50,80 @@ class JournalSettings(ServiceSettings):
         return JournalFile(self.journal, self.journal_mib << 20, types, header, clock) if self.journal else None
 
 
+class _Writer:
+    """A thread that writes lines. Nobody waits for the disk but who closes."""
+
+    def __init__(self, descriptor: int, path: str, limit_bytes: int) -> None:
+        """The descriptor is its own from now on."""
+        self._descriptor = descriptor
+        self._path = path
+        self._left = limit_bytes
+        self._lock = threading.Lock()
+        self._lines: list[bytes] = []
+        self._waiting = 0
+        """Bytes that were put and are not written yet."""
+        self._failure = ""
+        self._wanted = threading.Event()
+        self._finished = False
+        self._thread = threading.Thread(target=self._run, name="pinyon-journal", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> str:
+        """Why it is not taken; empty: it is."""
+        with self._lock:
+            self._left -= len(line)
+            if self._failure:
+                return self._failure
+            if self._left < 0:
+                return "it is as large as it may be"
+            if self._waiting + len(line) > WAITING_BYTES:
+                return "the disk is too slow"
+            self._lines.append(line)
+            self._waiting += len(line)
+            full = self._waiting >= BUFFER_BYTES
+        if full:
+            self._wanted.set()
+        return ""
+
+    def finish(self) -> None:
+        """Write what was put, and end."""
+        self._finished = True
+        self._wanted.set()
+
+    def close(self) -> None:
+        """:meth:`finish`, and wait for it."""
+        self.finish()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            _log.warning("the end of the journal %s is lost: the disk is too slow", self._path)
+
+    def _run(self) -> None:
+        try:
+            finished = False
+            while not finished:
+                self._wanted.wait(FLUSH_S)
+                self._wanted.clear()
+                finished = self._finished
+                with self._lock:
+                    lines, self._lines = self._lines, []
+                data = b"".join(lines)
+                at = 0
+                while at < len(data):
+                    at += os.write(self._descriptor, memoryview(data)[at:])
+                with self._lock:
+                    self._waiting -= len(data)
+        except OSError as error:
+            self._failure = error.strerror or type(error).__name__
+            _log.warning("the journal %s cannot be written: %s", self._path, self._failure)
+        finally:
+            os.close(self._descriptor)
+
+
 class JournalFile(Journal):
     """Takes lines until ``limit_bytes``, then says so and takes no more; so it does when the disk refuses one.
 
     What is recorded goes on in either case: a journal is for looking back, nobody waits for it. A thread of its own
-    writes what is buffered every ``FLUSH_S``.
+    writes it; it ends with the journal, also with one that nobody has closed.
     """
 
     def __init__(
@@ -63,58 +138,30 @@ class JournalFile(Journal):
 
         Raises :class:`InvalidArgument` (field ``journal``) when the file cannot be written."""
         self._path = path
-        self._left = limit_bytes
         try:
             descriptor = _open_new(Path(path))
         except OSError as error:
             taken = error.errno in (errno.EWOULDBLOCK, errno.EEXIST)
             reason = "another process writes its journal there" if taken else error.strerror
             raise InvalidArgument(f"cannot write {path}: {reason}", field="journal") from None
-        self._file = os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES)
-        self._lock = threading.RLock()
-        self._closed = threading.Event()
+        self._writer = _Writer(descriptor, path, limit_bytes)
+        weakref.finalize(self, self._writer.finish)
         super().__init__(self._take, clock, Codec(types), header)
-        threading.Thread(target=self._write_now_and_then, name="pinyon-journal", daemon=True).start()
 
     def _take(self, line: str) -> None:
-        data = line.encode() + b"\n"
-        with self._lock:
-            self._left -= len(data)
-            if self._left < 0:
-                self.end("it is as large as it may be")
-            if self.ended:
-                return
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.end(str(error.strerror))
-
-    def _write_now_and_then(self) -> None:
-        while not self._closed.wait(FLUSH_S):
-            with self._lock:
-                if self.ended:
-                    return
-                try:
-                    self._file.flush()
-                except OSError as error:
-                    self.end(str(error.strerror))
+        if not self.ended and (why := self._writer.put(line.encode() + b"\n")):
+            self.end(why)
 
     def end(self, reason: str) -> None:
-        with self._lock:
-            if not self.ended:
-                _log.warning("the journal %s ends: %s", self._path, reason)
-            super().end(reason)
-            self.close()
+        if not self.ended:
+            _log.warning("the journal %s ends: %s", self._path, reason)
+        super().end(reason)
+        self._writer.finish()
 
     def close(self) -> None:
         """Write what is buffered, and nothing after it. Closing twice is fine."""
-        with self._lock:
-            self.ended = self.ended or "closed"
-            self._closed.set()
-            try:
-                self._file.close()
-            except OSError as error:
-                _log.warning("the end of the journal %s is lost: %s", self._path, error.strerror)
+        self.ended = self.ended or "closed"
+        self._writer.close()
 
 
 def earlier(path: Path, number: int) -> Path:

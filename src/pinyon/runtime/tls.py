@@ -33,6 +33,8 @@ class Material:
     key: bytes = field(repr=False)
     ca: bytes
     identity: Identity
+    names: frozenset[str]
+    """The DNS names of the certificate."""
     not_after_s: float
     """Unix time at which the certificate ends."""
 
@@ -59,13 +61,14 @@ def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Mater
     if ends_s <= now_s:
         raise InvalidArgument(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC", field="tls_cert")
     try:
-        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        identity = identity_from_names(names.get_values_for_type(x509.DNSName))
+        said = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = said.get_values_for_type(x509.DNSName)
     except x509.ExtensionNotFound:
-        identity = None
+        names = []
+    identity = identity_from_names(names)
     if identity is None:
         raise InvalidArgument(f"{certificate} names no role and instance (make it with pinyon certs)", field="tls_cert")
-    return Material(*raw, identity, ends_s)
+    return Material(*raw, identity, frozenset(names), ends_s)
 
 
 class Tls:
@@ -90,6 +93,11 @@ class Tls:
     @property
     def identity(self) -> Identity:
         return self._material.identity
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The DNS names of the certificate."""
+        return self._material.names
 
     @property
     def not_after_s(self) -> float:

@@ -1,4 +1,7 @@
-"""What the metadata says, asked only while Redis answers: after a failure it is left alone for a growing pause."""
+"""What the metadata says, asked only while Redis answers: after a failure it is left alone for a growing pause.
+
+After the pause, and while a question is not answered soon, one question at a time finds out whether Redis is there.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,23 @@ NODES_FRESH_S = 0.5
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 2.0
 """Redis is one for all, so its return should be noticed soon."""
+DOUBT_S = 0.5
+"""A question that is out for longer puts Redis in doubt: nobody else waits for it as long. It is well above what a busy
+machine's event loop is late by."""
 
 T = TypeVar("T")
 
 
 class BlockDirectory:
-    """Every question raises :class:`Unavailable` when Redis cannot be asked, and at once while that is fresh."""
+    """Every question raises :class:`Unavailable` when Redis cannot be asked, and at once while that is fresh or another
+    question finds out whether it is still so."""
 
     def __init__(self, metadata: StoreMetadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
+        self._out: list[float] = []
+        """When each question that has no answer yet was asked, in that order."""
         self._nodes: list[NodeRecord] = []
         self._nodes_until_s = float("-inf")
         self._nodes_asked_s = float("-inf")
@@ -66,13 +75,20 @@ class BlockDirectory:
         asked_s = self._clock()
         if self._pauses.avoids("redis", asked_s):
             raise Unavailable("Redis failed just now and is not asked for a moment")
+        if self._out and ("redis" in self._pauses or asked_s - self._out[0] > DOUBT_S):
+            raise Unavailable("Redis may not answer: one question at a time finds out")
+        self._out.append(asked_s)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await ask()
         except Unavailable:
             self._pauses.failed("redis", self._clock())
             raise
-        except TimeoutError:  # the caller's time, which may be short: that says nothing about Redis
+        except TimeoutError:  # the caller's time: if that was very short, it says nothing about Redis
+            if self._clock() - asked_s > DOUBT_S:
+                self._pauses.failed("redis", self._clock())
             raise Unavailable("Redis: no answer in time") from None
+        finally:
+            self._out.remove(asked_s)
         self._pauses.succeeded("redis", asked_s)
         return answer

@@ -47,7 +47,7 @@ class Failed(grpc.RpcError):
         ("lb", "UNAVAILABLE", HTTP1, "", "h:1 is an HTTP port"),
         ("lb", "UNAVAILABLE", NO_ALPN, "d", "h:1 is an HTTP port"),
         ("lb", "UNAVAILABLE", NOT_TLS, "d", "the load balancer at h:1 speaks without TLS: leave out --tls-dir"),
-        ("kvstore", "UNAVAILABLE", OTHER_NAME, "d", "is not a store node of the cluster of d"),
+        ("kvstore", "UNAVAILABLE", OTHER_NAME, "d", "h:1 is not a store node of the cluster of d"),
         ("lb", "UNAVAILABLE", "Socket closed", "", "the connection to the load balancer at h:1 broke"),
         ("lb", "UNAVAILABLE", "No instance is available.", "", "No instance is available."),
         ("worker", "DEADLINE_EXCEEDED", "Deadline Exceeded", "", "the worker at h:1 did not answer in time"),
@@ -55,6 +55,7 @@ class Failed(grpc.RpcError):
         ("lb", "UNAUTHENTICATED", "You didn't provide an API key", "", "(--api-key)"),
         ("lb", "UNAUTHENTICATED", "this needs a certificate", "d", "at its --admin-listen"),
         ("lb", "NOT_FOUND", "no model 'x'", "", "no model 'x'"),
+        ("lb", "NOT_FOUND", "no\x1b]0;evil\x07 \x9b2Jmodel", "", "no\\x1b]0;evil\\x07 \\x9b2Jmodel"),
         ("lb", "INTERNAL", None, "", "the load balancer at h:1 gave no reason (INTERNAL)"),
     ],
 )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from argparse import Namespace
+from contextlib import suppress
+
 import pytest
 
 from pinyon.api.controller.v1 import controller_pb2
-from pinyon.cli.top import metric_sums, screen_of
+from pinyon.cli.top import _Page, metric_sums, screen_of
 from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame
 from pinyon.core.errors import Unavailable
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
@@ -139,3 +145,25 @@ def test_a_screen_is_written_over_the_one_before():
     drawn = screen_of([Line("one", "bold"), Line("two")])
     assert drawn == "\x1b[H\x1b[1mone\x1b[0m\x1b[K\r\ntwo\x1b[K\x1b[J"
     assert "\x1b[2J" not in drawn, "that would flicker"
+
+
+def test_a_page_that_drips_is_given_up_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for _ in range(1000):  # the client does not stay for all of it
+                    connection.sendall(b"#")
+                    time.sleep(0.02)
+
+        server = threading.Thread(target=drip)
+        server.start()
+        page = _Page(f"127.0.0.1:{listening.getsockname()[1]}", Namespace(timeout_s=0.5, tls_dir=""))
+        try:
+            with pytest.raises(Unavailable, match="timed out"):
+                page.read()
+        finally:
+            server.join()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -85,6 +87,22 @@ async def test_what_is_on_the_file_or_told_since_is_not_recovered(tmp_path, old)
     world.controller.registry.add_instance("b", "", "w")
     world.comes("b-0", told)
     assert not any(each.removed for each in world.federation.clusters)
+
+
+async def test_what_never_reached_the_file_in_two_lives_is_recovered(tmp_path, old):
+    early, late = old
+    second = World(tmp_path, early)
+    second.comes("b-0", late)
+    second.controller.registry.remove_instance("b", "b", "w")
+    told = second.federation
+    third = World(tmp_path, early)  # the disk took nothing of what the second one knew
+    assert third.federation.version < told.version
+    for _ in range(2):  # under the epoch that it began with, and after it has another one
+        third.comes("b-0", told)
+        assert third.ids == ["a-0", "b-0"]
+        assert [each.removed for each in third.federation.clusters if each.region == "b"] == [("w",)]
+        assert third.federation.epoch != told.epoch
+        told = replace(told, version=told.version + 1)
 
 
 async def test_nothing_is_recovered_after_the_grace_time(tmp_path, old):

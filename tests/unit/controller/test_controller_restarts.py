@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -100,7 +101,6 @@ async def test_what_it_started_may_go_on_with_its_output(tmp_path):
     await runs.pause()
     assert runs.outcomes == [True]
     await runs.restarts.close()
-    import os
     import signal
 
     os.kill(int((tmp_path / "out").read_text()), signal.SIGKILL)  # raises if it had been killed
@@ -117,3 +117,24 @@ async def test_a_command_that_is_not_there(caplog):
     nothing = Restarts("", 5.0, 1)
     nothing.failed(INFO)
     assert nothing.restarting == ()
+
+
+async def test_a_killed_hook_is_reaped_also_when_cancelled(tmp_path, monkeypatch):
+    runs = Runs(tmp_path, "import time; time.sleep(600)", timeout_s=1.0)
+    runs.restarts.failed(INFO)
+    (task,) = runs.restarts._tasks.values()
+    killed = []
+    killpg = os.killpg
+
+    def kill(pid: int, number: int) -> None:
+        """It dies a little after its task is cancelled."""
+        killed.append(pid)
+        task.cancel()
+        asyncio.get_running_loop().call_soon(killpg, pid, number)
+
+    monkeypatch.setattr(os, "killpg", kill)
+    await asyncio.wait((task,), timeout=60)
+    assert task.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(killed[0], 0)
+    await runs.restarts.close()

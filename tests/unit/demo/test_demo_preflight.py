@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from pinyon.core.errors import InvalidArgument, Unavailable
+from services import preflight
 from services.__main__ import command_line, main
 from services.cluster import ClusterSpec, LocalCluster
 from services.local_controller import LocalController
@@ -39,6 +40,13 @@ def test_a_taken_port_names_its_holder_and_the_option(taken):
     (fault,) = port_faults([http(0), http(taken)])
     assert f"port {taken} for HTTP is taken by pid {os.getpid()} (" in fault
     assert "--http-port N takes another one" in fault
+
+
+def test_holder_is_the_listener_on_the_address_asked_for(taken, monkeypatch):
+    monkeypatch.setattr(preflight, "_process_with", lambda inode: inode)
+    with socket.create_server(("127.0.0.2", taken)) as other, socket.create_server(("127.0.0.3", taken)) as third:
+        for host, listening in (("127.0.0.2", other), ("127.0.0.3", third)):
+            assert preflight.holder(taken, host) == str(os.fstat(listening.fileno()).st_ino)
 
 
 def test_ports_that_nobody_has_are_no_faults(free_ports):

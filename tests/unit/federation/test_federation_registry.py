@@ -371,6 +371,25 @@ def test_an_owner_that_knows_less_does_not_count():
     assert cluster_of(registry, "u").removed == ()
 
 
+@pytest.mark.parametrize("first", ["an owner", "the file"])
+@pytest.mark.parametrize("added", [(), ("http://1",)])
+def test_an_owner_that_knows_more_replaces_what_was_recovered(first: str, added: tuple[str, ...]):
+    registry = Registry("old", 0.0, TIMING)
+    owners = [info(lb_id, clusters=(UPSTREAMS,)) for lb_id in ("u-0", "u-1")]
+    for each in owners:
+        registry.register(each, 0.0)
+
+    def says(version: int, by: LbInfo | None, added: tuple[str, ...], removed: tuple[str, ...]) -> None:
+        cluster = replace(EVIL, added=added, removed=removed)
+        registry.recover(Federation("old", version, clusters=(cluster,)), 0.0, by)
+
+    says(5, owners[0] if first == "an owner" else None, ("http://5",), ("http://1", "http://2"))
+    registry.remove_instance("u", "u", "http://2")  # which counts more
+    says(7, owners[1], added, ())
+    after = cluster_of(registry, "u")
+    assert (after.added, after.removed) == (added, ("http://2",))
+
+
 def test_a_session_does_not_say_where_others_servers_are():
     dead = Member(LbInfo("u-0", "1", "u", "u-0:8001"), LbState.FAILED, False, ("2",))
     conductor = Cluster("u", "c", "10.0.0.9:7000", owners=("u-0",))

@@ -1,17 +1,22 @@
-"""The door for other regions: which region a caller with a certificate may be of."""
+"""Which region a load balancer with a certificate may be of: at the door for other regions, and when it starts."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pinyon.api.lb.v1 import peer_pb2
-from pinyon.core.errors import PermissionDenied
+from pinyon.core.errors import InvalidArgument, PermissionDenied
 from pinyon.routing.geography import Geography
 from pinyon.runtime.identity import Identity, hosts_of
+from pinyon.runtime.security import NO_SECURITY, Security
+from services.lb.regions.federation import load_federation
 from services.lb.regions.peer import Peer
 from services.lb.regions.servicer import PeerServicer
+from services.lb.settings import LbSettings
+from tests.tls_files import TestAuthority
 
 CALLER = Identity("lb", "eu-0")
 
@@ -39,3 +44,23 @@ def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
     else:
         with pytest.raises(PermissionDenied, match="not one for the region eu"):
             door._checked(hello, context_of(*names))
+
+
+def test_a_certificate_that_does_not_name_the_region_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = TestAuthority(tmp_path)
+    settings = LbSettings(region="eu")
+    load_federation(settings, Security(authority.tls("lb", "eu-0", region="eu")))
+    load_federation(settings, NO_SECURITY)
+    assert not caplog.records
+    load_federation(settings, Security(authority.tls("lb", "eu-0")))
+    (told,) = caplog.records
+    assert "pinyon certs DIR lb/eu-0@eu" in told.getMessage()
+
+
+@pytest.mark.parametrize("region", ["a" * 64, "a..b", "a."])
+def test_a_region_that_no_certificate_names_needs_no_tls(tmp_path: Path, region: str) -> None:
+    settings = LbSettings(region=region)
+    load_federation(settings, NO_SECURITY)
+    with pytest.raises(InvalidArgument, match="cannot be in a certificate") as error:
+        load_federation(settings, Security(TestAuthority(tmp_path).tls("lb", "eu-0")))
+    assert error.value.field == "region"

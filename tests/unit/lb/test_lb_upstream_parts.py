@@ -16,7 +16,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
 from services.lb.upstreams.answer import Sourced
-from services.lb.upstreams.connection import ConnectionLimits
+from services.lb.upstreams.connection import ConnectionLimits, UpstreamConnection
 from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull
 from services.lb.upstreams.fields import from_server, to_server
 from services.lb.upstreams.keys import read_upstream_keys
@@ -504,3 +504,23 @@ async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
         pool.close()
         with pytest.raises(Absent):
             await whole(Pool(url, ConnectionLimits(), 4, ssl.create_default_context()))
+
+
+class Unread(asyncio.Transport):
+    """Takes everything."""
+
+    def write(self, data: object) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+@pytest.mark.parametrize("fields", [b"upgrade: x\r\nconnection: upgrade\r\n", b""])
+async def test_a_server_that_switches_protocols_gave_no_answer(fields: bytes) -> None:
+    connection = UpstreamConnection(asyncio.get_running_loop(), ConnectionLimits(), lambda *_: None)
+    connection.connection_made(Unread())
+    answer = connection.send(b"POST / HTTP/1.1\r\n\r\n", b"", WAIT_S)
+    connection.data_received(b"HTTP/1.1 101 Switching Protocols\r\n" + fields + b"\r\n")
+    with pytest.raises(Broke, match="not valid HTTP"):
+        await answer.read()
+    assert not connection.usable
+    connection.connection_lost(None)

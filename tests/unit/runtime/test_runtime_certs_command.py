@@ -99,6 +99,8 @@ def test_files_can_be_given_away(tmp_path: Path) -> None:
         (["worker/.."], "cannot be in a certificate"),
         (["lb/a", "--days", "0"], "--days"),
         (["lb/a@"], "1 to 64 letters"),
+        (["lb/a@r\xe9g"], "REGION must be a name of 1 to 64 letters"),
+        *((["lb/a@" + region], "cannot be in a certificate") for region in ("a" * 64, "a..b", "a.")),
         (["worker/a@eu"], "only a load balancer"),
         (["lb/a", "--owner", "me"], "UID:GID"),
         (["--cluster", "--prefill", "-1"], "0 to 1024"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, replay
-from pinyon.runtime.journal_file import BUFFER_BYTES, EARLIER_MAX, JournalFile
+from pinyon.runtime.journal_file import BUFFER_BYTES, EARLIER_MAX, WAITING_BYTES, JournalFile
 
 
 class Counter:
@@ -70,7 +73,7 @@ def test_a_full_buffer_is_written_in_whole_lines(tmp_path: Path) -> None:
             counter.add(1)
             if (grown := path.stat().st_size) != size:
                 size = grown
-                assert path.read_bytes().endswith(b"\n")
+                assert within(30, lambda: path.read_bytes().endswith(b"\n"))
     finally:
         file.close()
 
@@ -82,6 +85,7 @@ def test_at_the_limit_the_file_ends_with_a_whole_line_and_the_module_goes_on(tmp
     for _ in range(1000):
         counter.add(1)
     assert counter.total == 1000
+    file.close()
     assert path.stat().st_size <= 2000
     with path.open() as lines:
         seen = replay(lines, lambda header: {"counter": Counter()}, Codec(()), {"counter": ("add",)})
@@ -164,3 +168,47 @@ def test_a_pipe_can_take_a_journal(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def writers() -> int:
+    return sum(thread.name == "pinyon-journal" for thread in threading.enumerate())
+
+
+def is_open(path: Path) -> bool:
+    """In this process. What is closed meanwhile is not."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if descriptor.readlink() == path:
+                return True
+    return False
+
+
+def test_a_disk_that_hangs_holds_up_nobody_and_ends_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # and reads nothing: whoever writes waits
+    file = JournalFile(str(path), 1 << 30, (), {"text": "x" * (1 << 20)})
+    try:
+        counter = file.record("counter", Counter(), ("add",))
+        calls = 0
+        while not file.ended and calls < WAITING_BYTES:
+            counter.add(1)
+            calls += 1
+        assert file.ended == "the disk is too slow"
+        assert counter.total == calls
+    finally:
+        os.close(reader)
+        file.close()
+
+
+def test_a_journal_that_nobody_closed_is_written_and_ends(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    before = writers()
+    file = JournalFile(str(path), 1 << 20, (), {})
+    file.record("counter", Counter(), ("add",)).add(1)
+    assert is_open(path)
+    del file
+    gc.collect()
+    assert within(30, lambda: writers() == before)
+    assert path.read_bytes().count(b"\n") == 2
+    assert not is_open(path)

@@ -290,6 +290,31 @@ async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytes
             await read_all(reader)  # it ends
 
 
+class Refusing(Worker):
+    async def Session(self, _: Any, context: Any) -> None:
+        raise PermissionDenied("not for you")
+
+
+@pytest.mark.parametrize(("path", "code"), [("/x/Y", "UNIMPLEMENTED"), (METHOD.path, "PERMISSION_DENIED")])
+async def test_refused_calls_are_paid_by_their_client(monkeypatch: pytest.MonkeyPatch, path: str, code: str) -> None:
+    """No tick passes here, so the connection ends; what was served would have been given back."""
+    monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
+    async with Running(worker=Refusing()) as running, connected(running.address) as (reader, writer):
+        connection = Connection(writer.write)
+        writer.write(connection.opening)
+        answered, data = 0, b"x"
+        async with asyncio.timeout(WAIT_S):
+            while data and answered < 500:
+                kept = Kept()
+                connection.open(request_head(path, "x", "http"), kept).end()
+                while not (kept.heads and kept.heads[-1][1]) and (data := await reader.read(1 << 16)):
+                    connection.receive(data)
+                if data:
+                    assert parse_trailers(kept.heads[-1][0]).code == code
+                    answered += 1
+        assert 0 < answered < 500
+
+
 async def test_a_call_ends_by_its_deadline() -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
         connection, kept = Connection(writer.write), Kept()
@@ -675,6 +700,37 @@ async def test_silence_is_told_from_having_been_away(
     assert asked
     if not answers:
         assert looks == (DEAD_TICKS + 1 if not late_s else EXCUSED + 2)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_many_small_messages_let_others_have_their_turn(ends: bool) -> None:
+    class Counting(Kept):
+        count = 0
+
+        def message(self, message: bytes) -> None:
+            self.count += 1
+
+    counting = Counting()
+    protocol = Http2Protocol(lambda write: Connection(write, lambda *_: counting))
+    first, last = socket.socketpair()
+    with first, last:
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, sock=first)
+        client = Connection(lambda _: None)
+        head = client.headers(1, request_head(METHOD.path, "x", "http"), end=False)
+        messages = frame(0, 0, 1, bytes(5 * 1000)) * 40
+        protocol.data_received(PREFACE + settings({}) + head + messages)
+        assert 0 < counting.count < 20_000
+        if ends:
+            protocol.close()
+            seen = counting.count
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert counting.count == seen
+        else:
+            await until(lambda: counting.count == 40_000)
+            assert transport.is_reading()
+            protocol.close()
+        await asyncio.sleep(0)
 
 
 async def test_a_caller_that_falls_silent_is_gone_soon() -> None:

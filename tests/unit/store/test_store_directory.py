@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pinyon.store.directory import NODES_FRESH_S, BlockDirectory
+import pytest
+
+from pinyon.core.errors import Unavailable
+from pinyon.store.directory import DOUBT_S, MAX_PAUSE_S, NODES_FRESH_S, BlockDirectory
 
 
 class Record:
@@ -58,7 +61,7 @@ async def test_questions_do_not_wait_for_each_other_and_an_old_answer_is_no_loss
     await play.listed("a1")
     play.now += NODES_FRESH_S
     older = await play.ask()
-    play.now += 0.1
+    play.now += DOUBT_S / 2
     newer = await play.ask()
     assert len(play.metadata.asked) == 3, "the second question waits for the first"
     play.metadata.asked[2].set_result([Record("a1"), Record("b1")])
@@ -66,3 +69,39 @@ async def test_questions_do_not_wait_for_each_other_and_an_old_answer_is_no_loss
     play.metadata.asked[1].set_result([Record("a1")])
     assert [node.life for node in await older] == ["a1", "b1"]
     assert play.directory.losses == 0
+
+
+async def test_one_question_at_a_time_asks_a_redis_that_hangs() -> None:
+    play = Play()
+    first = await play.ask()
+    play.now += DOUBT_S + 0.01
+    with pytest.raises(Unavailable):
+        await (await play.ask())
+    assert len(play.metadata.asked) == 1
+    play.metadata.asked[0].set_exception(Unavailable("Redis: TimeoutError"))
+    with pytest.raises(Unavailable):
+        await first
+    play.now += MAX_PAUSE_S
+    crowd = [await play.ask() for _ in range(8)]
+    assert len(play.metadata.asked) == 2, "after the pause all ask"
+    play.metadata.asked[1].set_result([Record("a1")])
+    came = await asyncio.gather(*crowd, return_exceptions=True)
+    assert [isinstance(each, Unavailable) for each in came] == [False] + [True] * 7
+    play.now += NODES_FRESH_S
+    crowd = [await play.ask() for _ in range(2)]
+    assert len(play.metadata.asked) == 4, "Redis answers, and is asked one question at a time"
+    for each in play.metadata.asked[2:]:
+        each.set_result([Record("a1")])
+    await asyncio.gather(*crowd)
+
+
+async def test_a_question_that_hangs_past_its_time_is_a_failure() -> None:
+    play = Play()
+    task = asyncio.create_task(play.directory.locate([], 0.01))
+    await asyncio.sleep(0)
+    play.now += DOUBT_S + 0.01
+    with pytest.raises(Unavailable):
+        await task
+    assert len(play.metadata.asked) == 1
+    with pytest.raises(Unavailable, match="not asked for a moment"):
+        await (await play.ask())

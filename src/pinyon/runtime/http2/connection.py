@@ -266,12 +266,13 @@ class Connection(Link):
             self._closed(stream_id, "data")
             self._spend(FRAME_UNITS)
             return
-        if at == end and not flags & END_STREAM:
-            self._spend(FRAME_UNITS)
         try:
-            stream.data(data, at, end, counted, bool(flags & END_STREAM))
+            whole = stream.data(data, at, end, counted, bool(flags & END_STREAM))
         except StreamFailed as error:
             self._fail(stream, error)
+            return
+        if not whole and end - at < PAYLOAD_BYTES and not flags & END_STREAM:
+            self._spend(FRAME_UNITS)
 
     def _other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._settled:

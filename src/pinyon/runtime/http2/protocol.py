@@ -19,6 +19,8 @@ DEAD_TICKS = 5
 """After so long a silence it is gone: 1.25 to 1.5 s, as gRPC's connections between services have it."""
 EXCUSED = 2
 """Times in a row that it may have been us who were away: what the peer said meanwhile is about to be read."""
+PIECE_BYTES = 64 << 10
+"""So much of what was read is dealt with in one turn of the loop: it may be thousands of messages."""
 UNREAD_BYTES = 8 << 20
 """A peer that lets so much lie is gone, too: it takes messages of 4 MiB, and all but one wait for their turn."""
 
@@ -71,12 +73,21 @@ class Http2Protocol(asyncio.Protocol):
         if self._gone:
             return
         try:
-            self.connection.receive(data)
+            self.connection.receive(data[:PIECE_BYTES])
         except ConnectionFailed as error:
             self.connection.leave(error.code, error.reason)
             _log.info("a connection ends: %s", error.reason, extra={"peer": self.transport.get_extra_info("peername")})
             self.close(error.reason)
         self._changed()
+        if len(data) > PIECE_BYTES and not self._gone and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._loop.call_soon(self._go_on, data[PIECE_BYTES:])
+
+    def _go_on(self, data: bytes) -> None:
+        """With the rest of what was read."""
+        if not self._gone and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(data)
 
     def eof_received(self) -> bool:
         return False

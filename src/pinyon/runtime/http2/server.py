@@ -53,6 +53,8 @@ class SessionContext(MessageStream):
         self.task: asyncio.Task[None] | None = None
         self.broken = False
         """It was not served to its end."""
+        self.served = False
+        """Its handler has ended it well. A method that is not there and a refusal cost a peer what they cost us."""
 
     def peer(self) -> str:
         """``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio has it."""
@@ -192,7 +194,7 @@ class ServerProtocol(Http2Protocol):
 
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
-        if not context.broken:
+        if context.served and not context.broken:
             self.connection.served()
         context.task = None
         self._close_if_done()
@@ -272,6 +274,7 @@ class Http2Server:
                         await context.write(message)
                 else:
                     await result
+            context.served = True
             context.finish()
         except grpc.aio.AbortError:
             context.finish()

@@ -194,8 +194,8 @@ class Stream:
 
     # -- what comes
 
-    def data(self, payload: bytes, at: int, end: int, counted: int, last: bool) -> None:
-        """``payload[at:end]`` came in a frame that counts for ``counted`` bytes.
+    def data(self, payload: bytes, at: int, end: int, counted: int, last: bool) -> bool:
+        """``payload[at:end]`` came in a frame that counts for ``counted`` bytes. Whether a message is whole by that.
 
         Raises :class:`StreamFailed` for what breaks gRPC's or this stream's rules.
         """
@@ -209,8 +209,10 @@ class Stream:
             partial += memoryview(payload)[at:end]
             used = self._messages(bytes(partial), 0) if self._whole(partial) else 0
             del partial[:used]
+            whole = used > 0
         else:
             used = self._messages(payload, at, end)
+            whole = used > at
             if used < end:
                 partial += memoryview(payload)[used:end]
         if last:
@@ -218,6 +220,7 @@ class Stream:
                 raise StreamFailed(Code.PROTOCOL_ERROR, "the stream ended within a message", "INTERNAL")
             self.end_of_remote()
         self._grant()
+        return whole
 
     def _whole(self, partial: bytearray) -> bool:
         """Whether at least one message is all here. Raises :class:`StreamFailed`."""
