@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,9 @@ from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
 from pinyon.messages.request_class import class_to_proto
-from pinyon.runtime.redis_server import find_redis
 from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
 from tests.integration.test_worker_exactness import check, make_asks, run_all
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, submission
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[str]:
-    server = find_redis()
-    yield server.url
-    server.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.channel import open_channel
-from pinyon.runtime.redis_server import find_redis
 from pinyon.transfer import Opcode, Reason, TransferRequest, TransferResult
 from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.tcp import wire
@@ -24,25 +23,10 @@ from tests.integration.kvstore_parts import (
     Node,
     client_of,
     content,
-    empty,
     eventually,
     key,
     running_node,
 )
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[str]:
-    server = find_redis()
-    yield server.url
-    server.close()
-
-
-@pytest.fixture
-async def redis_url(redis_server: str) -> str:
-    await empty(redis_server)
-    return redis_server
-
 
 STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
 

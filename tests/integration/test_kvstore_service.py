@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -20,7 +19,6 @@ from pinyon.eviction import Traits
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
-from pinyon.runtime.redis_server import find_redis
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.client import PutOutcome
 from pinyon.store.metadata import StoreMetadata
@@ -35,26 +33,12 @@ from tests.integration.kvstore_parts import (
     Client,
     client_of,
     content,
-    empty,
     eventually,
     key,
     running_node,
 )
 
 CAPACITY = (1 << 20) // OBJECT  # objects in a node of 1 MiB
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[str]:
-    server = find_redis()
-    yield server.url
-    server.close()
-
-
-@pytest.fixture
-async def redis_url(redis_server: str) -> str:
-    await empty(redis_server)
-    return redis_server
 
 
 async def test_the_class_of_a_put_stays_with_its_objects(redis_url: str) -> None:

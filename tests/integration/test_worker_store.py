@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,9 +11,8 @@ import pytest_asyncio
 
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
-from pinyon.runtime.redis_server import find_redis
 from pinyon.store.client import PutResult
-from tests.integration.kvstore_parts import empty, eventually, running_node
+from tests.integration.kvstore_parts import eventually, running_node
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
 
 POOL = 32
@@ -35,19 +34,6 @@ class AwayStore:
         self.asked.set()
         await self.let_go.wait()
         raise Unavailable("the store is away")
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[str]:
-    server = find_redis()
-    yield server.url
-    server.close()
-
-
-@pytest.fixture
-async def redis_url(redis_server: str) -> str:
-    await empty(redis_server)
-    return redis_server
 
 
 @pytest_asyncio.fixture

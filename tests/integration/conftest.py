@@ -1,0 +1,25 @@
+"""A Redis for the tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pinyon.runtime.redis_server import find_redis
+from tests.integration.kvstore_parts import empty
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[str]:
+    """Its URL."""
+    server = find_redis()
+    yield server.url
+    server.close()
+
+
+@pytest.fixture
+async def redis_url(redis_server: str) -> str:
+    """Of the file's Redis, emptied for this test."""
+    await empty(redis_server)
+    return redis_server
