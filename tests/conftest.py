@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 own_all()
+# Who runs the tests in the background of a shell ignores SIGINT, and all that they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
 settings.register_profile(

@@ -22,6 +22,7 @@ LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]
 PEER = FetchSpan("peer", "peer:1", KvSource.PEER, 0, 4)
 STORE = FetchSpan("store", "store:1", KvSource.STORE, 0, 4)
+TIMEOUT_S = 60.0
 
 
 class Source:
@@ -68,7 +69,7 @@ class Index:
         self.entered = asyncio.Event()
 
     async def leading(self, keys, object_bytes, timeout_s) -> list[tuple[NodeRecord, int]]:
-        assert (object_bytes, timeout_s) == (LAYOUT.block_bytes, 1.0)
+        assert (object_bytes, timeout_s) == (LAYOUT.block_bytes, TIMEOUT_S)
         self.asked.append(list(keys))
         self.entered.set()
         if self.hangs:
@@ -79,7 +80,7 @@ class Index:
 
 
 class World:
-    def __init__(self, timeout_s: float = 60.0, layout: KvLayout = LAYOUT) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S, layout: KvLayout = LAYOUT) -> None:
         self.now_s = 0.0
         self.source = Source()
         self.index = Index()
@@ -125,10 +126,11 @@ async def test_a_cancelled_prompt_does_not_wait_for_the_store() -> None:
     world, abort = World(), Abort()
     world.index.hangs = True
     fetching = asyncio.ensure_future(world.fetch(ask_store=True, abort=abort))
-    await world.index.entered.wait()
-    abort.fire(Cancelled("the client has gone"))
-    with pytest.raises(Cancelled):
-        await fetching
+    async with asyncio.timeout(TIMEOUT_S):
+        await world.index.entered.wait()
+        abort.fire(Cancelled("the client has gone"))
+        with pytest.raises(Cancelled):
+            await fetching
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
