@@ -69,7 +69,7 @@ class ClusterSpec:
     prefix: str = ""
     """Of all instance ids, where several clusters hear of each other."""
     region: str = ""
-    """That certificates say its load balancers are of."""
+    """The region that the certificates of its load balancers name."""
     host: str = "127.0.0.1"
     http_port: int = 0
     lb_port: int = 0
@@ -141,7 +141,7 @@ class ClusterSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all services. Stores are the last: without a Redis there are none, and the others keep their places."""
+        """Names of all services. Stores come last: without a Redis there are none, and the others keep their places."""
         copies = 1 + len(self.models)
         counts = {
             "lb": self.lbs,
@@ -151,12 +151,12 @@ class ClusterSpec:
         return ("conductor", *(f"{kind}-{number}" for kind, count in counts.items() for number in range(count)))
 
     def metrics_port(self, name: str) -> int:
-        """Of the service of that name; 0: a free one."""
+        """Returns the metrics port of the service ``name``; 0 means a free one."""
         return self.metrics_base_port and self.metrics_base_port + self.names.index(name)
 
     @property
     def ports(self) -> list[Port]:
-        """All that are to be listened at, as far as they are chosen."""
+        """Every port that the suite listens at and that somebody chose."""
         return [
             Port("OpenAI-compatible HTTP", "--http-port", self.host, self.http_port),
             Port("the load balancer's gRPC", "--lb-port", self.host, self.lb_port),
@@ -182,7 +182,7 @@ class LocalCluster:
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
         self._ports = HeldPorts()
-        """Of what the others find by its address only, where they were not given: it comes back where it was."""
+        """Ports of services that others find by address only, where none were given: a restart needs the same ones."""
         self._lb_ports: list[tuple[int, int]] = []
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
@@ -285,7 +285,7 @@ class LocalCluster:
         for service in services:
             service.spawn()
         waiting = list(services)
-        while waiting:  # whoever ends is heard of at once, not after those before it
+        while waiting:  # one that ends is noticed at once, not after those before it
             service = first_ready(waiting, deadline)
             waiting.remove(service)
             progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")

@@ -146,7 +146,7 @@ class LocalRegions:
 
     @property
     def ports(self) -> list[Port]:
-        """All that are to be listened at, as far as they are chosen."""
+        """Every port that the suites listen at and that somebody chose."""
         host, controller = self.spec.cluster.host, []
         if self.controller is not None:
             controller = [

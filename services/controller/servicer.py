@@ -109,7 +109,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             self._control.lost(session)
 
     def _log_refusal(self, context: Any, info: LbInfo, error: PermissionDenied) -> None:
-        """Not all: who is refused comes again and again."""
+        """Logs one refusal in ten seconds: a load balancer that is refused comes again and again."""
         self._refused += 1
         now_s = self._clock()
         if now_s - self._refusal_logged_s >= REFUSAL_LOG_EVERY_S:
@@ -170,8 +170,10 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
 
 
 def known_of(message: controller_pb2.SessionRequest, context: Any, peer: str) -> Federation | None:
-    """What another version of the suite has told it may not be understood here: no reason to refuse it. Without what
-    people changed if the caller could change nothing itself."""
+    """Returns what a load balancer knows of the federation, without changes by hand if it may make none itself.
+
+    ``None``: another version of the suite told it what is not understood here, which is no reason to refuse it.
+    """
     if not message.HasField("known"):
         return None
     try:

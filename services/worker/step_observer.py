@@ -24,7 +24,7 @@ class StepObserver:
         self._ledger = ledger
         self._clock = clock
         self._last_decode_s = 0.0
-        """When the last step ended, if it decoded anything and somebody waits for his next token since then."""
+        """When the last step ended, if it decoded anything and a request still waits for its next token."""
 
     def observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)

@@ -99,7 +99,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def break_unanswered(self) -> None:
-        """An answer of which no byte has come is not waited for any longer."""
+        """Stops waiting for an answer of which no byte has come."""
         if self._answer is not None and not self._answer.begun:
             self._fail("The server stopped answering.")
 

@@ -314,7 +314,7 @@ class Forwarding:
 
 
 async def _refusal_text(answer: Answer) -> bytes | None:
-    """None: it is too large, or did not come whole and soon."""
+    """Returns the text of a refusal; ``None`` if it is too large, or did not come whole and soon."""
     pieces: list[bytes] = []
     size = 0
     try:

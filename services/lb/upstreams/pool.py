@@ -86,7 +86,7 @@ class Pool:
         self._idle.clear()
 
     def break_unanswered(self) -> None:
-        """Requests that have had no byte of an answer break."""
+        """Breaks every request that has had no byte of an answer."""
         self._breaks += 1
         for connection in list(self._open):
             connection.break_unanswered()

@@ -10,8 +10,8 @@ __all__ = ["HeldPorts"]
 class HeldPorts:
     """``take`` → ``close``. Each port is bound by a socket that never listens.
 
-    The system then gives it to nobody else, neither to who asks for any port nor to an outgoing connection. Who names
-    it may listen there, again and again.
+    The system then gives the port to nobody else: not to a server that asks for any port, nor to an outgoing
+    connection. A server that asks for this port by number can listen there, again and again.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class HeldPorts:
         address = host.strip("[]")
         held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         self._sockets.append(held)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as those who listen have it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers that listen there set it as well
         held.bind((address, 0))
         return int(held.getsockname()[1])
 
