@@ -179,6 +179,9 @@ def up(arguments: argparse.Namespace) -> int:
     clusters: list[LocalCluster] = []
     try:
         spec = ClusterSpec(**values)
+        models = [("--model", spec.model)] * bool(spec.model)
+        models += [("--more-models", folder) for folder in spec.models.values()]
+        faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
         if regions:
             several = RegionsSpec(
                 tuple(regions), spec, delay_ms=delay_ms, static_peers=static_peers, controller_port=controller_port
@@ -188,9 +191,6 @@ def up(arguments: argparse.Namespace) -> int:
         else:
             whole = LocalCluster(spec, log_dir)
             clusters = [whole]
-        models = [("--model", spec.model)] * bool(spec.model)
-        models += [("--more-models", folder) for folder in spec.models.values()]
-        faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
         faults += port_faults(whole.ports if isinstance(whole, LocalRegions) else spec.ports)
     except PinyonError as error:
         faults.append(error.message)

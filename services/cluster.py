@@ -184,11 +184,11 @@ class LocalCluster:
         self._ports = HeldPorts()
         """Ports of services that others find by address only, where none were given: a restart needs the same ones."""
         self._lb_ports: list[tuple[int, int]] = []
+        if spec.journal:
+            _make_folder(Path(spec.journal), "journal")
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
         _make_folder(self.log_dir, "log_dir")
-        if spec.journal:
-            _make_folder(Path(spec.journal), "journal")
         self._access: Access = Access(None)
         self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 

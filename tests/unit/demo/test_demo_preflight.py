@@ -94,6 +94,14 @@ def test_up_says_all_of_it_and_starts_nothing(taken, tmp_path, capsys, monkeypat
     assert f"port {taken}" in said
 
 
+def test_a_folder_that_cannot_be_made_hides_no_missing_model(no_start, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["up", *FREE_PORTS, "--model", "/nowhere", "--journal", str(tmp_path / "file" / "j")]) == 2
+    said = capsys.readouterr().out
+    assert "--model: no model folder" in said
+    assert "cannot make the folder" in said
+
+
 @pytest.fixture
 def no_start(monkeypatch):
     monkeypatch.setattr(ServiceProcess, "spawn", lambda self: pytest.fail("it was started"))
