@@ -75,11 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Half as many again as there are processors: a third of what they take is waiting for other processes, and each
-    imports and collects everything first. At most eight."""
+    """Twice as many as there are processors: half of what they take is waiting for other processes, and each imports
+    and collects everything first. At most eight."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return min(max(2, 3 * len(os.sched_getaffinity(0)) // 2), 8)
+    return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
 def next_unit(units: Iterable[str], worker: int) -> str:

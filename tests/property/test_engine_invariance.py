@@ -86,7 +86,7 @@ def run(
 
 
 @seed(1)
-@settings(max_examples=usually(80, long=600))
+@settings(max_examples=usually(50, long=600))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 200),

@@ -116,7 +116,7 @@ def least_share(values: list[int], share: float) -> float:
     return count / len(values)
 
 
-@settings(max_examples=usually(50, long=120), deadline=None)
+@settings(max_examples=usually(30, long=120), deadline=None)
 @given(traces(), st.integers(1, 40))
 def test_hits_users_and_turns(rows: list[TraceRow], step: int) -> None:
     figures, naive = by_number(rows, step), Naive(rows)
@@ -188,7 +188,7 @@ def test_hits_users_and_turns(rows: list[TraceRow], step: int) -> None:
             )
 
 
-@settings(max_examples=usually(50, long=120), deadline=None)
+@settings(max_examples=usually(30, long=120), deadline=None)
 @given(traces(), st.integers(1, 40))
 def test_reuse_times_locality_and_lifespans(rows: list[TraceRow], step: int) -> None:
     figures, naive = by_number(rows, step), Naive(rows)

@@ -138,7 +138,7 @@ def test_the_words():
 
 def test_prompt_shorter_than_a_block_is_said_to_be_that():
     fleet = make_fleet(("a", MIXED), ("b", MIXED))
-    said, _ = decide(fleet, "min_ttft", PlacementRequest("r", "m", 7, (), 8))
+    said, _ = decide(fleet, "min_ttft", PlacementRequest("r", "m", 7, b"", 8))
     assert "because it holds no block (the prompt is shorter than one) and nobody waits there" in said.because
     assert "of 0 blocks" not in said.because
 
