@@ -46,7 +46,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The machine is shared: no deadline per example. A failing example prints how to reproduce it.
 settings.register_profile(
     "pinyon",
-    max_examples=usually(35, long=100),
+    max_examples=usually(20, long=100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -84,7 +84,7 @@ def check(reference: Reference, asks: list[Ask], answers: list[Answer]) -> None:
 
 
 async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, reference):
-    asks = make_asks(usually(40, long=300), SEED)
+    asks = make_asks(usually(28, long=300), SEED)
     print(f"seed {SEED}")
     answers = await send_all(cluster, asks)
     check(reference, asks, answers)
@@ -95,7 +95,7 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
 
 
 async def test_tokens_are_exact_while_blocks_are_evicted(small_reference, tmp_path):
-    asks = make_asks(usually(30, long=160), SEED + 1)
+    asks = make_asks(usually(22, long=160), SEED + 1)
     # Pools that hold a few requests, and a store of 1 MiB = 32 KV objects: everything is evicted all the time.
     spec = cluster_spec(pool_blocks=28, store_mib=1, extra=CHUNKS)
     with LocalCluster(spec, tmp_path, forked.with_small_model) as small:

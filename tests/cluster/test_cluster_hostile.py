@@ -28,10 +28,10 @@ from tests.long import usually
 
 MODEL = "pinyon-tiny"
 SEED = 20_261_122
-MESSAGES = usually(3_500, long=5_000)
+MESSAGES = usually(2_000, long=5_000)
 WARM_UP = 2_000
 AT_ONCE = 24
-REQUESTS = usually(4_000, long=10_000)
+REQUESTS = usually(2_400, long=10_000)
 REQUESTS_WARM_UP = 2_000
 CONNECTIONS = 100
 SLOW = 20

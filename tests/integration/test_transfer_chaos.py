@@ -42,7 +42,7 @@ from tests.long import usually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
-ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or usually(25, long=40))
+ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or usually(15, long=40))
 STALL_S = 1.0
 BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idle_s": 2.0}
 """Short, because the frozen ones are waited for, but longer than a busy machine lets a thread wait for its turn."""

@@ -77,7 +77,7 @@ def check(asks, answers):
 async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch):
     p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch)
     client = await fleet.client(d)
-    asks = make_asks(usually(30, long=40), seed=blocks)
+    asks = make_asks(usually(20, long=40), seed=blocks)
     check(asks, await run_all(client, p, d, asks))
     await fleet.idle()
     assert p.engine.steps
@@ -165,7 +165,7 @@ async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, bloc
     else:
         p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=12, **options)
     client = await fleet.client(d)
-    asks = make_asks(usually(30, long=40), seed=blocks)
+    asks = make_asks(usually(20, long=40), seed=blocks)
     answers = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks))
     for answer in answers[::5]:
         await client.cancel(answer)

@@ -41,7 +41,7 @@ def asked(number: int, tokens: list[int]) -> BatchRequest:
     return BatchRequest(number, len(tokens), len(keys) + 1, keys, reusable=len(keys))
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(chunk_blocks=st.sampled_from([1, 2, 3]), by_tip=st.booleans(), data=st.data())
 def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
     chunk_blocks: int, by_tip: bool, data: st.DataObject
@@ -78,7 +78,7 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
     assert (line.waiting, line.running) == (len(waiting), len(running))
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.data())
 def test_what_those_share_that_are_decoded(data: st.DataObject) -> None:
     prefixes = DecodedPrefixes()

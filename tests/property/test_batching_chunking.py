@@ -7,7 +7,7 @@ from pinyon.batching import plan_chunks
 from tests.long import usually
 
 
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=6),
     budget=st.integers(1, 100),

@@ -204,5 +204,5 @@ class Model(RuleBasedStateMachine):
         assert not +self.wanted
 
 
-Model.TestCase.settings = settings(max_examples=usually(30, long=80), stateful_step_count=40)
+Model.TestCase.settings = settings(max_examples=usually(20, long=80), stateful_step_count=40)
 TestPromptQueue = Model.TestCase

@@ -24,7 +24,7 @@ def path(random: Random) -> list[int]:
     return ids
 
 
-@settings(max_examples=usually(25, long=100), deadline=None)
+@settings(max_examples=usually(20, long=100), deadline=None)
 @given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*Learning, None]), seed=st.integers(0, 9))
 def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | None, seed: int) -> None:
     """None: groups that the caller has named."""

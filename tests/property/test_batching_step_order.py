@@ -17,7 +17,7 @@ SECONDS = (0.0, 0.5, 4.0)
 DEADLINES = (0.0, 1.0, 5.0, 60.0)
 
 
-@settings(max_examples=usually(30, long=200), deadline=None)
+@settings(max_examples=usually(20, long=200), deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     choice=st.sampled_from(("fifo", "shortest_in_time:age_s=1", "most_in_time:age_s=1", "most_in_time")),

@@ -119,7 +119,7 @@ def good_class(message) -> bool:
 
 
 @given(CLASSES)
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 def test_classes(message):
     assert names_a_field(lambda: class_from_proto(message)) is not good_class(message)
     if good_class(message):
@@ -130,7 +130,7 @@ def test_classes(message):
 
 
 @given(REQUESTS, TEXT)
-@settings(max_examples=usually(30, long=200))
+@settings(max_examples=usually(20, long=200))
 def test_requests(message, request_id):
     refused = names_a_field(lambda: request_from_proto(message, request_id, 30.0, 0.0))
     good = (
@@ -146,7 +146,7 @@ def test_requests(message, request_id):
 
 
 @given(INFOS)
-@settings(max_examples=usually(30, long=200))
+@settings(max_examples=usually(20, long=200))
 def test_registrations(message):
     if not names_a_field(lambda: info_from_proto(message)):
         info = info_from_proto(message)
@@ -155,7 +155,7 @@ def test_registrations(message):
 
 
 @given(LOADS)
-@settings(max_examples=usually(25, long=100))
+@settings(max_examples=usually(20, long=100))
 def test_loads(message):
     refused = names_a_field(lambda: load_from_proto(message))
     times = message.mean_tbt_ms, message.room_wait_ms

@@ -101,7 +101,7 @@ class SieveModel(RuleBasedStateMachine):
 
 
 TestSieveModel = SieveModel.TestCase
-TestSieveModel.settings = settings(max_examples=usually(30, long=120), stateful_step_count=50)
+TestSieveModel.settings = settings(max_examples=usually(20, long=120), stateful_step_count=50)
 
 
 def test_the_papers_illustration() -> None:

@@ -317,7 +317,7 @@ class ModelWithHeadroom(Model):
 
 
 for one in (Model, ModelWithHeadroom):
-    one.TestCase.settings = settings(max_examples=usually(30, long=80), stateful_step_count=40)
+    one.TestCase.settings = settings(max_examples=usually(20, long=80), stateful_step_count=40)
 TestReservations = Model.TestCase
 TestReservationsWithHeadroom = ModelWithHeadroom.TestCase
 

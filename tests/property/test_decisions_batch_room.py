@@ -132,7 +132,7 @@ ACTIONS = ("submit", "submit", "ask", "ask", "prompt", "start", "gives_way", "en
     pool_blocks=st.integers(4, 40),
     actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 4), st.integers(0, 1 << 16)), max_size=60),
 )
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 def test_each_is_counted_once_and_room_is_there(pool_blocks: int, actions: list[tuple[str, int, int]]) -> None:
     world = Instance(pool_blocks)
     for action, blocks, pick in actions:
@@ -184,7 +184,7 @@ def test_an_idle_one_says_what_those_that_ended_had() -> None:
     own=st.integers(1, 4),
     ended=st.integers(0, RECENT),
 )
-@settings(max_examples=usually(30, long=200))
+@settings(max_examples=usually(20, long=200))
 def test_where_all_share_a_prefix_as_many_have_room_as_is_said(
     pool_blocks: int, shared: int, own: int, ended: int
 ) -> None:

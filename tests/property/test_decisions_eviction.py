@@ -85,7 +85,7 @@ class Instance:
         self.decisions.eviction.switch(choice, self.now_s)
 
 
-@settings(max_examples=usually(35, long=150))
+@settings(max_examples=usually(25, long=150))
 @given(events, st.sampled_from([0, 3]))
 def test_a_journal_of_what_was_learned_apart(told: list[tuple[Any, ...]], dram_blocks: int) -> None:
     instance = Instance(dram_blocks)

@@ -94,7 +94,7 @@ LENGTHS = st.one_of(
 
 
 @seed(11)
-@settings(max_examples=usually(35, long=600))
+@settings(max_examples=usually(25, long=600))
 @given(
     heads=st.sampled_from(HEADS),
     block_tokens=st.sampled_from(BLOCK_TOKENS),

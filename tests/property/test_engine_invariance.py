@@ -86,7 +86,7 @@ def run(
 
 
 @seed(1)
-@settings(max_examples=usually(50, long=600))
+@settings(max_examples=usually(30, long=600))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 200),
@@ -222,7 +222,7 @@ def test_shared_prefixes_do_not_matter(
 
 
 @seed(3)
-@settings(max_examples=usually(30, long=60))
+@settings(max_examples=usually(20, long=60))
 @given(model=st.sampled_from(MODELS), length=st.integers(2, 100), turn=st.integers(1, 60))
 def test_origin_of_the_kv_does_not_matter(model: str, length: int, turn: int) -> None:
     """A second turn over KV that prefill and decode wrote in the first equals one prefill of everything."""
@@ -253,7 +253,7 @@ def telling_chunk(prompt: npt.NDArray[np.uint32], start: int, end: int, table: S
 
 
 @seed(5)
-@settings(max_examples=usually(30, long=60))
+@settings(max_examples=usually(20, long=60))
 @given(
     model=st.sampled_from(MODELS),
     length=st.integers(1, 120),

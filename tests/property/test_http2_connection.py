@@ -348,7 +348,7 @@ def recorded(random: Random) -> bytes:
     return bytes(wire.waiting)
 
 
-@settings(max_examples=usually(145, long=50_000))
+@settings(max_examples=usually(95, long=50_000))
 @given(SEEDS, st.integers(0, 6))
 def test_nonsense_ends_a_connection_or_is_skipped(seed: int, changes: int):
     """A conversation with bytes changed, cut out, doubled and put in: nothing else is raised, and little is kept."""
@@ -379,7 +379,7 @@ def test_nonsense_ends_a_connection_or_is_skipped(seed: int, changes: int):
     assert sum(map(len, answers)) <= 2 * len(data) + 200
 
 
-@settings(max_examples=usually(110, long=20_000))
+@settings(max_examples=usually(70, long=20_000))
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_after_the_beginning(data: bytes, client: bool):
     connection = Connection(lambda _: None) if client else Ours(Wire(Random(0)), 1 << 20).connection

@@ -135,7 +135,7 @@ def of_llhttp(data: bytes):
     return reader.found, False
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.lists(requests(), min_size=1, max_size=3), st.lists(st.integers(1, 40), max_size=12))
 def test_good_requests_are_read_as_others_read_them(messages, steps):
     data = b"".join(raw for raw, *_ in messages)
@@ -145,7 +145,7 @@ def test_good_requests_are_read_as_others_read_them(messages, steps):
     assert of_llhttp(data) == (expected, False)
 
 
-@settings(max_examples=usually(70, long=1000), deadline=None)
+@settings(max_examples=usually(45, long=1000), deadline=None)
 @given(requests(), st.data())
 def test_broken_requests_are_not_read_otherwise_than_others_do(message, data):
     """One or two bytes are changed, dropped or added: what is still taken, both oracles take, and the same way."""
@@ -180,13 +180,13 @@ def read_alike(raw: bytes, steps: list[int]) -> None:
         assert of_llhttp(raw)[0][:1] == found[:1], raw
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.binary(max_size=300), st.lists(st.integers(1, 40), max_size=12))
 def test_any_bytes_are_read_or_refused_however_they_come(data, steps):
     assert ours(data, steps) == ours(data, [])
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.binary(max_size=100) | st.binary(max_size=60).map(lambda raw: b"PROXY " + raw)
        | st.binary(max_size=60).map(lambda raw: b"\r\n\r\n\0\r\nQUIT\n" + raw))  # fmt: skip
 def test_any_bytes_are_a_proxy_header_or_refused(data):
@@ -200,7 +200,7 @@ def test_any_bytes_are_a_proxy_header_or_refused(data):
         assert line[1] <= len(data)
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([b"x-forwarded-for", b"forwarded"]), st.binary(max_size=60)), max_size=4))
 def test_any_forwarded_header_names_an_address_that_can_be_counted(fields):
     for name in ("x-forwarded-for", "forwarded"):

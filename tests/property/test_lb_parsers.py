@@ -83,7 +83,7 @@ def outcome(parse, *arguments):
         return None, error
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.data())
 @pytest.mark.parametrize(("parse", "base"), [(parse_completion, COMPLETION), (parse_chat, CHAT)])
 def test_bodies(parse, base, data):
@@ -245,7 +245,7 @@ headers = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=usually(30, long=200), deadline=None)
+@settings(max_examples=usually(20, long=200), deadline=None)
 @given(headers)
 def test_heads(fields):
     head = Head("/v1/completions")
@@ -258,7 +258,7 @@ def test_heads(fields):
     assert head.request_id.encode("ascii")
 
 
-@settings(max_examples=usually(30, long=200), deadline=None)
+@settings(max_examples=usually(20, long=200), deadline=None)
 @given(
     st.binary(max_size=60)
     | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
@@ -271,7 +271,7 @@ def test_api_keys_files(tmp_path_factory, content):
     assert keys.required if refusal is None else refusal.field == "api_keys_file"
 
 
-@settings(max_examples=usually(30, long=200), deadline=None)
+@settings(max_examples=usually(20, long=200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.text(max_size=5), st.booleans())
 def test_any_text_survives_as_json(text, model, usage):
     for make in (CompletionFormat, ChatFormat):
@@ -287,7 +287,7 @@ def test_any_text_survives_as_json(text, model, usage):
         assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-@settings(max_examples=usually(25, long=100), deadline=None)
+@settings(max_examples=usually(20, long=100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 5)), max_size=12), st.integers(1, 4))
 def test_key_chains_are_those_of_the_core(prompts, block_tokens):
     chains = KeyChains(runs=4)

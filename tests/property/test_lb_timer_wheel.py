@@ -52,7 +52,7 @@ class WheelMachine(RuleBasedStateMachine):
 
 
 TestWheel = WheelMachine.TestCase
-TestWheel.settings = settings(max_examples=usually(25, long=100), stateful_step_count=40, deadline=None)
+TestWheel.settings = settings(max_examples=usually(20, long=100), stateful_step_count=40, deadline=None)
 
 
 def test_what_is_over_comes_by_its_time() -> None:

@@ -76,7 +76,7 @@ def chunks_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=usually(30, long=200))
+@settings(max_examples=usually(20, long=200))
 @given(data=st.data(), cuts=st.lists(st.integers(0, 40), max_size=10), skip=st.booleans())
 def test_deltas_add_up_to_the_decoded_whole(name: str, data: st.DataObject, cuts: list[int], skip: bool) -> None:
     tokenizer = TOKENIZERS[name]
@@ -161,7 +161,7 @@ def brute_force(text: str, stops: list[str]) -> tuple[str, bool]:
 ALPHABET = st.text("ab", max_size=30)
 
 
-@settings(max_examples=usually(70, long=500))
+@settings(max_examples=usually(45, long=500))
 @given(
     text=ALPHABET,
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
@@ -185,7 +185,7 @@ def test_stop_strings_match_as_by_brute_force(text: str, stops: list[str], cuts:
     assert out == expected
 
 
-@settings(max_examples=usually(70, long=500))
+@settings(max_examples=usually(45, long=500))
 @given(
     deltas=st.lists(st.text("ab", max_size=4), max_size=8),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -151,7 +151,7 @@ def literal(case: Case, fleet) -> tuple[float, str, int, str]:
 
 
 @given(cases())
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 def test_the_literal_choice_is_the_printed_one(case):
     fleet = fleet_of(case)
     ttft_s, name, prefix_len, best_instance = literal(case, fleet)
@@ -167,7 +167,7 @@ def test_the_literal_choice_is_the_printed_one(case):
 
 
 @given(cases())
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 def test_the_choice_is_algorithm_1s(case):
     fleet = fleet_of(case)
     expected = algorithm_1(case, fleet)
@@ -211,7 +211,7 @@ ACTIONS = ["place", "release", "computing", "prefilled", "ended", "expire", "lea
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(ACTIONS))))
-@settings(max_examples=usually(25, long=100))
+@settings(max_examples=usually(20, long=100))
 def test_what_is_in_flight_returns_to_exactly_zero(steps):
     fleet = make_fleet(
         ("p0", Role.PREFILL),

@@ -110,7 +110,7 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
     return wait_s + transfer_s + prefill_s * (1 + others * behind), wait_s, transfer_s, prefill_s, reach
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.5, 1.0)), st.booleans())
 def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_first: bool) -> None:
     """With one source what seems so is so; with several, who seems to cost less may be found out."""
@@ -125,7 +125,7 @@ def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_fir
     assert decision.reused_blocks == chosen[4]
 
 
-@settings(max_examples=usually(40, long=300), deadline=None)
+@settings(max_examples=usually(25, long=300), deadline=None)
 @given(
     st.integers(0, 1 << 32),
     st.integers(1, 4),
@@ -161,7 +161,7 @@ def alike(loops: Costs, arrays: Costs, count: int) -> None:
         assert np.allclose(getattr(those, name), getattr(others, name), rtol=0, atol=1e-9)
 
 
-@settings(max_examples=usually(30, long=200), deadline=None)
+@settings(max_examples=usually(20, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 4))
 def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, sources: int) -> None:
     it = world(seed, sources=sources, short_first=False, apart=True)
@@ -172,7 +172,7 @@ def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, source
     assert decision.reused_blocks == chosen[4]
 
 
-@settings(max_examples=usually(55, long=400), deadline=None)
+@settings(max_examples=usually(35, long=400), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.02, 0.3, 0.8, 2.0)), st.booleans(), st.booleans())
 def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named: bool, pair: bool) -> None:
     """By both ways: the cheapest of those in time, which is the cheapest of all where that is one of them."""
@@ -200,7 +200,7 @@ def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named:
             assert each[it.names[place]][0] == pytest.approx(min(each[name][0] for name in in_time), abs=1e-8)
 
 
-@settings(max_examples=usually(30, long=200), deadline=None)
+@settings(max_examples=usually(20, long=200), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
     it = world(seed, sources=1, short_first=True)
@@ -220,7 +220,7 @@ def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
         assert each[chosen][0] <= each[best][0] + worth_s + 1e-8
 
 
-@settings(max_examples=usually(25, long=100), deadline=None)
+@settings(max_examples=usually(20, long=100), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> None:
     it = world(seed, sources=0, short_first=True)

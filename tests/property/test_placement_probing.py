@@ -48,7 +48,7 @@ def live(fleet, scheduler, history) -> float:
 
 
 @given(HISTORY, st.integers(1, 8000), st.floats(1e-6, 60.0), st.floats(0.0, 1.0))
-@settings(max_examples=usually(35, long=150), deadline=None)
+@settings(max_examples=usually(25, long=150), deadline=None)
 def test_an_idle_instance_takes_a_request_within_a_bounded_time(history, tokens, ttft_slo_s, tbt_slo_s):
     fleet = make_fleet(("x0", Role.MIXED))
     scheduler = Scheduler(fleet, KvCacheCentric())

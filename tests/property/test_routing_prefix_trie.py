@@ -104,7 +104,7 @@ class TrieMachine(RuleBasedStateMachine):
 
 
 TestTrie = TrieMachine.TestCase
-TestTrie.settings = settings(max_examples=usually(30, long=200), stateful_step_count=40, deadline=None)
+TestTrie.settings = settings(max_examples=usually(20, long=200), stateful_step_count=40, deadline=None)
 
 
 def test_a_match_may_end_within_a_run_of_keys() -> None:

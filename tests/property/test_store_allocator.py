@@ -11,7 +11,7 @@ CAPACITY = 4096
 steps = st.lists(st.one_of(st.integers(1, 1500), st.integers(-20, -1)), max_size=60)
 
 
-@settings(max_examples=usually(35, long=150))
+@settings(max_examples=usually(25, long=150))
 @given(steps=steps, alignment=st.sampled_from([1, 64, 256]))
 def test_ranges_never_overlap_and_all_room_comes_back(steps: list[int], alignment: int) -> None:
     allocator = OffsetAllocator(CAPACITY, alignment)

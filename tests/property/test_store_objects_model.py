@@ -193,7 +193,7 @@ class TableMachine(RuleBasedStateMachine):
 
 for name in EVICTION_POLICIES.names:
     case = type(f"TableMachine_{name}", (TableMachine,), {"policy": name}).TestCase
-    case.settings = settings(max_examples=usually(25, long=80), stateful_step_count=40)
+    case.settings = settings(max_examples=usually(20, long=80), stateful_step_count=40)
     globals()[f"TestObjectTable_{name}"] = case
 del case  # else it would be collected twice
 

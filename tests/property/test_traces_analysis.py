@@ -116,7 +116,7 @@ def least_share(values: list[int], share: float) -> float:
     return count / len(values)
 
 
-@settings(max_examples=usually(30, long=120), deadline=None)
+@settings(max_examples=usually(20, long=120), deadline=None)
 @given(traces(), st.integers(1, 40))
 def test_hits_users_and_turns(rows: list[TraceRow], step: int) -> None:
     figures, naive = by_number(rows, step), Naive(rows)
@@ -188,7 +188,7 @@ def test_hits_users_and_turns(rows: list[TraceRow], step: int) -> None:
             )
 
 
-@settings(max_examples=usually(30, long=120), deadline=None)
+@settings(max_examples=usually(20, long=120), deadline=None)
 @given(traces(), st.integers(1, 40))
 def test_reuse_times_locality_and_lifespans(rows: list[TraceRow], step: int) -> None:
     figures, naive = by_number(rows, step), Naive(rows)
@@ -249,7 +249,7 @@ def test_reuse_times_locality_and_lifespans(rows: list[TraceRow], step: int) -> 
     assert close(figures["dualmap-14"].json()["half_or_more"], sum(half) / len(half))
 
 
-@settings(max_examples=usually(25, long=60), deadline=None)
+@settings(max_examples=usually(20, long=60), deadline=None)
 @given(traces())
 def test_fits_and_sizes(rows: list[TraceRow]) -> None:
     with mock.patch("pinyon.traces.analysis.reuse_times.REUSES_MIN", 1):
@@ -271,7 +271,7 @@ def test_fits_and_sizes(rows: list[TraceRow]) -> None:
     assert close(line["p90"], p90 * MODELS[0].token_bytes / MODELS[0].kv_hbm_bytes)
 
 
-@settings(max_examples=usually(25, long=60), deadline=None)
+@settings(max_examples=usually(20, long=60), deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(0.01, 1))
 def test_histogram(times: list[float], share: float) -> None:
     """Quantiles to a class, and the distance of distributions to the fullest class."""

@@ -195,7 +195,7 @@ class PoolModel(RuleBasedStateMachine):
 
 
 TestPoolModel = PoolModel.TestCase
-TestPoolModel.settings = settings(max_examples=usually(30, long=120), stateful_step_count=50)
+TestPoolModel.settings = settings(max_examples=usually(20, long=120), stateful_step_count=50)
 
 
 def fill(pool: EndpointPool[str, str], *endpoints: str) -> None:

@@ -166,7 +166,7 @@ class Model(RuleBasedStateMachine):
             assert one.grant in self.taken_back
 
 
-Model.TestCase.settings = settings(max_examples=usually(35, long=120), stateful_step_count=40)
+Model.TestCase.settings = settings(max_examples=usually(25, long=120), stateful_step_count=40)
 TestGrants = Model.TestCase
 
 

@@ -238,7 +238,7 @@ class BoardModel(RuleBasedStateMachine):
 
 
 TestBoardModel = BoardModel.TestCase
-TestBoardModel.settings = settings(max_examples=usually(30, long=120), stateful_step_count=50)
+TestBoardModel.settings = settings(max_examples=usually(20, long=120), stateful_step_count=50)
 
 
 # ---------------------------------------------------------------- simulated networks

@@ -112,7 +112,7 @@ def ask(parse, *arguments):
     return None
 
 
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 @given(message=submissions, role=st.sampled_from(Role))
 def test_submissions(message, role):
     order = ask(parse_submission, message, served(role), 1.0)
@@ -124,7 +124,7 @@ def test_submissions(message, role):
     assert order.tokens.size + order.max_new_tokens <= served(role).max_context
 
 
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 @given(message=starts)
 def test_prefills(message):
     segment = SegmentDescriptor("h", 1, bytes(16))
@@ -136,7 +136,7 @@ def test_prefills(message):
     assert len(target.offsets) + target.first_block == blocks
 
 
-@settings(max_examples=usually(40, long=300))
+@settings(max_examples=usually(25, long=300))
 @given(
     blocks=st.integers(0, 3),
     first=st.integers(0, 3),
@@ -162,7 +162,7 @@ def test_targets(blocks, first, offsets, region):
         assert max(offsets) + layout.block_bytes <= opened.length == region.length_bytes
 
 
-@settings(max_examples=usually(30, long=200))
+@settings(max_examples=usually(20, long=200))
 @given(message=hellos)
 def test_hellos(message):
     segment = ask(parse_hello, message, served(Role.PREFILL))

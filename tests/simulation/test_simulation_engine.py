@@ -85,7 +85,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: Sched
         world.run()
         return world.outcomes
 
-    leaping = {seed: outcomes(seed) for seed in range(usually(24, long=60))}
+    leaping = {seed: outcomes(seed) for seed in range(usually(14, long=60))}
     monkeypatch.setattr(engine_module, "LEAP_S", 0.0)
     monkeypatch.setattr(engine_module, "WAITING_LEAP_S", 0.0)
     for seed, mine in leaping.items():

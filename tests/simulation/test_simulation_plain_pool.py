@@ -56,6 +56,6 @@ def test_a_public_trace_row_by_row(cache_tokens: int) -> None:
     path: Path = SHARED / "mooncake_conversation.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no {path}")
-    arrivals = at_rate(cut(TraceFile(path).sorted_rows(usually(700, long=1200)), BLOCK, 20_480), 9.0)
+    arrivals = at_rate(cut(TraceFile(path).sorted_rows(usually(400, long=1200)), BLOCK, 20_480), 9.0)
     rows = [(each.time_s, each.tokens, each.blocks) for each in arrivals]
     compare(rows, 8, cache_tokens, "most_in_time")

@@ -69,7 +69,7 @@ def public() -> list[tuple[float, int, tuple[int, ...]]]:
     path = SHARED / "mooncake_conversation.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no {path}")
-    arrivals = at_rate(cut(TraceFile(path).sorted_rows(usually(600, long=2500)), 512, 20_480), 9.0)
+    arrivals = at_rate(cut(TraceFile(path).sorted_rows(usually(350, long=2500)), 512, 20_480), 9.0)
     return [(each.time_s, each.tokens, each.blocks) for each in arrivals]
 
 

@@ -29,7 +29,7 @@ def test_long_answers_in_full_memory_give_way_seldom(rule: StepRule, batching: s
     machine = load_machine("910b-qwen2.5-7b")
     rng, now_s, arrivals = random.Random(7), 0.0, []
     # The oracle looks at everybody for each choice.
-    for number in range(usually(70, long=150) if batching == "oracle" else usually(200, long=300)):
+    for number in range(usually(45, long=150) if batching == "oracle" else usually(120, long=300)):
         now_s += rng.expovariate(0.9)
         tokens = int(min(20_000, rng.lognormvariate(8.8, 0.9)))
         blocks = tuple(1000 * number + each for each in range(-(-tokens // BLOCK)))

@@ -5,11 +5,13 @@ Skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -41,6 +43,14 @@ TESTS = (
     "tests/unit/placement/test_placement_hash_ring.py",
     "tests/property/test_placement_algorithm1.py",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected_tests_stay_frozen() -> Iterator[None]:
+    """mypy unfreezes what ``conftest.py`` has frozen: every later collection in this process would walk it all."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def test_the_lists_name_what_is_there() -> None:

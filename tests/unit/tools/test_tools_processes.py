@@ -30,7 +30,7 @@ def outcomes(folder: Path, text: str) -> tuple[dict[str, str], str]:
     ran = subprocess.run(
         [*command, "-c", str(ROOT / "pyproject.toml"), str(folder)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), "PYTEST_ADDOPTS": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
