@@ -16,11 +16,11 @@ from pinyon.decisions import replay_journal
 from tests.long import usually
 from tests.simulation.worlds import SMALL, Plan, World, played, random_plan
 
-DEATHS = usually(12, long=40)
-MIXED = Plan(requests_per_s=300.0, requests=usually(1_200, long=10_000), deaths=DEATHS)
+DEATHS = usually(20, long=40)
+MIXED = Plan(requests_per_s=300.0, requests=usually(2_000, long=10_000), deaths=DEATHS)
 SPLIT = Plan(
     replace(SMALL, roles=(Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)),
-    requests=usually(600, long=10_000),
+    requests=usually(1_000, long=10_000),
     deaths=DEATHS,
 )
 TIGHT = Plan(
@@ -29,7 +29,7 @@ TIGHT = Plan(
     deaths=12,
     cancelled=0.4,
 )
-WORLDS = usually(60, long=20_000)
+WORLDS = usually(100, long=20_000)
 PARTS = 4
 
 
@@ -60,7 +60,7 @@ def test_thousands_of_requests_end_once_and_leave_nothing(name: str, request: py
 
 @pytest.mark.slow
 def test_a_seed_is_a_history() -> None:
-    plan = replace(MIXED, requests=usually(300, long=1_000))
+    plan = replace(MIXED, requests=usually(500, long=1_000))
     first, same = played(plan, seed=1), played(plan, seed=1)
     assert (first.digest, first.counts, first.outcomes) == (same.digest, same.counts, same.outcomes)
     assert played(TIGHT, seed=7).digest != played(TIGHT, seed=8).digest
