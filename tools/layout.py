@@ -1,0 +1,81 @@
+"""Lines of each room, and folders that import each other.
+
+    python -m tools.layout [ROOT]
+
+Lines are those of Python files, blank ones and comments included; generated code (``pinyon/api``) is left out. Two
+folders import each other where a file of the first imports one of the second and the other way round; a folder's
+``__init__.py`` belongs to it, and folders within a folder count as others. Exit status: 1 where such a pair is left.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from tools.import_circles import imports_of, modules_of
+
+GENERATED = "src/pinyon/api/"
+PRODUCT = ("src/", "services/", "launch/")
+SERVING = ("src/pinyon/", "services/")
+"""What serves; the rest of the product is the lab and what launches a suite."""
+FRONT_DOOR = ("services/lb/", "services/router/", "src/pinyon/http/", "src/pinyon/openai/", "src/pinyon/frontdoor/")
+
+
+def lines_of(root: Path) -> dict[str, int]:
+    """Of every file of the product, by its path below ``root``."""
+    files = (path for folder in PRODUCT for path in sorted((root / folder).rglob("*.py")))
+    names = ((path.relative_to(root).as_posix(), path) for path in files)
+    return {name: len(path.read_text().splitlines()) for name, path in names if not name.startswith(GENERATED)}
+
+
+def room_of(name: str) -> str:
+    """``src/pinyon/placement`` and ``services/lb``: two folders below ``src``, else one below the first."""
+    parts = name.split("/")[:-1]
+    return "/".join(parts[: 3 if parts[0] == "src" else 2])
+
+
+def pairs(root: Path) -> list[tuple[str, str, str, str]]:
+    """Folders that import each other, each pair with one file of either that does so."""
+    modules = modules_of(root)
+    files = {name: path.relative_to(root).as_posix() for name, path in modules.items()}
+    edges: dict[tuple[str, str], str] = {}
+    for name, path in modules.items():
+        if not files[name].startswith(PRODUCT) or files[name].startswith(GENERATED):
+            continue
+        here = files[name].rpartition("/")[0]
+        for target, line in imports_of(name, path, modules).items():
+            there = files[target].rpartition("/")[0]
+            if there != here:
+                edges.setdefault((here, there), f"{files[name]}:{line}")
+    return sorted(
+        (*both, edges[both], edges[both[::-1]]) for both in edges if both < both[::-1] and both[::-1] in edges
+    )
+
+
+def main(arguments: list[str]) -> int:
+    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
+    lines = lines_of(root)
+    rooms: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, count in lines.items():
+        rooms[room_of(name)].update(lines=count, files=1)
+    for room, counts in sorted(rooms.items(), key=lambda item: -item[1]["lines"]):
+        print(f"{counts['lines']:7,} lines {counts['files']:4} files  {room}")
+
+    def total(title: str, chosen: dict[str, int]) -> None:
+        print(f"{sum(chosen.values()):7,} lines {len(chosen):4} files  {title}")
+
+    print()
+    total("pinyon and services", {name: count for name, count in lines.items() if name.startswith(SERVING)})
+    total("with the lab and the launcher", lines)
+    total("the front door", {name: count for name, count in lines.items() if name.startswith(FRONT_DOOR)})
+    print()
+    found = pairs(root)
+    for here, there, one, other in found:
+        print(f"{here} and {there} import each other: {one}, {other}")
+    print(f"{len(found)} pairs of folders import each other")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
