@@ -1,8 +1,8 @@
 """Which modules mypyc compiles: pure ones that decide often, the way of small transfers and the load balancer's, and
 what stays Python of them with the reason.
 
-Paths are below ``src/pinyon``, of services below ``services``. A module that is not named here is not compiled, a new
-one in a room that is named is.
+Paths are below ``src/pinyon``, of services below ``services``; the laboratory (``pinyon_lab``) stays Python. A module
+that is not named here is not compiled, a new one in a room that is named is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ COMPILED = (
     "eviction/*.py",
     "routing/*.py",
     "decisions/*.py",
-    *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
     *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
@@ -34,7 +33,6 @@ COMPILED = (
     *(f"transfer/transports/shm/{name}.py" for name in ("server", "transport", "wire")),
 )
 
-# Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
 LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/policies.py": "read once: tables of names and lambdas",
@@ -47,7 +45,6 @@ LEFT_OUT = {
     "eviction/lru.py": "an OrderedDict does its work, and policies in Python derive from it",
     "eviction/hazard_table.py": "NumPy does its work",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
-    "eviction/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
 }
 
 SERVICES = (
