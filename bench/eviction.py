@@ -21,7 +21,7 @@ from bench.eviction_decision import DECISION_US, decisions
 from bench.eviction_traces import Generated, Public, requests_of
 from bench.report import Aim, Report, number, parser, progress
 from pinyon.core.errors import PinyonError
-from pinyon.reproduction import FIGURES, SOURCES
+from pinyon_lab.papers import FIGURES, SOURCES
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 DECISION, GLOBAL = "decision", "global"

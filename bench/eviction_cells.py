@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from bench.eviction_traces import WHOLE, Trace, part_of, requests_of
-from pinyon.eviction.replay import BELADY, replay
+from pinyon_lab.caches.replay import BELADY, replay
 
 __all__ = ["BELADY", "LRU", "OWN", "THIN_GAP_POINTS", "Capacity", "Cell", "Outcome", "measure", "measure_all"]
 

@@ -14,7 +14,7 @@ from bench.report import summary
 from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.eviction.cache import Cache, Chooser, each_once
 from pinyon.eviction.policy import learner
-from pinyon.eviction.replay import Asked
+from pinyon_lab.caches.replay import Asked
 
 __all__ = ["DECISION_US", "Playback", "decision_us", "decisions"]
 

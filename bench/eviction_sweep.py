@@ -16,8 +16,8 @@ from bench.eviction_aims import B_BLOCKS, BELOW_LRU_POINTS
 from bench.eviction_cells import BELADY, LRU, OWN, Capacity, Cell, Outcome
 from bench.eviction_traces import Generated
 from bench.report import Aim
-from pinyon.traces.generate import PROFILES
-from pinyon.traces.generate.profile import Free
+from pinyon_lab.traces.generate import PROFILES
+from pinyon_lab.traces.generate.profile import Free
 
 __all__ = ["POLICIES", "Varied", "aims", "markdown", "points_of", "results", "varied"]
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from pinyon.eviction import Traits
 from pinyon.profiles.engine_profile import EngineProfile
-from pinyon.replay import Player, Prompts, TokenRange
-from pinyon.simulator.outcome import FINISHED, Outcome
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.replay import Player, Prompts, TokenRange
+from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.workload import Arrival
 
 __all__ = ["Measured", "fit", "measure"]
 

@@ -35,13 +35,13 @@ from typing import Any
 
 from bench.report import Aim, Report, number, parser, progress
 from pinyon.core.errors import InvalidArgument
-from pinyon.simulator.goodput import Bounds, goodput
-from pinyon.simulator.models import Limits, ReferenceModel
-from pinyon.simulator.prefill_reference import ReferenceSettings
-from pinyon.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
-from pinyon.simulator.workload import Arrival, at_rate, cut
 from pinyon.traces import FORMATS, TraceFile
-from pinyon.traces.generate import generate, profile
+from pinyon_lab.simulator.goodput import Bounds, goodput
+from pinyon_lab.simulator.models import Limits, ReferenceModel
+from pinyon_lab.simulator.prefill_reference import ReferenceSettings
+from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
+from pinyon_lab.simulator.workload import Arrival, at_rate, cut
+from pinyon_lab.traces.generate import generate, profile
 
 CACHE_TOKENS = 1_000_000
 SSD_SHARE = 3

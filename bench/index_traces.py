@@ -16,9 +16,9 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from pinyon.traces import FORMATS
-from pinyon.traces.generate import generate, profile
 from pinyon.traces.reader import TraceFile
 from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.generate import generate, profile
 
 __all__ = ["EVERY", "Seen", "Source", "seen"]
 

@@ -23,9 +23,9 @@ from typing import Any
 from bench.live_load import ONLY_LETTERS, Mix, Served, mixed, serve
 from bench.live_replay import worker_hits
 from bench.report import Aim, Report, parser, progress, summary
-from pinyon.eviction.replay import BELADY
 from pinyon.traces import TraceFile
 from pinyon.traces.recording import BLOCK_TOKENS
+from pinyon_lab.caches.replay import BELADY
 from services.cluster import ClusterSpec, LocalCluster
 from services.process import INTERPRETER, Launch
 

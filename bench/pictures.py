@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pinyon.pictures import COLOURS, line, page, polyline, round_ticks, text
+from pinyon_lab.pictures import COLOURS, line, page, polyline, round_ticks, text
 
 __all__ = ["Panel", "Series", "chart"]
 

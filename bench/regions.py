@@ -15,11 +15,11 @@ from typing import Any
 
 from bench.regions_live import MAX_BATCH, Run, live, measure
 from bench.report import Aim, Report, parser, progress
-from pinyon.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSource
-from pinyon.simulator.regions.network import ROUND_TRIPS_S
-from pinyon.simulator.regions.programs import Source
-from pinyon.simulator.regions.settings import SYSTEMS
-from pinyon.simulator.regions.trees import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSource
+from pinyon_lab.simulator.regions.network import ROUND_TRIPS_S
+from pinyon_lab.simulator.regions.programs import Source
+from pinyon_lab.simulator.regions.settings import SYSTEMS
+from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
 
 REGIONS = ("us", "eu", "asia")
 BLOCK_TOKENS = 16

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from bench.report import percentile
-from pinyon.simulator.regions.programs import Program, Source, Step
-from pinyon.simulator.regions.settings import System
+from pinyon_lab.simulator.regions.programs import Program, Source, Step
+from pinyon_lab.simulator.regions.settings import System
 from services.cluster import ClusterSpec, LocalCluster
 from services.regions import LocalRegions, RegionsSpec
 

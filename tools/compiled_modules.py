@@ -1,8 +1,8 @@
 """Which modules mypyc compiles: pure ones that decide often, the way of small transfers and the load balancer's, and
 what stays Python of them with the reason.
 
-Paths are below ``src/pinyon``, of services below ``services``. A module that is not named here is not compiled, a new
-one in a room that is named is.
+Paths are below ``src/pinyon``, of the laboratory below ``src/pinyon_lab``, of services below ``services``. A module
+that is not named here is not compiled, a new one in a room that is named is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ COMPILED = (
     "eviction/*.py",
     "routing/*.py",
     "decisions/*.py",
-    *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
     *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
     *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
@@ -35,6 +34,11 @@ COMPILED = (
 )
 
 # Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
+LAB = (
+    "caches/*.py",
+    *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
+)
+
 LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/policies.py": "read once: tables of names and lambdas",
@@ -46,8 +50,8 @@ LEFT_OUT = {
     "decisions/instance.py": "as decisions/front.py",
     "eviction/lru.py": "an OrderedDict does its work, and policies in Python derive from it",
     "eviction/hazard_table.py": "NumPy does its work",
+    "caches/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
-    "eviction/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
 }
 
 SERVICES = (
@@ -92,7 +96,11 @@ def compiled_services(services: Path, patterns: Sequence[str] = SERVICES) -> lis
 
 
 def compiled_modules(src: Path, patterns: Sequence[str] = COMPILED) -> list[Path]:
-    """The files, relative to ``src``, in order of their names; a test may ask for some rooms alone."""
-    package = src / "pinyon"
-    names = {path.relative_to(package).as_posix() for pattern in patterns for path in package.glob(pattern)}
-    return [Path("pinyon", name) for name in sorted(names) if not any(fnmatch(name, each) for each in LEFT_OUT)]
+    """The files, relative to ``src``, in order of their names. A test may ask for some rooms alone; the laboratory's
+    are among all, where it is."""
+    found = []
+    for name, chosen in ("pinyon", patterns), ("pinyon_lab", LAB if patterns == COMPILED else ()):
+        package = src / name
+        names = {path.relative_to(package).as_posix() for pattern in chosen for path in package.glob(pattern)}
+        found += [Path(name, each) for each in sorted(names) if not any(fnmatch(each, out) for out in LEFT_OUT)]
+    return found

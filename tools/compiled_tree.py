@@ -127,7 +127,8 @@ def make_tree(
     scratch = out.with_name(f"{out.name}.{os.getpid()}")
     tree, work = scratch / "tree", scratch / "c"
     try:
-        shutil.copytree(src / "pinyon", tree / "pinyon", ignore=LEFT_BEHIND)
+        for package in _packages(src):
+            shutil.copytree(package, tree / package.name, ignore=LEFT_BEHIND)
         jobs = jobs or len(os.sched_getaffinity(0))
         _compile(tree, work / "pinyon", "pinyon", compiled_modules(src, patterns), optimize, jobs)
         if services is not None:
@@ -142,11 +143,16 @@ def make_tree(
     return True
 
 
+def _packages(src: Path) -> list[Path]:
+    """The laboratory is copied where it is; an image does without."""
+    return [src / "pinyon", *(each for each in [src / "pinyon_lab"] if each.is_dir())]
+
+
 def _stamp(src: Path, patterns: Sequence[str], services: Path | None, optimize: str) -> str:
     modules = compiled_modules(src, patterns) + (compiled_services(services) if services is not None else [])
     digest = hashlib.sha256(repr(modules).encode())
     # All of the packages, not only what is compiled: the types of the rest decide what code comes out.
-    packages = [src / "pinyon", *([services] if services is not None else [])]
+    packages = [*_packages(src), *([services] if services is not None else [])]
     files = [path for package in packages for path in package.rglob("*") if path.is_file()]
     files = [path for path in files if path.parent.name != "__pycache__"]
     for path in sorted([*files, *Path(__file__).parent.glob("compiled_*.py")]):

@@ -112,6 +112,12 @@ def test_each_service_has_no_files_but_its_own(suite):
     assert own.read_text() != (suite.files("conductor") / "tls.crt").read_text()
 
 
+def test_images_hold_what_serves_only(suite):
+    said = run("docker", "exec", suite.container("lb"), "ls", "/app/src", timeout_s=WAIT_S).stdout.split()
+    assert "pinyon" in said
+    assert "pinyon_lab" not in said
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_containers_may_do_nothing_they_need_not(suite, service):
     # init and the service; not all of /proc, where the start of a health probe is root for a moment

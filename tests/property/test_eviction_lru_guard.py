@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pinyon.eviction import Traits
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.lru_guard import HOLD, LIMIT_MAX, LruGuard
-from pinyon.eviction.replay import Asked, CacheReplay, replayed
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
+from pinyon_lab.caches.replay import Asked, CacheReplay, replayed
 from tests.long import usually
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pinyon.profiles.engine_profile import EngineProfile
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.workload import Arrival
 
 
 class Plain(NamedTuple):

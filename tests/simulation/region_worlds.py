@@ -9,12 +9,12 @@ from dataclasses import replace
 from pinyon.core.request import Role
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
-from pinyon.simulator.regions.programs import Program, Source
-from pinyon.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
-from pinyon.simulator.regions.trees import Trees, TreeSettings, TreeSource
-from pinyon.simulator.regions.world import World
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
+from pinyon_lab.simulator.regions.programs import Program, Source
+from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
+from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.world import World
 
 BLOCK = 16
 NAMES = ("us", "eu", "asia", "moon")
@@ -39,7 +39,7 @@ SHORT = ChatSettings(
 
 
 class Misfortune:
-    """See :class:`pinyon.simulator.engine.Faults`."""
+    """See :class:`pinyon_lab.simulator.engine.Faults`."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

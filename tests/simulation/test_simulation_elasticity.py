@@ -13,10 +13,10 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings
-from pinyon.simulator.outcome import Outcome
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 
 BLOCK = 16

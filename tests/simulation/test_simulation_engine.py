@@ -12,12 +12,12 @@ from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.simulator import engine as engine_module
-from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon.simulator.outcome import Outcome, longest_tenth
-from pinyon.simulator.scheduling_cost import SchedulingCost
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator import engine as engine_module
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.outcome import Outcome, longest_tenth
+from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 from tests.simulation.plain_instance import serve
 from tests.simulation.worlds import World, random_plan

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pinyon.batching.service_order import SERVICE_ORDERS, ServiceOrder
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.simulator.prefill_reference import PrefillReference, ReferenceSettings
-from pinyon.simulator.reference_memory import FETCH_US, PoolRules
-from pinyon.simulator.workload import Arrival, at_rate, cut
 from pinyon.traces import TraceFile
+from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
+from pinyon_lab.simulator.reference_memory import FETCH_US, PoolRules
+from pinyon_lab.simulator.workload import Arrival, at_rate, cut
 from tests.long import usually
 from tests.simulation import plain_pool
 from tests.simulation.plain_prefill import BLOCK, Row

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pinyon.batching.service_order import Fifo
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.simulator.prefill_reference import PrefillReference, ReferenceSettings
-from pinyon.simulator.reference_memory import PoolRules
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
+from pinyon_lab.simulator.reference_memory import PoolRules
+from pinyon_lab.simulator.workload import Arrival
 
 BLOCK = 512
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from pinyon.simulator.regions.programs import Program, Step, Text, fresh_keys
-from pinyon.simulator.regions.settings import SYSTEMS, System, WorldSettings
-from pinyon.simulator.regions.world import World
+from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
+from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
+from pinyon_lab.simulator.regions.world import World
 from tests.long import usually
 from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, troubled
 

@@ -12,9 +12,9 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 
 BLOCK = 512

@@ -14,10 +14,10 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon.simulator.outcome import Outcome
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.workload import Arrival
 
 BLOCK = 16
 TENANTS = 3
@@ -64,7 +64,7 @@ class Plan:
 
 
 class Misfortune:
-    """See :class:`pinyon.simulator.engine.Faults`."""
+    """See :class:`pinyon_lab.simulator.engine.Faults`."""
 
     def __init__(self, plan: Plan, rng: random.Random) -> None:
         self._plan, self._rng = plan, rng

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -12,23 +14,7 @@ from rich.table import Table
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import (
-    admin,
-    certs,
-    compare,
-    explain,
-    journal,
-    plan,
-    regions,
-    replay,
-    reproduce,
-    simulate,
-    simulate_cache,
-    top,
-    topology,
-    trace,
-    transfer_commands,
-)
+from pinyon.cli import admin, certs, explain, journal, regions, top, topology, transfer_commands
 from pinyon.cli.called import called_as
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.cli.failures import printable
@@ -41,6 +27,9 @@ from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
 __all__ = ["main"]
+
+LAB = "pinyon_lab"
+"""Not imported by name: what serves knows nothing of the laboratory."""
 
 _DESCRIPTION = """\
 Send a prompt to a running suite, look into it, change it; make, replay and simulate traces. COMMAND --help tells more.
@@ -135,19 +124,15 @@ def _parser() -> argparse.ArgumentParser:
 
     admin.add_command(commands)
     certs.add_command(commands)
-    compare.add_command(commands)
     explain.add_command(commands)
     journal.add_command(commands)
-    plan.add_command(commands)
     regions.add_command(commands)
-    replay.add_command(commands)
-    reproduce.add_command(commands)
-    simulate_cache.add_command(commands)
-    simulate.add_command(commands)
     top.add_command(commands)
     topology.add_command(commands)
-    trace.add_command(commands)
     transfer_commands.add_command(commands)
+    # Researchers' commands: the library knows of them only that they may be there.
+    if importlib.util.find_spec(LAB) is not None:
+        importlib.import_module(f"{LAB}.cli").add_commands(commands)
     return parser
 
 

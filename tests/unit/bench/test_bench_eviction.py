@@ -19,8 +19,8 @@ from bench.eviction_sweep import points_of, varied
 from bench.eviction_traces import SECOND_HALF, WHOLE, Generated, Public, part_of, requests_of
 from pinyon.core.errors import NotFound
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS
-from pinyon.eviction.replay import Asked
-from pinyon.traces.generate import PROFILES, profile
+from pinyon_lab.caches.replay import Asked
+from pinyon_lab.traces.generate import PROFILES, profile
 
 POLICIES = (LRU, OWN, BELADY)
 CELL = Cell(Generated("qwen-a", 2), Capacity(17))

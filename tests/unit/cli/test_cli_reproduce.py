@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.cli import main
-from pinyon.reproduction import ELSEWHERE, FIGURES, NOT_MADE, SOURCES
+from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES
 from tests.unit.cli.test_cli_simulate_cache import write
 
 

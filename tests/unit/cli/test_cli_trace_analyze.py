@@ -11,7 +11,7 @@ import pytest
 
 from pinyon.cli import main
 from pinyon.traces import TraceFile
-from pinyon.traces.analysis import FIGURES
+from pinyon_lab.traces.analysis import FIGURES
 
 
 def lines(rows: int = 60) -> list[str]:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pinyon.cli import main, trace_generate
+from pinyon.cli import main
 from pinyon.traces import TraceFile, TraceRow
-from pinyon.traces.generate import DAY_S, PROFILES, generate, profile
-from pinyon.traces.generate.profile import Profile
+from pinyon_lab.cli import trace_generate
+from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
+from pinyon_lab.traces.generate.profile import Profile
 
 HOUR_S = 3600.0
 

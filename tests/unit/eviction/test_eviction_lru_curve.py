@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.eviction import NO_TRAITS
-from pinyon.eviction.lru_curve import LruCurve, _count_at_least
-from pinyon.eviction.replay import Asked, replay
+from pinyon_lab.caches.lru_curve import LruCurve, _count_at_least
+from pinyon_lab.caches.replay import Asked, replay
 from tests.unit.eviction.test_eviction_replay import trace
 
 

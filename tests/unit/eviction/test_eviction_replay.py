@@ -9,9 +9,9 @@ import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru
 from pinyon.eviction.policy import Belief
-from pinyon.eviction.pool_replay import PoolSize
-from pinyon.eviction.pools import pool
-from pinyon.eviction.replay import Asked, CacheReplay, replay
+from pinyon_lab.caches.pool_replay import PoolSize
+from pinyon_lab.caches.pools import pool
+from pinyon_lab.caches.replay import Asked, CacheReplay, replay
 
 
 def trace(seed: int, requests: int = 120) -> list[list[int]]:

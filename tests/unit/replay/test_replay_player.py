@@ -10,9 +10,9 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.eviction import NO_TRAITS
-from pinyon.replay import Player, Prompts, TokenRange
-from pinyon.replay.player import ERRORS_MAX, OTHERS
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.replay import Player, Prompts, TokenRange
+from pinyon_lab.replay.player import ERRORS_MAX, OTHERS
+from pinyon_lab.simulator.workload import Arrival
 
 
 class Balancer(lb_pb2_grpc.LbServiceServicer):

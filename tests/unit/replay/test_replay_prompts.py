@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
-from pinyon.replay import Prompts, TokenRange
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.replay import Prompts, TokenRange
+from pinyon_lab.simulator.workload import Arrival
 
 SIZE = 4
 PRINTABLE = TokenRange()

@@ -10,28 +10,25 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.reproduction import (
-    FIGURES,
-    Result,
-    feather_batches,
-    feather_chunks,
-    feather_costs,
-    feather_kernels,
-    feather_learning,
-    feather_load,
-    feather_locality,
-    feather_offline,
-    feather_requests,
-    feather_runs,
-    feather_stalls,
-    feather_sweeps,
-)
-from pinyon.reproduction.feather_runs import Load, Prompts, Server, batches, one_batch, served, tree
-from pinyon.reproduction.figure import Clock, Measure
-from pinyon.reproduction.picture import svg
-from pinyon.reproduction.tree_costs import TreeLoad
-from pinyon.simulator.cluster_settings import GROUPED
-from pinyon.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.papers import FIGURES, Result
+from pinyon_lab.papers.feather import batches as feather_batches
+from pinyon_lab.papers.feather import chunks as feather_chunks
+from pinyon_lab.papers.feather import costs as feather_costs
+from pinyon_lab.papers.feather import kernels as feather_kernels
+from pinyon_lab.papers.feather import learning as feather_learning
+from pinyon_lab.papers.feather import load as feather_load
+from pinyon_lab.papers.feather import locality as feather_locality
+from pinyon_lab.papers.feather import offline as feather_offline
+from pinyon_lab.papers.feather import requests as feather_requests
+from pinyon_lab.papers.feather import runs as feather_runs
+from pinyon_lab.papers.feather import stalls as feather_stalls
+from pinyon_lab.papers.feather import sweeps as feather_sweeps
+from pinyon_lab.papers.feather.runs import Load, Prompts, Server, batches, one_batch, served, tree
+from pinyon_lab.papers.figure import Clock, Measure
+from pinyon_lab.papers.picture import svg
+from pinyon_lab.papers.tree_costs import TreeLoad
+from pinyon_lab.simulator.cluster_settings import GROUPED
+from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.reproduction import FIGURES, Basis, Result, Workload
-from pinyon.reproduction.mooncake_transfer import least_bytes_s
-from pinyon.reproduction.picture import svg
-from pinyon.reproduction.serving import node
 from pinyon.traces import TraceRow
+from pinyon_lab.papers import FIGURES, Basis, Result, Workload
+from pinyon_lab.papers.mooncake.transfer import least_bytes_s
+from pinyon_lab.papers.picture import svg
+from pinyon_lab.papers.serving import node
 from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.eviction.replay import replay
-from pinyon.reproduction import FIGURES, Basis, Result, Workload
-from pinyon.reproduction.wild_days import WITHIN_S, reused_within
 from pinyon.traces import TraceRow
-from pinyon.traces.analysis import day_fits, read_columns
+from pinyon_lab.caches.replay import replay
+from pinyon_lab.papers import FIGURES, Basis, Result, Workload
+from pinyon_lab.papers.wild.days import WITHIN_S, reused_within
+from pinyon_lab.traces.analysis import day_fits, read_columns
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 DAY_S, HOUR_S = 86_400.0, 3600.0

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from pinyon.eviction import NO_TRAITS
-from pinyon.simulator.clients import Clients
-from pinyon.simulator.workload import Arrival, cut
 from pinyon.traces import TraceRow
+from pinyon_lab.simulator.clients import Clients
+from pinyon_lab.simulator.workload import Arrival, cut
 
 
 def arrivals(follows: list[int]) -> list[Arrival]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.simulator.regions.day import WILDCHAT_DAY, Course, aggregate, costs, variance
+from pinyon_lab.simulator.regions.day import WILDCHAT_DAY, Course, aggregate, costs, variance
 
 
 @given(st.floats(0, 23.99), st.floats(1, 100), st.floats(0.1, 1e3), st.floats(-100, 100))

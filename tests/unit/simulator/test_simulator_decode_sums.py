@@ -9,9 +9,9 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.workload import Arrival
 
 
 @pytest.mark.parametrize(("share", "kv_tokens"), [(1.0, 2 * (49 + 50 + 51)), (0.5, 2 * (49 + 50 + 51) - 2 * 16)])

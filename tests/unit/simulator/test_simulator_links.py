@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.simulator.links import STALE_MAX, Links
-from pinyon.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.links import STALE_MAX, Links
+from pinyon_lab.simulator.virtual_time import VirtualTime
 
 names = st.sampled_from("abcde")
 sends = st.lists(st.tuples(st.floats(0, 10), names, names, st.floats(0, 1000)), min_size=1, max_size=25)

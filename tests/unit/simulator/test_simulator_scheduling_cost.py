@@ -9,11 +9,11 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon.simulator.cluster import Cluster
-from pinyon.simulator.cluster_settings import ClusterSettings
-from pinyon.simulator.leap import Leap
-from pinyon.simulator.scheduling_cost import SchedulingCost
-from pinyon.simulator.workload import Arrival
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.leap import Leap
+from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.simulator.workload import Arrival
 
 ENGINE = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, 0.5)
 

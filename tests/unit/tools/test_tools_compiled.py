@@ -23,6 +23,7 @@ from tests.long import usually
 from tests.on_compiled import PURE
 from tools.compiled_modules import (
     COMPILED,
+    LAB,
     LEFT_OUT,
     SERVICES,
     SERVICES_LEFT_OUT,
@@ -54,9 +55,11 @@ def _collected_tests_stay_frozen() -> Iterator[None]:
 
 
 def test_the_lists_name_what_is_there() -> None:
-    package = ROOT / "src" / "pinyon"
-    names = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
-    assert [each for each in (*COMPILED, *LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
+    of = {}
+    for package in (ROOT / "src" / "pinyon", ROOT / "src" / "pinyon_lab"):
+        of[package.name] = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
+    for lists, names in (COMPILED, of["pinyon"]), (LAB, of["pinyon_lab"]), (LEFT_OUT, of["pinyon"] + of["pinyon_lab"]):
+        assert [each for each in lists if not any(fnmatch(name, each) for name in names)] == []
     names = [path.relative_to(ROOT / "services").as_posix() for path in (ROOT / "services").rglob("*.py")]
     assert [each for each in (*SERVICES, *SERVICES_LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
     assert Path("services/lb/upstreams/forwarding.py") in compiled_services(ROOT / "services")
@@ -64,6 +67,7 @@ def test_the_lists_name_what_is_there() -> None:
     chosen = [path.as_posix() for path in compiled_modules(ROOT / "src")]
     assert "pinyon/placement/scheduler.py" in chosen
     assert "pinyon/core/compiled.py" in chosen, "it speaks for the others"
+    assert "pinyon_lab/simulator/virtual_time.py" in chosen
     assert not any(path.endswith(("/__init__.py", "/policies.py")) for path in chosen)
 
 

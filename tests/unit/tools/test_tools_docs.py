@@ -120,7 +120,7 @@ def anybodys() -> frozenset[str]:
     """Options of any command: those of services and of what starts them, and all that sources name."""
     services_ = [path.parent.name for path in ROOT.glob("services/*/settings.py")]
     texts = sources(
-        "src/pinyon/cli/*.py", "bench/*.py", "dev", "tests/c*/*.py", "tests/repeat.py", "tools/*.sh"
+        "src/pinyon*/cli/*.py", "bench/*.py", "dev", "tests/c*/*.py", "tests/repeat.py", "tools/*.sh"
     ) + told(services, ["up"])
     return frozenset(re.findall(r"--[a-z][a-z0-9-]+", texts)).union(*map(settings, services_))
 

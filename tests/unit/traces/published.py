@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pinyon.traces.generate import DAY_S, generate, profile
+from pinyon_lab.traces.generate import DAY_S, generate, profile
 from tests.unit.traces.measured import Measured
 
 

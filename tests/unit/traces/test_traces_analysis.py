@@ -12,8 +12,8 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceFile, TraceRow
-from pinyon.traces.analysis import FIGURES, analyse, checked_figures, numbering, read_columns, svg
-from pinyon.traces.analysis.models import MODELS
+from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, numbering, read_columns, svg
+from pinyon_lab.traces.analysis.models import MODELS
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
 GIB = 1 << 30

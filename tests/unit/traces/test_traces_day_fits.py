@@ -9,7 +9,7 @@ import pytest
 
 from pinyon.eviction.day_fits import CATEGORIES_MAX, DayFits
 from pinyon.traces import TraceRow
-from pinyon.traces.analysis import day_fits, read_columns
+from pinyon_lab.traces.analysis import day_fits, read_columns
 
 DAY_S = 86_400.0
 

@@ -13,12 +13,12 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import FORMATS, TraceRow
-from pinyon.traces.generate import DAY_S, PROFILES, generate, profile, programs
-from pinyon.traces.generate.profile import Chats, Profile, Programs
-from pinyon.traces.generate.quantiles import Quantiles
-from pinyon.traces.generate.source import Ids
-from pinyon.traces.generate.users import Users
 from pinyon.traces.writer import line_of
+from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile, programs
+from pinyon_lab.traces.generate.profile import Chats, Profile, Programs
+from pinyon_lab.traces.generate.quantiles import Quantiles
+from pinyon_lab.traces.generate.source import Ids
+from pinyon_lab.traces.generate.users import Users
 
 HOUR_S = 3600.0
 

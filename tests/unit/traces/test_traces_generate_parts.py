@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.traces.generate import PROFILES, profile
-from pinyon.traces.generate.draws import exponential, log_normal
-from pinyon.traces.generate.profile import Hours
-from pinyon.traces.generate.quantiles import Quantiles
-from pinyon.traces.generate.source import Ids
-from pinyon.traces.generate.users import Users, weights
+from pinyon_lab.traces.generate import PROFILES, profile
+from pinyon_lab.traces.generate.draws import exponential, log_normal
+from pinyon_lab.traces.generate.profile import Hours
+from pinyon_lab.traces.generate.quantiles import Quantiles
+from pinyon_lab.traces.generate.source import Ids
+from pinyon_lab.traces.generate.users import Users, weights
 
 HOUR_S = 3600.0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceRow
-from pinyon.traces.scaling import Units
+from pinyon_lab.traces.scaling import Units
 
 
 def row(chat: str = "", parent: str = "", user: str = "") -> TraceRow:

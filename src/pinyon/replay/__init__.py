@@ -1,6 +1,0 @@
-"""A trace sent to a suite that runs, with the report of a simulated one."""
-
-from pinyon.replay.player import Player, Replayed
-from pinyon.replay.prompts import Prompts, TokenRange
-
-__all__ = ["Player", "Prompts", "Replayed", "TokenRange"]

@@ -1,7 +1,0 @@
-"""Workloads made by a seed: sources of requests, and profiles with the statistics that papers print."""
-
-from pinyon.traces.generate.generator import generate
-from pinyon.traces.generate.profile import DAY_S
-from pinyon.traces.generate.profiles import PROFILES, profile
-
-__all__ = ["DAY_S", "PROFILES", "generate", "profile"]

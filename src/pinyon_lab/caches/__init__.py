@@ -1,0 +1,1 @@
+"""Caches that a trace is played through, on their own."""

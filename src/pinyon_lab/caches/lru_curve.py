@@ -1,0 +1,79 @@
+"""Hits of LRU at every capacity, from one pass over the requests.
+
+What a cache of some capacity holds is the top of one stack, whatever the capacity: LRU orders by the last use, and all
+blocks of a request are used, the deepest first, before anything goes (:mod:`pinyon_lab.caches.replay`). So a block is
+resident where its place in the stack is at most the capacity (Mattson et al., "Evaluation techniques for storage
+hierarchies", 1970), and it is a hit where that is so of all blocks before it, too: where the capacity is at least the
+greatest of their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["LruCurve"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class LruCurve:
+    """Of requests in their order, each with its blocks in the order of its prompt. O(n log n) time, O(n) memory for n
+    blocks asked for."""
+
+    def __init__(self, requests: Sequence[Sequence[int]]) -> None:
+        uses: list[int] = []  # by number of use: the number of the block's use before, plus 1; 0: none
+        last: dict[int, int] = {}
+        begun, before = (
+            [],
+            [],
+        )  # by block asked for: uses before its request, and which of them was the block's last one
+        for blocks in requests:
+            begun += [len(uses)] * len(blocks)
+            before += [last.get(block, 0) for block in blocks]
+            for block in reversed(dict.fromkeys(blocks)):
+                uses.append(last.get(block, 0))
+                last[block] = len(uses)
+        self.blocks = len(before)
+        self.unique_blocks = len(last)
+        places = _places(np.array(uses, np.int64), np.array(begun, np.int64), np.array(before, np.int64))
+        request = np.repeat(np.arange(len(requests)), [len(blocks) for blocks in requests])
+        apart = request * (len(uses) + 2)
+        needed = np.maximum.accumulate(places + apart) - apart if self.blocks else places
+        self._needed = np.sort(needed[needed <= len(uses)])
+
+    @property
+    def ideal_hits(self) -> int:
+        """With room for all blocks."""
+        return len(self._needed)
+
+    def hits(self, capacity: int) -> int:
+        """Blocks that a cache of ``capacity`` blocks answers."""
+        return int(np.searchsorted(self._needed, capacity, side="right"))
+
+
+def _places(uses: Ints, begun: Ints, before: Ints) -> Ints:
+    """Place in the stack (1: the top), when its request begins, of each block asked for; beyond all where it was never
+    used: the uses since its last one, without those that were followed by another one of the same block."""
+    followed = _count_at_least(uses, begun, before)
+    return np.where(before > 0, begun - before + 1 - followed, len(uses) + 1)
+
+
+def _count_at_least(values: Ints, ends: Ints, least: Ints) -> Ints:
+    """For each pair, how many of the first ``ends`` values are at least ``least``: from the highest bit on, with the
+    values parted by each bit in turn (a wavelet matrix, of which one level is there at a time)."""
+    count = np.zeros(len(ends), np.int64)
+    low, high = np.zeros(len(ends), np.int64), ends
+    for bit in range(int(max(values.max(initial=0), least.max(initial=0))).bit_length() - 1, -1, -1):
+        ones = (values >> bit & 1).astype(bool)
+        ones_before = np.concatenate(([0], np.cumsum(ones)))
+        zeros = len(values) - ones_before[-1]
+        low_ones, high_ones = ones_before[low], ones_before[high]
+        wants_one = (least >> bit & 1).astype(bool)
+        count += np.where(wants_one, 0, high_ones - low_ones)
+        low = np.where(wants_one, zeros + low_ones, low - low_ones)
+        high = np.where(wants_one, zeros + high_ones, high - high_ones)
+        values = np.concatenate((values[~ones], values[ones]))
+    return count + high - low

@@ -1,0 +1,214 @@
+"""A cache that is spread over nodes, replayed without time: which node a request runs on, which one makes room.
+
+Three kinds. *Local* caches behind a router: a request uses and fills the cache of the node that it runs on, and a hit
+is a block of the longest leading run that is resident *there*; a block may be on several nodes. The *global* pool: one
+cache as large as all nodes together, with one order; a hit is a block of the longest leading run that is resident
+anywhere. The *coldest* node makes room: the global pool without a global order; hits as there. What else happens, and
+when, is as in :mod:`pinyon_lab.caches.replay`; with one node all of them are that.
+
+Each node has a policy of its own. What one learns (``workload_aware``) is of its node alone, so that its worth compares
+badly with that of another; ``belady`` knows when a block is used next, not where.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pinyon.eviction.cache import Cache, each_once, leading_run
+from pinyon.eviction.policy import EvictionPolicy, Traits, learner
+from pinyon_lab.caches.last_copies import LastCopies
+from pinyon_lab.caches.pool_routers import Router
+from pinyon_lab.caches.replay import CacheReplay
+
+__all__ = ["NODES_MAX", "Coldest", "GlobalPool", "LocalCaches", "PoolSize"]
+
+NODES_MAX = 1024
+
+MakePolicy = Callable[[], EvictionPolicy[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    nodes: int
+    capacity: int
+    """Of each node, in blocks."""
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"capacity must be positive, got {self.capacity}")
+        if not 1 <= self.nodes <= NODES_MAX:
+            raise ValueError(f"nodes must be from 1 to {NODES_MAX}, got {self.nodes}")
+
+
+class LocalCaches:
+    """``last_copies``: among so many next victims one goes first that has another copy in the pool (0: none is looked
+    for), see :class:`~pinyon_lab.caches.last_copies.LastCopies`."""
+
+    def __init__(self, make: MakePolicy, size: PoolSize, router: Router, last_copies: int = 0) -> None:
+        policies = [make() for _ in range(size.nodes)]
+        self._router = router
+        self._where: dict[int, int] = {}
+        """Of each resident block, bit n: node n has it."""
+        spare = last_copies > 0 and size.nodes > 1
+        self._caches = [
+            Cache(
+                LastCopies(policy, self._elsewhere(node), last_copies) if spare else policy,
+                size.capacity,
+                learner(policy),
+            )
+            for node, policy in enumerate(policies)
+        ]
+        self._asked = [0] * size.nodes
+        self._requests = [0] * size.nodes
+        self._hits = [0] * size.nodes
+        self._pool_hits = 0
+
+    def _elsewhere(self, node: int) -> Callable[[int], bool]:
+        bit = 1 << node
+        return lambda block: self._where[block] != bit
+
+    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
+        """How many of its blocks were hits on its node."""
+        where, alive, hits = self._where, -1, 0
+        for block in blocks:
+            holders = alive & where.get(block, 0)
+            if not holders:
+                break
+            alive = holders
+            hits += 1
+        node = self._router.route(len(blocks), hits, alive, self._asked)
+        cache = self._caches[node]
+        self._pool_hits += leading_run(blocks, where)
+        if not alive >> node & 1:
+            hits = leading_run(blocks, cache.resident)
+        self._requests[node] += 1
+        self._asked[node] += len(blocks)
+        self._hits[node] += hits
+        cache.tell(*each_once(blocks), now_s, traits)
+        bit = 1 << node
+        for block in blocks:
+            where[block] = where.get(block, 0) | bit
+        for block in cache.shrink(now_s):
+            left = where[block] & ~bit
+            if left:
+                where[block] = left
+            else:
+                del where[block]
+        return hits
+
+    def result(self) -> dict[str, Any]:
+        """``duplicate_blocks``: resident copies beyond the first; ``pool_hit_blocks``: what the hits were if a request
+        read from all nodes."""
+        resident = sum(len(cache.resident) for cache in self._caches)
+        return {
+            **_total(self._caches),
+            "duplicate_blocks": resident - len(self._where),
+            "pool_hit_blocks": self._pool_hits,
+            "per_node": [
+                {"requests": requests, "blocks": asked, "hit_blocks": hits, **_kept(cache)}
+                for requests, asked, hits, cache in zip(
+                    self._requests, self._asked, self._hits, self._caches, strict=True
+                )
+            ],
+        }
+
+
+class GlobalPool:
+    """One cache as large as all nodes together."""
+
+    def __init__(self, make: MakePolicy, size: PoolSize) -> None:
+        self._cache = CacheReplay(make(), size.nodes * size.capacity)
+
+    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
+        """How many of its blocks were hits."""
+        return self._cache.request(blocks, now_s, traits)
+
+    def result(self) -> dict[str, Any]:
+        return {"resident_blocks": self._cache.resident, "evicted_blocks": self._cache.evicted, "per_node": []}
+
+
+class Coldest:
+    """Each block is on one node. For a new one ``candidates`` nodes are drawn: it goes to that with the most room or,
+    where all are full, to the one whose next victim is worth least (:meth:`EvictionPolicy.peek`, as it was before the
+    request; of equal ones to the one that got the fewest blocks of this request). Then each node makes room by its own
+    order. With two candidates a pool is nearly as good as with one order ("the power of two choices"); with one, blocks
+    go anywhere.
+    """
+
+    def __init__(self, make: MakePolicy, size: PoolSize, candidates: int, rng: random.Random) -> None:
+        self._candidates = min(candidates, size.nodes)
+        self._policies = [make() for _ in range(size.nodes)]
+        self._caches = [Cache(policy, size.capacity, learner(policy)) for policy in self._policies]
+        self._rng = rng
+        self._where: dict[int, int] = {}
+        self._hits = [0] * size.nodes
+
+    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
+        """How many of its blocks were hits."""
+        where = self._where
+        hits = leading_run(blocks, where)
+        for block in blocks[:hits]:
+            self._hits[where[block]] += 1
+        once, places = each_once(blocks)
+        room = _Room(self._policies, self._caches, now_s)
+        nodes = range(len(self._caches))
+        told: dict[int, tuple[list[int], list[int]]] = {}
+        for block, place in zip(once, places, strict=True):
+            node = where.get(block, -1)
+            if node < 0:
+                where[block] = node = room.of(self._rng.sample(nodes, self._candidates))
+            on_node = told.setdefault(node, ([], []))
+            on_node[0].append(block)
+            on_node[1].append(place)
+        for node, (its, at) in told.items():
+            self._caches[node].tell(its, at, now_s, traits)
+            for block in self._caches[node].shrink(now_s):
+                del where[block]
+        return hits
+
+    def result(self) -> dict[str, Any]:
+        """A node's hits are those of its blocks."""
+        return {
+            **_total(self._caches),
+            "per_node": [
+                {"hit_blocks": hits, **_kept(cache)} for hits, cache in zip(self._hits, self._caches, strict=True)
+            ],
+        }
+
+
+class _Room:
+    """Where the new blocks of one request go."""
+
+    def __init__(self, policies: Sequence[EvictionPolicy[int]], caches: Sequence[Cache], now_s: float) -> None:
+        self._policies = policies
+        self._now_s = now_s
+        self._room = [cache.capacity - len(cache.resident) for cache in caches]
+        self._worth: dict[int, float] = {}
+
+    def of(self, candidates: Sequence[int]) -> int:
+        room = self._room
+        node = max(candidates, key=room.__getitem__)
+        if room[node] <= 0 and len(candidates) > 1:  # not asked for nothing: peeking moves SIEVE's hand
+            node = min(candidates, key=lambda each: (self._head(each), -room[each]))
+        room[node] -= 1
+        return node
+
+    def _head(self, node: int) -> float:
+        worth = self._worth.get(node)
+        if worth is None:
+            head = self._policies[node].peek(self._now_s)
+            worth = self._worth[node] = -math.inf if head is None else head[0]
+        return worth
+
+
+def _kept(cache: Cache) -> dict[str, int]:
+    return {"resident_blocks": len(cache.resident), "evicted_blocks": cache.evicted}
+
+
+def _total(caches: Sequence[Cache]) -> dict[str, int]:
+    kept = [_kept(cache) for cache in caches]
+    return {name: sum(each[name] for each in kept) for name in kept[0]}

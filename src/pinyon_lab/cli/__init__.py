@@ -1,0 +1,19 @@
+"""Researchers' commands of ``pinyon``: traces, replay, simulation, and the papers' figures."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pinyon_lab.cli import compare, plan, replay, reproduce, simulate, simulate_cache, trace
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["add_commands"]
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds them to the parser of ``pinyon``."""
+    for command in (compare, plan, replay, reproduce, simulate_cache, simulate, trace):
+        command.add_command(commands)

@@ -1,0 +1,134 @@
+"""``pinyon plan``: how many instances a trace needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
+from pinyon_lab.cli.simulated import (
+    Load,
+    add_cluster,
+    block_tokens_of,
+    check,
+    limits_of,
+    model_of,
+    policy_of,
+    read,
+    run_model,
+)
+from pinyon_lab.cli.simulated_results import print_side_by_side
+from pinyon_lab.cli.trace_input import open_trace
+from pinyon_lab.simulator.models import Limits, Rows
+from pinyon_lab.simulator.plan import fewest
+from pinyon_lab.simulator.workload import one_by_one
+
+__all__ = ["add_command", "plan"]
+
+APART_S = 600.0
+"""Between requests that shall not wait for each other, at least."""
+APART_INSTANCES = 1024
+"""So many caches hold whatever is worth it; a policy that spreads prompts over them may reuse more with one."""
+
+_DESCRIPTION = """\
+Find the fewest simulated instances that serve a trace so that --share of its requests have their first token within
+--slo. With --both, which is for models of whole machines, the time between tokens is to be within --tbt-slo as well.
+With --prefill-instances and --decode-instances, their ratio is kept. The last line is one JSON object with all
+sizes."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("plan", help="find how many instances a trace needs", description=_DESCRIPTION)
+    add_cluster(parser, sized=False)
+    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
+    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
+    parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the trace's)")
+    parser.add_argument(
+        "--share", type=float, default=0.9, help="share of the requests that is to be in time (default 0.9)"
+    )
+    parser.add_argument(
+        "--both", action="store_true", help="count requests whose TTFT and time between tokens are both in time"
+    )
+    parser.add_argument(
+        "--instances-max", type=int, default=1024, metavar="N", help="how many are tried at most (default 1024)"
+    )
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.set_defaults(run=plan)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Run and print. Raises :class:`PinyonError`."""
+    check(arguments)
+    for name, least in (("sizes", ""), ("clients", 0)):
+        if getattr(arguments, name) != least:
+            raise InvalidArgument(f"--{name} is of simulate: a plan tries sizes, under the load of a rate", field=name)
+    policy = policy_of(arguments, arguments.policy)
+    trace = open_trace(arguments)
+    split = arguments.prefill_instances > 0
+    base = model_of(arguments, block_tokens_of(arguments, trace), policy, None if split else 1)
+    load = read(arguments, trace)
+    limits = limits_of(arguments, load)
+    rate = load.native_rate if arguments.rate is None else arguments.rate
+    least = 2 if split else 1
+    key = "effective" if arguments.both and arguments.tbt_slo else "attainment"
+    found: dict[int, dict[str, float]] = {}
+
+    def share_of(report: dict[str, float]) -> float:
+        return report.get(key, report["attainment"])
+
+    def attained(instances: int) -> float:
+        model = base.resized(max(least, instances))
+        rows = run_model(model, load, rate, f"{instances} instances")
+        found[instances] = model.report(rows, limits)
+        return share_of(found[instances])
+
+    enough = fewest(attained, arguments.share, arguments.instances_max)
+    if enough is None:
+        most: int = arguments.instances_max
+        apart = Load(one_by_one(load.arrivals, max(APART_S, 10 * limits.slo_s)), load.broken)
+        models = [base.resized(size) for size in (least, max(most, APART_INSTANCES))]
+        alone = [(each, run_model(each, apart, None, "each request alone")) for each in models]
+        model, rows = max(alone, key=lambda pair: share_of(pair[0].report(pair[1], limits)))
+        best = share_of(model.report(rows, limits))
+        if best >= arguments.share:
+            reached = share_of(found[most])
+            raise InvalidArgument(
+                f"{most} instances attain {reached:.1%} only: try more (--instances-max)", field="instances_max"
+            )
+        raise InvalidArgument(_unreachable(arguments.share, best, rows, limits), field="share")
+    fewest_instances = max(least, enough)
+    sizes: list[dict[str, Any]] = [{"instances": max(least, size), **found[size]} for size in sorted(found)]
+    result = {
+        "name": "plan",
+        "model": arguments.model,
+        "policy": policy,
+        "slo_s": arguments.slo,
+        "share": arguments.share,
+        "rate": rate,
+        "seed": arguments.seed,
+        "instances": fewest_instances,
+        "tried": sizes,
+    }
+    if not arguments.json:
+        title = f"{fewest_instances} instances: {arguments.share:.0%} within {arguments.slo:g} s, {policy}"
+        print_side_by_side(title, "instances", {str(each["instances"]): each for each in sizes})
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+def _unreachable(share: float, best: float, rows: Rows, limits: Limits) -> str:
+    """``rows`` are of requests that wait for nobody, of which ``best`` are in time."""
+    counted = rows[limits.warm_up :]
+    late = [row for row in counted if not 0 <= row.ttft_s <= limits.slo_s]
+    why = f"even where nobody waits, {best:.1%} of the requests are in time"
+    if late:
+        slowest = max(late, key=lambda row: float(row.ttft_s))
+        why += (
+            f"; the first tokens of {len(late)} of {len(counted)} take longer than {limits.slo_s:g} s to compute, "
+            f"up to {slowest.ttft_s:.1f} s for a prompt of {slowest.tokens} tokens"
+        )
+    return f"no number of instances attains {share:.1%}: {why}"

@@ -1,0 +1,189 @@
+"""``pinyon replay``: a trace sent to a suite that runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from bisect import bisect_left
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pinyon.cli.channel import add_tls_dir, check_role, open_async_channel, open_channel
+from pinyon.cli.failures import in_words
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.identity import LB
+from pinyon_lab.cli.simulated import (
+    Load,
+    add_load,
+    block_tokens_of,
+    check,
+    limits_of,
+    read,
+)
+from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
+from pinyon_lab.replay import Player, Prompts, Replayed, TokenRange
+from pinyon_lab.simulator.report import cluster_report
+from pinyon_lab.simulator.workload import at_rate
+
+__all__ = ["add_command", "replay"]
+
+LATE_S = 0.05
+REACHED_S = 30.0
+"""Until the load balancer has said that it is one."""
+INTERRUPTED = 130
+"""Exit status."""
+_DESCRIPTION = """\
+Send the requests of a trace to a load balancer, at the trace's times or at --rate, and report as ``pinyon simulate``
+does. A trace has no text: prompts are made of one text of tokens for each block id, so that prompts share what they
+share in the trace; answers are as long as in the trace, whatever the model says. A further turn of a conversation waits
+for the end of the one before, and goes on with what was generated.
+
+For a model with a short context, --tokens-max cuts prompts and --shrink divides all lengths; block ids then stand for
+fewer tokens. The blocks of the services should be no longer than those.
+
+The last line is one JSON object. The exit status is 1 if a request failed. Ctrl-C ends it; what has ended by then is
+reported, and the exit status is 130."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser(
+        "replay",
+        help="send a trace to a running suite",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_trace(parser)
+    parser.add_argument(
+        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
+    )
+    parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="requests per second in the mean (default: the trace's)"
+    )
+    add_load(parser)
+    parser.add_argument(
+        "--seed",
+        type=seed_of,
+        default=0,
+        help="the prompts' tokens depend on it; runs with different seeds share no block (default 0)",
+    )
+    parser.add_argument(
+        "--token-ids",
+        default="33-126",
+        metavar="FIRST-LAST",
+        help="token ids that prompts are made of (default 33-126: printable characters in most vocabularies)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="a request fails after this (default 600)"
+    )
+    parser.add_argument(
+        "--in-flight-max",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="so many requests at a time; further ones wait in this program (default 4096)",
+    )
+    parser.add_argument("--api-key", default=os.environ.get("PINYON_API_KEY", ""), help="default: $PINYON_API_KEY")
+    parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add_tls_dir(parser)
+    parser.set_defaults(run=replay)
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Send, wait, print. Raises :class:`PinyonError`."""
+    check(arguments)
+    _check_texts(arguments)
+    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
+    block_tokens = block_tokens_of(arguments, trace)
+    with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
+        check_role(channel, arguments.lb, LB, min(REACHED_S, arguments.timeout))
+    load = read(arguments, trace)
+    limits = limits_of(arguments, load)
+    replayed, interrupted = asyncio.run(_play(arguments, load, block_tokens, tokens))
+    rows = replayed.outcomes
+    title = f"replay, TTFT SLO {arguments.slo:g} s"
+    warm_up = bisect_left(replayed.numbers, limits.warm_up)
+    if interrupted:
+        title += f", interrupted: {len(rows)} of {len(load.arrivals)} requests had ended"
+        if warm_up == len(rows):
+            warm_up, title = 0, f"{title}, none after the warm-up, which counts here"
+    limits = replace(limits, warm_up=warm_up)
+    result = {
+        "name": "replay",
+        "rate": load.native_rate if arguments.rate is None else arguments.rate,
+        "native_rate": load.native_rate,
+        "broken_rows": load.broken,
+        "slo_s": arguments.slo,
+        "seed": arguments.seed,
+        "late_p99_s": replayed.late_p99_s,
+        "errors": replayed.errors,
+        **({"interrupted": True} if interrupted else {}),
+        **cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up),
+    }
+    if not arguments.json:
+        print_result(title, result)
+    _tell(replayed, arguments)
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()  # what was measured is there even if a file cannot be written
+    if arguments.per_request is not None:
+        write_rows(arguments.per_request, zip(replayed.numbers, rows, strict=True))
+    if arguments.picture is not None:
+        draw(arguments.picture, title, {"replay": rows}, limits)
+    if interrupted:
+        return INTERRUPTED
+    return 1 if replayed.errors else 0
+
+
+def _check_texts(arguments: argparse.Namespace) -> None:
+    """Raises :class:`InvalidArgument` for what cannot be sent."""
+    for name, sent in (("model", arguments.model), ("api_key", arguments.api_key)):
+        if not sent.isprintable() or (name == "api_key" and not sent.isascii()):
+            raise InvalidArgument(f"--{name.replace('_', '-')} has characters that cannot be sent", field=name)
+
+
+async def _play(
+    arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange
+) -> tuple[Replayed, bool]:
+    """What came of the requests, and whether it was interrupted."""
+    arrivals = at_rate(load.arrivals, load.native_rate if arguments.rate is None else arguments.rate)
+    prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
+    async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
+        with bar(f"to {arguments.lb}", len(arrivals)) as progress:
+            player = Player(
+                channel,
+                arrivals,
+                prompts,
+                time.monotonic,
+                clients=arguments.clients,
+                model=arguments.model,
+                api_key=arguments.api_key,
+                timeout_s=arguments.timeout,
+                in_flight_max=arguments.in_flight_max,
+                progress=progress,
+            )
+            try:
+                return await player.run(), False
+            except asyncio.CancelledError:  # by Ctrl-C
+                return player.replayed(), True
+
+
+def _tell(replayed: Replayed, arguments: argparse.Namespace) -> None:
+    """On stderr, what did not go as it should."""
+    for told, count in replayed.errors.items():
+        code, _, details = told.partition(": ")
+        said = in_words(code, details, LB, arguments.lb, arguments.tls_dir)
+        sys.stderr.write(f"pinyon: {count} requests: {said}\n")
+    if replayed.late_p99_s > LATE_S:
+        sys.stderr.write(
+            f"pinyon: one request in a hundred was sent {replayed.late_p99_s:.2f} s late or more: this program, or "
+            "--in-flight-max, held it back\n"
+        )

@@ -1,0 +1,225 @@
+"""``pinyon reproduce``: a paper's figure made again, our numbers beside what its text says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.core.near import did_you_mean
+from pinyon_lab.cli.trace_input import bar, open_file, tell_broken
+from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
+from pinyon_lab.papers.picture import svg
+
+__all__ = ["add_command", "reproduce"]
+
+_DESCRIPTION = """\
+Make a figure of a paper again: a table of our numbers and, beside what the paper's text says, what we find. Only
+numbers that are printed there count as the paper's. Traces do not come with pinyon: --traces names a folder that has
+them under the names that --list shows (plain or gzipped), --trace a single one."""
+
+GENERATED = " *"
+MODELLED = " ~"
+SUFFIXES = (".jsonl.gz", ".jsonl")
+TABLE_WIDTH_MAX = 200
+"""What is wider than the terminal is broken by it: nothing is cut off."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser("reproduce", help="make a paper's figure again", description=_DESCRIPTION)
+    parser.add_argument("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list all figures, the traces that they need, which other commands make some, and which are not made",
+    )
+    parser.add_argument(
+        "--traces", type=Path, metavar="FOLDER", help="the folder of the traces, under the names that --list shows"
+    )
+    parser.add_argument(
+        "--trace", action="append", default=[], metavar="NAME=FILE", help="read this trace from this file; repeatable"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="shorter and fewer runs, rough numbers; only for figures that are simulated",
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write NAME.json and NAME.svg there")
+    parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
+    parser.set_defaults(run=reproduce)
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """Make it, print it. Raises :class:`PinyonError`."""
+    if arguments.list:
+        _list(arguments.json)
+        return 0
+    if arguments.figure in ELSEWHERE:
+        raise InvalidArgument(f"{arguments.figure} is made by `{ELSEWHERE[arguments.figure].command}`", field="figure")
+    if arguments.figure not in FIGURES:
+        wrong = "a figure's name is needed"
+        if arguments.figure is not None:
+            wrong = f"no figure {arguments.figure!r}{did_you_mean(arguments.figure, FIGURES)}"
+        raise InvalidArgument(f"{wrong}; there are: {', '.join(FIGURES)}", field="figure")
+    figure = FIGURES[arguments.figure]
+    if arguments.quick and not figure.has_quick_way:
+        quick = ", ".join(each.name for each in FIGURES.values() if each.has_quick_way)
+        raise InvalidArgument(f"{figure.name} has no quick way; these have: {quick}", field="quick")
+    files = _files(figure, arguments.traces, arguments.trace)
+    workloads = [_read(name, path) for name, path in files.items()]
+    with Console(stderr=True).status("reading") as status:
+        result = figure.make(workloads, status.update, time.thread_time_ns, quick=arguments.quick)
+    described = {
+        "name": "reproduce",
+        "figure": figure.name,
+        "paper": figure.paper,
+        "section": figure.section,
+        "workloads": {each.name: {"requests": len(each.rows), "generated": each.generated} for each in workloads},
+        **result.as_json(),
+    }
+    if arguments.out is not None:
+        _write(arguments.out, figure.name, json.dumps(described, indent=1) + "\n", svg(result.picture))
+    if arguments.json:
+        sys.stdout.write(json.dumps(described) + "\n")
+    else:
+        _show(figure, result)
+    return 0
+
+
+def _files(figure: Figure, folder: Path | None, named: list[str]) -> dict[str, Path]:
+    """Of its workloads. Raises :class:`PinyonError` that says what is missing."""
+    given: dict[str, Path] = {}
+    for text in named:
+        name, equals, path = text.partition("=")
+        if not equals or not path or name not in (*figure.needs, *figure.likes):
+            known = ", ".join((*figure.needs, *figure.likes))
+            raise InvalidArgument(f"--trace takes NAME=FILE with one of {known}, got {text!r}", field="trace")
+        given[name] = Path(path)
+    if folder is not None and not folder.is_dir():
+        raise NotFound(f"no folder of traces at {folder}", field="traces")
+    for name in (*figure.needs, *figure.likes):
+        candidates = [folder / f"{SOURCES[name].stem}{suffix}" for suffix in SUFFIXES] if folder else []
+        found = next((path for path in candidates if path.is_file()), None)
+        if name not in given and found is not None:
+            given[name] = found
+    missing = [name for name in figure.needs if name not in given]
+    if missing:
+        wanted = ", ".join(f"{name} ({SOURCES[name].stem}.jsonl[.gz])" for name in missing)
+        raise NotFound(
+            f"{figure.name} needs traces that are not there: {wanted}; give --traces FOLDER or --trace NAME=FILE",
+            field="traces",
+        )
+    return {name: given[name] for name in (*figure.needs, *figure.likes) if name in given}
+
+
+def _read(name: str, path: Path) -> Workload:
+    trace = open_file(path)
+    with bar(f"reading {name}", trace.size_bytes) as progress:
+        rows = trace.sorted_rows(0, progress)
+    tell_broken(trace)
+    if not rows:
+        raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
+    generated = SOURCES[name].generated and any(row.user for row in rows)  # the published ones name no users
+    return Workload(name, rows, trace.format.block_tokens, generated)
+
+
+def _write(folder: Path, name: str, described: str, picture: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(described, encoding="utf-8")
+        (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write to {folder}: {error.strerror}", field="out") from None
+
+
+def _show(figure: Figure, result: Result) -> None:
+    console = Console()
+    table = Table(
+        title=f"{figure.paper}, {figure.section}: {figure.title}", title_justify="left", box=None, pad_edge=False
+    )
+    for column in result.columns:
+        mark = MODELLED * (column.basis is Basis.MODELLED)
+        table.add_column(column.title + mark, justify="right" if column.form else "left", no_wrap=bool(column.form))
+    for row in result.rows:
+        first, *others = (_cell(row[column.key], column) for column in result.columns)
+        table.add_row(first + GENERATED * (row.get("basis") == Basis.CONSTRUCTION), *others)
+    needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
+    Console(width=max(console.width, needed)).print(table)
+    if any(column.basis is Basis.MODELLED for column in result.columns):
+        console.print(f"{MODELLED.strip()} {Basis.MODELLED}: a formula stands in for a machine", highlight=False)
+    if any(row.get("basis") == Basis.CONSTRUCTION for row in result.rows):
+        console.print(f"{GENERATED.strip()} {Basis.CONSTRUCTION}: a generated workload", highlight=False)
+    for claim in result.claims:
+        console.print()
+        _show_claim(console, claim)
+    for note in result.notes:
+        console.print()
+        console.print(note, highlight=False, markup=False)
+
+
+def _cell(value: Any, column: Column) -> str:
+    return "–" if value is None else format(value, column.form)
+
+
+def _show_claim(console: Console, claim: Claim) -> None:
+    printed = "not printed" if claim.printed is None else f"{claim.printed}"
+    for line in (
+        f'{claim.section}: "{claim.said}"',
+        f"  paper: {printed}   ours: {claim.ours} ({claim.basis})   {claim.verdict}",
+        f"  {claim.why}",
+    ):
+        console.print(line, highlight=False, markup=False)
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        named = [
+            {"name": each.name, "paper": each.paper, "section": each.section, "title": each.title}
+            | {"needs": each.needs, "likes": each.likes}
+            for each in FIGURES.values()
+        ]
+        elsewhere = [each._asdict() for each in ELSEWHERE.values()]
+        not_made = [each._asdict() for each in NOT_MADE]
+        sys.stdout.write(json.dumps({"figures": named, "elsewhere": elsewhere, "not_made": not_made}) + "\n")
+        return
+    console = Console()
+    made = [
+        (each.name, f"{each.paper} {each.section}", each.title, ", ".join(each.needs) + _likes(each))
+        for each in FIGURES.values()
+    ]
+    _table(console, ("figure", "of", "shows", "traces (it can do without)"), made)
+    _table(
+        console,
+        ("trace", "file", "is"),
+        [(name, f"{source.stem}.jsonl[.gz]", source.text) for name, source in SOURCES.items()],
+    )
+    _table(
+        console,
+        ("made elsewhere", "of", "shows", "by"),
+        [(each.name, f"{each.paper} {each.section}", each.title, each.command) for each in ELSEWHERE.values()],
+    )
+    _table(console, ("not made, of", "figures", "why"), NOT_MADE)
+
+
+def _likes(figure: Figure) -> str:
+    return f" ({', '.join(figure.likes)})" if figure.likes else ""
+
+
+def _table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print()

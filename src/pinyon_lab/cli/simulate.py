@@ -1,0 +1,140 @@
+"""``pinyon simulate``: a trace on a simulated cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
+from pinyon_lab.cli import simulate_regions
+from pinyon_lab.cli.simulated import (
+    add_cluster,
+    block_tokens_of,
+    check,
+    limits_of,
+    model_of,
+    policy_of,
+    read,
+    run_model,
+)
+from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
+from pinyon_lab.cli.trace_input import open_trace
+from pinyon_lab.simulator.goodput import Bounds, goodput
+from pinyon_lab.simulator.models import Rows
+
+__all__ = ["add_command", "simulate"]
+
+_DESCRIPTION = """\
+Send the requests of a trace to simulated instances, on a virtual clock, through the very modules that place, queue,
+batch and evict in a running suite. The same arguments and seed give the same numbers. The last line is one JSON object.
+
+The model prefill-reference has few rules, so that anybody can compute its numbers again: an instance computes one
+prompt at a time, 127 µs for each token that it does not reuse; it reuses the longest leading run of blocks in its cache
+when service starts, all tokens but one at most; blocks enter the cache when service ends; TTFT is waiting and service.
+Prompts are cut to --tokens-max, arrivals are scaled to --rate, and the first --warm-up requests do not count. In it,
+preble balances load alone where no prefix is long enough (combined=false).
+
+The other models are whole machines, by a profile of their engine and links: chunked prefill, continuous batching, KV
+memory with a second tier, a global pool, and transfers that share NICs. --steps prefill_first, with or without
+--no-prefix-cache, are the coupled baselines of Mooncake §5.2.
+
+--regions needs no trace: load balancers of several regions route what closed-loop clients send over a day."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    parser = commands.add_parser(
+        "simulate",
+        help="run a trace on a simulated cluster",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_cluster(parser, traced=False)
+    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
+    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--rate", type=float, metavar="R", help="requests per second in the mean (default: the trace's)")
+    rate.add_argument(
+        "--goodput", type=float, metavar="SHARE", help="find the highest rate at which that share is in time"
+    )
+    parser.add_argument(
+        "--p99",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="with --goodput: the P99 of the TTFT is to be within this, too (default: it may be any)",
+    )
+    parser.add_argument(
+        "--drift",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="with --goodput: how much less than of all may be in time of the last quarter (default 1: any)",
+    )
+    parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    simulate_regions.add_arguments(parser)
+    parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """Run and print. Raises :class:`PinyonError`."""
+    simulate_regions.check(arguments, arguments.defaults)
+    if arguments.regions is not None:
+        return simulate_regions.simulate(arguments)
+    if arguments.trace is None:
+        raise InvalidArgument("a trace is missing, or --regions", field="trace")
+    check(arguments)
+    policy = policy_of(arguments, arguments.policy)
+    trace = open_trace(arguments)
+    model = model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
+    load = read(arguments, trace)
+    limits = limits_of(arguments, load)
+
+    def served_at(rate: float) -> Rows:
+        return run_model(model, load, rate, f"{rate:.4g} requests/s")
+
+    if arguments.goodput is None:
+        rate = load.native_rate if arguments.rate is None else arguments.rate
+        rows = served_at(rate)
+    else:
+        bounds = Bounds(arguments.goodput, arguments.p99, arguments.drift)
+        within = "" if bounds == Bounds(bounds.share) else " within the bounds"
+        rate, rows = goodput(
+            served_at,
+            lambda rows: bounds.hold(model.report(rows, limits)),
+            load.native_rate,
+            f"{bounds.share:.0%} of the requests in time{within}",
+        )
+    result = {
+        "name": "simulate",
+        "model": arguments.model,
+        "policy": policy,
+        "order": arguments.order,
+        "instances": (arguments.instances or 0) + arguments.prefill_instances + arguments.decode_instances,
+        "cache_tokens": arguments.cache_tokens,
+        "slo_s": arguments.slo,
+        "seed": arguments.seed,
+        "rate": rate,
+        **({} if arguments.goodput is None else {"goodput": rate, "goodput_share": arguments.goodput}),
+        "native_rate": load.native_rate,
+        "broken_rows": load.broken,
+        **model.report(rows, limits),
+    }
+    if arguments.per_request is not None:
+        write_rows(arguments.per_request, enumerate(rows))
+    title = f"{policy}, {result['instances']} instances, TTFT SLO {arguments.slo:g} s"
+    if arguments.goodput is not None:
+        title += f": goodput at {arguments.goodput:.0%}"
+    if arguments.picture is not None:
+        draw(arguments.picture, title, {policy: rows}, limits)
+    if not arguments.json:
+        print_result(title, result)
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0

@@ -1,0 +1,271 @@
+"""``pinyon simulate --regions``: several regions over a day, and what it costs to serve them (SkyWalker §2.2, §5)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import check_geographies
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import load_machine
+from pinyon_lab.cli.trace_input import bar
+from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, Costs, Course, aggregate, costs
+from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
+from pinyon_lab.simulator.regions.network import ROUND_TRIPS_S
+from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
+from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
+from pinyon_lab.simulator.regions.world import World
+
+__all__ = ["add_arguments", "check", "simulate"]
+
+MODEL, REFERENCE = "l4-llama-8b", "prefill-reference"
+"""The second is what ``--model`` is by default: it has no batches."""
+TABLE_WIDTH_MAX = 200
+REGIONS_MAX, INSTANCES_MAX, CLIENTS_MAX = 64, 1024, 65_536
+WARM_SHARE = 0.1
+"""Of a day, which is run before it and does not count."""
+_OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserved", "on_demand"
+_ANY = "regions", "model", "seed", "json"
+"""Options that say something where there are regions: these alone, and those that always do."""
+_TIMES = (("day", 60.0, 1e6), ("reserved", 1e-6, 1e9), ("on_demand", 1e-6, 1e9))
+FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    instances: int
+    course: Course
+    """Of its clients."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Register them with ``pinyon simulate``."""
+    group = parser.add_argument_group("several regions")
+    group.add_argument(
+        "--regions",
+        metavar="REGION,...",
+        help=f"each {FORM}: CLIENTS at the busiest hour, which is PEAK (UTC), and RATIO times fewer at the quietest "
+        f"({', '.join(WILDCHAT_DAY)} have a PEAK and a RATIO of their own; others a RATIO of 8). No trace is read",
+    )
+    group.add_argument(
+        "--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)"
+    )
+    group.add_argument(
+        "--routing", metavar="POLICY", help="replaces the system's routing policy: one that a load balancer has"
+    )
+    group.add_argument(
+        "--pushing", metavar="RULE", help="replaces the system's rule when a request may leave the queue"
+    )
+    described = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
+    group.add_argument("--workload", default="wildchat", help=f"what clients send (default wildchat). {described}")
+    group.add_argument(
+        "--round-trip",
+        action="append",
+        default=[],
+        metavar="A+B=MS",
+        help="of messages between two regions; repeatable (default: us+eu 90, us+asia 150, eu+asia 200, others 150)",
+    )
+    group.add_argument(
+        "--day", type=float, default=1200.0, metavar="S", help="seconds of virtual time that a day lasts (default 1200)"
+    )
+    group.add_argument(
+        "--reserved",
+        type=float,
+        default=RESERVED,
+        metavar="$",
+        help=f"price of a reserved instance per hour (default {RESERVED})",
+    )
+    group.add_argument(
+        "--on-demand",
+        type=float,
+        default=ON_DEMAND,
+        metavar="$",
+        help=f"price of an instance on demand per hour (default {ON_DEMAND})",
+    )
+
+
+def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+    """No option is given that says nothing. Raises :class:`InvalidArgument`."""
+    if arguments.regions is not None and arguments.trace is not None:
+        raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
+    for name, default in defaults.items():
+        given = getattr(arguments, name) != default
+        option = "--" + name.replace("_", "-")
+        if given and arguments.regions is None and name in _OWN:
+            raise InvalidArgument(f"{option} is of --regions", field=name)
+        if given and arguments.regions is not None and name not in (*_OWN, *_ANY):
+            raise InvalidArgument(f"{option} says nothing where there are --regions", field=name)
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """Run a day and print. Raises :class:`PinyonError`."""
+    for name, least, most in _TIMES:
+        value = getattr(arguments, name)
+        if not least <= value <= most:
+            raise InvalidArgument(f"--{name.replace('_', '-')} must be from {least:g} to {most:g}", field=name)
+    regions = _regions(arguments.regions)
+    system = _system(arguments, regions)
+    world = _world(arguments, system, regions)
+    warm_s, day_s = WARM_SHARE * arguments.day, arguments.day
+    generators = {region: Random(f"{arguments.seed} {region}") for region in regions}
+    made = sources(arguments.workload, list(regions), Random(f"{arguments.seed} {arguments.workload}"))
+    for name, region in regions.items():
+        course = region.course
+        wanted = lambda now_s, course=course: course.at(DAY_H * (now_s - warm_s) / day_s)  # noqa: E731 - of this one
+        world.add_clients(name, made[name], generators[name], math.ceil(course.most), wanted)
+    samples = Samples(world, warm_s)
+    until_s = warm_s + day_s
+    with bar("a day", round(until_s)) as progress:
+        world.watch(lambda now_s: progress(round(now_s)))
+        world.run(until_s)
+    found = _found(world, samples, warm_s, until_s)
+    loads = {name: region.course.slots() for name, region in regions.items()}
+    instances = sum([region.instances for region in regions.values()])
+    per_instance = max(aggregate(list(loads.values()))) / instances
+    day = costs(loads, per_instance, arguments.reserved, arguments.on_demand)
+    if not arguments.json:
+        _show(regions, found, day, system, per_instance)
+    described = {
+        "name": "simulate",
+        "regions": {name: found[name].as_dict() if name in found else None for name in (*regions, "all")},
+        "instances": {name: region.instances for name, region in regions.items()},
+        "system": system.name,
+        "routing": system.policy,
+        "pushing": system.pushing,
+        "workload": arguments.workload,
+        "seed": arguments.seed,
+        "day_s": day_s,
+        "counts": dict(world.counts),
+        "clients_per_instance": per_instance,
+        "costs": {**day._asdict(), "saved": day.saved, "on_demand_ratio": day.on_demand_ratio},
+    }
+    sys.stdout.write(json.dumps(described) + "\n")
+    return 0
+
+
+def _found(world: World, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
+    """By region of clients, where any request ended; and of all. Raises :class:`InvalidArgument` if none did at all."""
+    found: dict[str, Measured] = {}
+    for region in (*world.settings.regions, ""):
+        try:
+            found[region or "all"] = measured(world, samples, warm_s, until_s, region)
+        except ValueError:
+            continue
+    if not found:
+        raise InvalidArgument("no request has ended: the day is too short, or nobody sends any", field="day")
+    return found
+
+
+def _regions(text: str) -> dict[str, _Region]:
+    found: dict[str, _Region] = {}
+    for part in text.split(","):
+        name, *numbers = part.split(":")
+        check_geographies((name,), "regions")
+        if name in found:
+            raise InvalidArgument(f"--regions: {name} is there twice", field="regions")
+        if not 2 <= len(numbers) <= 4:
+            raise InvalidArgument(f"--regions takes {FORM}, not {part!r}", field="regions")
+        instances, clients = _whole(part, numbers[0], INSTANCES_MAX), _whole(part, numbers[1], CLIENTS_MAX)
+        known = WILDCHAT_DAY.get(name)
+        if known is None and len(numbers) < 3:
+            raise InvalidArgument(
+                f"--regions: when {name} has its peak is not known ({', '.join(WILDCHAT_DAY)} are): "
+                f"{name}:{instances}:{clients}:HOUR",
+                field="regions",
+            )
+        peak_h = _number(part, numbers[2]) if len(numbers) > 2 else known.peak_h if known is not None else 0.0
+        ratio = _number(part, numbers[3]) if len(numbers) > 3 else known.ratio if known is not None else 8.0
+        found[name] = _Region(instances, Course(peak_h, ratio, clients))
+    if len(found) > REGIONS_MAX:
+        raise InvalidArgument(f"--regions: at most {REGIONS_MAX}, not {len(found)}", field="regions")
+    if not any(region.course.most for region in found.values()):
+        raise InvalidArgument("--regions: nobody has clients", field="regions")
+    return found
+
+
+def _whole(part: str, text: str, most: int) -> int:
+    if not text.isdecimal() or int(text) > most:
+        raise InvalidArgument(f"--regions takes {FORM}, with numbers from 0 to {most}, not {part!r}", field="regions")
+    return int(text)
+
+
+def _number(part: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidArgument(f"--regions: {text!r} of {part!r} is no number", field="regions")
+    return value
+
+
+def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> System:
+    if arguments.system not in SYSTEMS:
+        raise InvalidArgument(f"no system {arguments.system!r}; there are: {', '.join(SYSTEMS)}", field="system")
+    system = SYSTEMS[arguments.system]
+    if system.alone and system.alone not in regions:
+        system = replace(system, alone=next(iter(regions)))
+    changes = {
+        key: value
+        for key, value in (("policy", arguments.routing), ("pushing", arguments.pushing))
+        if value is not None
+    }
+    return replace(system, name=f"{system.name}, changed", **changes) if changes else system
+
+
+def _world(arguments: argparse.Namespace, system: System, regions: Mapping[str, _Region]) -> World:
+    machine = load_machine(MODEL if arguments.model == REFERENCE else arguments.model)
+    trips = {**ROUND_TRIPS_S}
+    for text in arguments.round_trip:
+        pair, equals, ms = text.partition("=")
+        one, plus, other = pair.partition("+")
+        if not equals or not plus or one not in regions or other not in regions or one == other:
+            raise InvalidArgument(f"--round-trip takes A+B=MS of two of the regions, not {text!r}", field="round_trip")
+        trips.pop((other, one), None)
+        trips[one, other] = _milliseconds(text, ms)
+    settings = WorldSettings({name: region.instances for name, region in regions.items()}, trips)
+    return World(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
+
+
+def _milliseconds(text: str, ms: str) -> float:
+    try:
+        return float(ms) / 1e3
+    except ValueError:
+        raise InvalidArgument(f"--round-trip: {ms!r} of {text!r} is no number of ms", field="round_trip") from None
+
+
+def _show(
+    regions: Mapping[str, _Region], found: Mapping[str, Measured], day: Costs, system: System, per_instance: float
+) -> None:
+    console = Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout)
+    table = Table(title=f"{system.name}: a day", title_justify="left", box=None, pad_edge=False)
+    titles = ("clients of", "at the peak", "instances", "requests", "tokens/s", "TTFT P50, s", "P90", "E2E P50, s")
+    for place, title in enumerate((*titles, "reused", "forwarded")):
+        table.add_column(title, justify="right" if place else "left", no_wrap=True)
+    for name in (*regions, "all"):
+        region, each = regions.get(name), found.get(name)
+        size = ("", "") if region is None else (f"{region.course.most:.0f}", f"{region.instances}")
+        shown = () if each is None else (
+            f"{each.requests:,}", f"{each.output_tokens_per_s:,.0f}", f"{each.ttft.p50:.2f}", f"{each.ttft.p90:.2f}",
+            f"{each.e2e.p50:.1f}", f"{each.hits:.1%}", f"{each.forwarded:.1%}",
+        )  # fmt: skip
+        table.add_row(name, *size, *shown)
+    needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
+    Console(file=console.file, width=max(console.width, needed)).print(table)
+    console.print(
+        f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region "
+        f"has its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, "
+        f"{day.shared_dollars:,.2f} $/h ({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h "
+        f"({day.on_demand_ratio:.2f} times that).",
+        highlight=False,
+    )

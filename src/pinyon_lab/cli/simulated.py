@@ -1,0 +1,483 @@
+"""What the commands that simulate have in common: the model as arguments name it, and the trace."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pinyon.batching import BATCHING_DEFAULT, BATCHING_POLICIES
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.policies import Registry
+from pinyon.core.request import Role
+from pinyon.eviction import EVICTION_POLICIES
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.scaling import ScalingSettings, parse_sizes
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import built_in_machines, load_machine
+from pinyon.traces.reader import TraceFile
+from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
+from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
+from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
+from pinyon_lab.simulator.prefill_reference import ReferenceSettings
+from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
+from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate, shrunk
+
+__all__ = [
+    "MODELS",
+    "Load",
+    "add_cluster",
+    "add_load",
+    "block_tokens_of",
+    "check",
+    "limits_of",
+    "model_of",
+    "policy_of",
+    "read",
+    "run_model",
+]
+
+REFERENCE = "prefill-reference"
+MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
+WITH_MEMORY = "l4-llama-8b"
+"""A model to begin with."""
+INSTANCES_MAX = 1 << 16
+WARM_UP = 500
+"""Requests that do not count where nobody says how many: caches are empty at first."""
+SSD_SHARE = 3
+"""Of the plain reference's DRAM, in a pool on SSDs."""
+_RANGES = (
+    ("instances", 1, INSTANCES_MAX),
+    ("prefill_instances", 0, INSTANCES_MAX),
+    ("decode_instances", 0, INSTANCES_MAX),
+    ("tokens_max", 1, 1 << 31),
+    ("shrink", 1, 1 << 20),
+    ("warm_up", 0, 1 << 31),
+    ("cache_tokens", 1, 1 << 50),
+    ("dram_tokens", 0, 1 << 50),
+    ("pool_tokens", 1, 1 << 50),
+    ("clients", 0, 1 << 20),
+    ("timeout", 1e-3, 1e6),
+    ("in_flight_max", 1, 1 << 20),
+    ("pipeline", 1, 1024),
+    ("max_batch", 1, 1 << 16),
+    ("step_tokens", 1, 1 << 24),
+    ("chunk_tokens", 1, 1 << 24),
+    ("step_tbt", 0.0, 60.0),
+    ("whole_tokens", 1, 1 << 24),
+    ("active_prefills", 1, 1 << 16),
+    ("utilisation", 1e-3, 1.0),
+    ("slo", 1e-6, 1e6),
+    ("tbt_slo", 1e-6, 1e6),
+    ("shed", 1e-6, 1e6),
+    ("shed_tbt", 1e-6, 1e6),
+    ("path_ms", 0.0, 1e6),
+    ("rate", 1e-9, 1e9),
+    ("goodput", 1e-6, 1.0),
+    ("p99", 1e-6, math.inf),
+    ("drift", 0.0, 1.0),
+    ("share", 0.0, 1.0),
+    ("instances_max", 1, INSTANCES_MAX),
+)
+
+
+WHOLE_ALONE: Mapping[str, object] = {
+    "prefill_instances": 0,
+    "decode_instances": 0,
+    "clients": 0,
+    "dram_tokens": None,
+    "no_prefix_cache": False,
+    "steps": StepRule.MIXED,
+    "step_tokens": 2048,
+    "chunk_tokens": None,
+    "step_tbt": 0.0,
+    "whole_tokens": 32_768,
+    "active_prefills": 8,
+    "max_batch": 256,
+    "pipeline": 1,
+    "batching": BATCHING_DEFAULT,
+    "attention_kernel": "whole",
+    "utilisation": 1.0,
+    "path_ms": 0.0,
+    "sizes": "",
+    "shed": None,
+    "shed_tbt": None,
+}
+"""Options, with their defaults, that say nothing to the model of few rules."""
+
+
+class Load:
+    """A trace as it is sent."""
+
+    def __init__(self, arrivals: Sequence[Arrival], broken: int) -> None:
+        self.arrivals = arrivals
+        self.broken = broken
+        self.native_rate = native_rate(arrivals)
+
+
+def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
+    """The trace, the model, and how a run is judged. Not ``traced``: there need not be a trace."""
+    add_trace(parser, needed=traced)
+    parser.add_argument(
+        "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
+    )
+    if sized:
+        parser.add_argument("--instances", type=int, metavar="N", help="how many, each for prompts and decoding")
+    apart = "these two go together (default: none)"
+    parser.add_argument(
+        "--prefill-instances", type=int, default=0, metavar="P", help=f"how many for prompts alone; {apart}"
+    )
+    parser.add_argument(
+        "--decode-instances", type=int, default=0, metavar="D", help=f"how many for decoding alone; {apart}"
+    )
+    parser.add_argument(
+        "--cache-tokens",
+        type=int,
+        metavar="C",
+        help="tokens of KV, in whole blocks, that an instance holds, or a node of its pipeline (default: the machine's "
+        f"HBM; needed for {REFERENCE}, which has none)",
+    )
+    described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
+    parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
+    parser.add_argument(
+        "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
+    )
+    parser.add_argument(
+        "--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)"
+    )
+    add_load(parser)
+    parser.add_argument("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
+    whole = parser.add_argument_group("models of whole machines")
+    whole.add_argument(
+        "--dram-tokens", type=int, metavar="N", help="tokens of KV in the tier below HBM (default: the machine's DRAM)"
+    )
+    whole.add_argument(
+        "--pool-tokens",
+        type=int,
+        metavar="N",
+        help=f"tokens of KV in a host's part of the pool (default: its DRAM; with {REFERENCE} and --pool ssd, three "
+        "times --cache-tokens)",
+    )
+    whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")
+    whole.add_argument(
+        "--steps",
+        default=StepRule.MIXED,
+        choices=[*StepRule],
+        help="what a step computes: chunks of prompts beside decoding (mixed, the default), or whole prompts first",
+    )
+    whole.add_argument(
+        "--step-tokens", type=int, default=2048, metavar="N", help="tokens of a mixed step at most (default 2048)"
+    )
+    whole.add_argument(
+        "--chunk-tokens", type=int, metavar="N", help="tokens of one prompt in a step at most (default: --step-tokens)"
+    )
+    whole.add_argument(
+        "--step-tbt",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds that a mixed step should take at most: chunks are cut to that (default 0: they are not)",
+    )
+    whole.add_argument(
+        "--whole-tokens",
+        type=int,
+        default=32_768,
+        metavar="N",
+        help="tokens of whole prompts in one step at most; a prompt that is longer has a step alone (default 32768)",
+    )
+    whole.add_argument(
+        "--active-prefills",
+        type=int,
+        default=8,
+        metavar="N",
+        help="prompts that an instance works on at a time; the others wait in its queue (default 8)",
+    )
+    whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
+    whole.add_argument(
+        "--pipeline",
+        type=int,
+        default=1,
+        metavar="X",
+        help="nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)",
+    )
+    described = f"who gets KV memory: {BATCHING_POLICIES.described} (default {BATCHING_DEFAULT}, as a worker's)"
+    whole.add_argument("--batching", default=BATCHING_DEFAULT, help=described)
+    whole.add_argument(
+        "--attention-kernel",
+        choices=KERNELS,
+        default="whole",
+        help="which KV is read once for several requests: what the whole batch shares (whole, the default), or what "
+        "any two of it share (grouped); it counts for profiles that gain by it",
+    )
+    whole.add_argument(
+        "--utilisation",
+        type=float,
+        default=1.0,
+        metavar="U",
+        help="share of its stated speed at which the engine computes prompts (default 1)",
+    )
+    whole.add_argument(
+        "--path-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="that a request takes through the services, and its first token back, where nobody waits (default 0)",
+    )
+    whole.add_argument(
+        "--sizes",
+        default="",
+        metavar="LEAST-MOST",
+        help="instances come and go with the load, within these bounds (default: their number is fixed)",
+    )
+    whole.add_argument(
+        "--shed", type=float, metavar="S", help="refuse requests whose predicted TTFT is longer (default: none)"
+    )
+    whole.add_argument(
+        "--shed-tbt",
+        type=float,
+        metavar="S",
+        help="refuse requests whose predicted time between tokens is longer (default: none)",
+    )
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """How a trace is sent, and how what came of it is judged."""
+    parser.add_argument(
+        "--tokens-max", type=int, default=20_480, metavar="N", help="cut prompts to so many tokens (default 20480)"
+    )
+    parser.add_argument(
+        "--shrink", type=int, default=1, metavar="F", help="divide all lengths by this, after --tokens-max (default 1)"
+    )
+    parser.add_argument(
+        "--clients",
+        type=int,
+        default=0,
+        metavar="N",
+        help="so many clients, each of which sends when it has its answer (default: requests come at their times)",
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        metavar="N",
+        help=f"first requests, which do not count (default {WARM_UP}, but a tenth of the trace at most)",
+    )
+    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="a TTFT up to this is in time (default 5)")
+    parser.add_argument(
+        "--tbt-slo",
+        type=float,
+        default=0.1,
+        metavar="S",
+        help="a time between tokens up to this is in time (default 0.1)",
+    )
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises :class:`InvalidArgument`."""
+    for name, least, most in _RANGES:
+        value = getattr(arguments, name, None)
+        if value is not None and not least <= value <= most:
+            option = name.replace("_", "-")
+            raise InvalidArgument(
+                f"--{option} must be from {_number(least)} to {_number(most)}, got {value}", field=name
+            )
+    if arguments.clients:
+        for name in ("rate", "goodput"):
+            if getattr(arguments, name, None) is not None:
+                raise InvalidArgument(f"--clients send when they have been answered: there is no --{name}", field=name)
+    for name in ("per_request", "picture"):
+        path: Path | None = getattr(arguments, name, None)
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):  # now: a search for a rate may take long
+            raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
+    """Of a block as it is sent. Raises :class:`InvalidArgument`."""
+    block_tokens, factor = trace.format.block_tokens, int(arguments.shrink)
+    if block_tokens % factor:
+        raise InvalidArgument(f"--shrink must divide the trace's {block_tokens} tokens of a block", field="shrink")
+    return block_tokens // factor
+
+
+def limits_of(arguments: argparse.Namespace, load: Load) -> Limits:
+    """Raises :class:`InvalidArgument` where no request would count."""
+    requests = len(load.arrivals)
+    by_itself = min(WARM_UP, requests // 10)
+    warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
+    if warm_up >= requests:
+        raise InvalidArgument(
+            f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
+            field="warm_up",
+        )
+    return Limits(arguments.slo, arguments.tbt_slo, warm_up)
+
+
+def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
+    """Raises :class:`PinyonError`."""
+    with bar("reading", trace.size_bytes) as progress:
+        rows = trace.sorted_rows(arguments.limit, progress)
+        arrivals = cut(rows, trace.format.block_tokens, arguments.tokens_max)
+    tell_broken(trace)
+    if not arrivals:
+        raise InvalidArgument("no request of the trace has a prompt", field="trace")
+    return Load(shrunk(arrivals, arguments.shrink), trace.broken)
+
+
+def policy_of(arguments: argparse.Namespace, choice: str) -> str:
+    """The placement policy, with what the other arguments say of it."""
+    policy = _choice(PLACEMENT_POLICIES, choice, "policy")
+    for option, value in (("seed", arguments.seed), ("slo_s", arguments.slo)):
+        policy = PLACEMENT_POLICIES.with_default(policy, option, value)
+    if arguments.model == REFERENCE:
+        policy = PLACEMENT_POLICIES.with_default(policy, "combined", False)
+        policy = PLACEMENT_POLICIES.with_default(policy, "fetch", arguments.pool != "none")
+    return policy
+
+
+def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None) -> Model:
+    """Raises :class:`InvalidArgument`."""
+    order = _choice(SERVICE_ORDERS, arguments.order, "order")
+    eviction = _choice(EVICTION_POLICIES, arguments.eviction, "eviction")
+    if arguments.model == REFERENCE:
+        return _reference(arguments, block_tokens, policy, instances, order, eviction)
+    try:
+        machine = load_machine(arguments.model)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; or {REFERENCE}", field="model") from error
+    engine = load_profile(machine.engine)
+    if arguments.utilisation != 1:
+        engine = replace(
+            engine,
+            prefill_token_s=engine.prefill_token_s / arguments.utilisation,
+            prefill_pair_s=engine.prefill_pair_s / arguments.utilisation,
+        )
+    pool_tokens = 0
+    if arguments.pool != "none":
+        pool_tokens = machine.dram_tokens if arguments.pool_tokens is None else arguments.pool_tokens
+        if pool_tokens < block_tokens:
+            raise InvalidArgument(f"--pool-tokens must be at least one block of {block_tokens}", field="pool_tokens")
+    dram_tokens = arguments.dram_tokens
+    if dram_tokens is None:  # one memory is not counted twice
+        dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
+    settings = ClusterSettings(
+        _roles(arguments, instances),
+        block_tokens,
+        _cache_tokens(arguments, block_tokens, machine.hbm_tokens),
+        dram_tokens,
+        pool_tokens,
+        pool_on_ssd=arguments.pool == "ssd",
+        prefix_cache=not arguments.no_prefix_cache,
+        step_rule=StepRule(arguments.steps),
+        max_batch=arguments.max_batch,
+        step_tokens=arguments.step_tokens,
+        chunk_tokens=arguments.chunk_tokens or arguments.step_tokens,
+        step_tbt_s=arguments.step_tbt,
+        whole_tokens=arguments.whole_tokens,
+        active_prefills=arguments.active_prefills,
+        pipeline=arguments.pipeline,
+        eviction=eviction,
+        pool_eviction=eviction,
+        batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
+        attention_kernel=arguments.attention_kernel,
+        service_order=order,
+        slo_s=arguments.slo,
+        scaling=_scaling(arguments),
+        path_s=arguments.path_ms * 1e-3,
+        ttft_slo_s=arguments.shed or 0.0,
+        tbt_slo_s=arguments.shed_tbt or 0.0,
+    )
+    return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
+
+
+def _scaling(arguments: argparse.Namespace) -> ScalingSettings | None:
+    sizes = parse_sizes(arguments.sizes)
+    return None if sizes is None else ScalingSettings(*sizes, slo_s=arguments.slo)
+
+
+def _reference(
+    arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None, order: str, eviction: str
+) -> Model:
+    for name, default in WHOLE_ALONE.items():
+        if getattr(arguments, name) != default:
+            option = name.replace("_", "-")
+            raise InvalidArgument(
+                f"--{option} is of models of whole machines; {REFERENCE} has no such thing", field=name
+            )
+    if instances is None or arguments.cache_tokens is None:
+        raise InvalidArgument(_missing(arguments, instances), field="instances")
+    cache_tokens = _cache_tokens(arguments, block_tokens, arguments.cache_tokens)
+    settings = ReferenceSettings(
+        instances,
+        cache_tokens,
+        block_tokens,
+        arguments.slo,
+        eviction,
+        arguments.seed,
+        pool=_pool_rules(arguments, block_tokens, cache_tokens),
+    )
+    return ReferenceModel(settings, policy, order)
+
+
+def _missing(arguments: argparse.Namespace, instances: int | None) -> str:
+    """All that the reference cannot do without, at once."""
+    told = [] if instances is not None else ["--instances is missing"]
+    if arguments.cache_tokens is None:
+        other = f"a --model that has one, such as {WITH_MEMORY}"
+        told.append(f"{REFERENCE} has no memory of its own: give --cache-tokens, or {other}")
+    return "; ".join(told)
+
+
+def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: int) -> PoolRules | None:
+    """All instances' caches are a pool; with SSDs, so many tokens more of each."""
+    if arguments.pool == "none":
+        if arguments.pool_tokens is not None:
+            raise InvalidArgument("--pool-tokens is of a --pool", field="pool_tokens")
+        return None
+    if arguments.pool == "dram":
+        if arguments.pool_tokens is not None:
+            raise InvalidArgument(f"a pool of DRAM is the caches of {REFERENCE}: --cache-tokens", field="pool_tokens")
+        return PoolRules(FETCH_US)
+    ssd_tokens = SSD_SHARE * cache_tokens if arguments.pool_tokens is None else arguments.pool_tokens
+    return PoolRules(FETCH_US, SSD_US, max(1, ssd_tokens // block_tokens))
+
+
+def _cache_tokens(arguments: argparse.Namespace, block_tokens: int, default: int) -> int:
+    tokens: int = arguments.cache_tokens if arguments.cache_tokens is not None else default
+    if tokens < block_tokens:
+        raise InvalidArgument(f"--cache-tokens must be at least one block of {block_tokens}", field="cache_tokens")
+    return tokens
+
+
+def _roles(arguments: argparse.Namespace, instances: int | None) -> tuple[Role, ...]:
+    prefills: int = arguments.prefill_instances
+    decodes: int = arguments.decode_instances
+    if (prefills > 0) != (decodes > 0):
+        raise InvalidArgument("--prefill-instances and --decode-instances go together", field="prefill_instances")
+    if instances is None and not prefills:
+        raise InvalidArgument(
+            "--instances, or --prefill-instances and --decode-instances, is missing", field="instances"
+        )
+    if arguments.pipeline > 1 and not prefills:
+        raise InvalidArgument("--pipeline is of --prefill-instances", field="pipeline")
+    return (Role.MIXED,) * (instances or 0) + (Role.PREFILL,) * prefills + (Role.DECODE,) * decodes
+
+
+def _choice(registry: Registry[Any], choice: str, option: str) -> str:
+    try:
+        return registry.checked(choice)
+    except ValueError as error:
+        raise InvalidArgument(str(error), field=option) from None
+
+
+def run_model(model: Model, load: Load, rate: float | None, text: str) -> Rows:
+    """At the trace's own times where no rate is given."""
+    arrivals = load.arrivals if rate is None else at_rate(load.arrivals, rate)
+    with bar(text, len(arrivals)) as progress:
+        return model.run(arrivals, progress)

@@ -1,0 +1,113 @@
+"""What the commands that simulate print, draw and write of what came of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pinyon.core.errors import InvalidArgument
+from pinyon_lab.papers.picture import Course, Courses, Picture, svg
+from pinyon_lab.simulator.models import Limits, Rows
+
+__all__ = ["draw", "print_result", "print_side_by_side", "write_rows"]
+
+POINTS = 200
+"""Of a course in a picture."""
+_FACTS = (
+    ("requests that count", "counted", "{:,}"),
+    ("rate, requests/s", "rate", "{:.4g}"),
+    ("TTFT in time", "attainment", "{:.2%}"),
+    ("  of the last quarter by arrival", "attainment_last_quarter", "{:.2%}"),
+    ("  of the tenth with the longest prompts", "attainment_longest_tenth", "{:.2%}"),
+    ("TTFT mean, s", "mean_s", "{:.3f}"),
+    ("TTFT P50, s", "p50_s", "{:.3f}"),
+    ("TTFT P90, s", "p90_s", "{:.3f}"),
+    ("TTFT P99, s", "p99_s", "{:.3f}"),
+    ("tokens reused", "hit_ratio", "{:.2%}"),
+    ("tokens fetched", "fetched_ratio", "{:.2%}"),
+    ("TBT P50, ms", "tbt_p50_s", "{:.1f}"),
+    ("TBT P90, ms", "tbt_p90_s", "{:.1f}"),
+    ("TBT in time", "tbt_attainment", "{:.2%}"),
+    ("effective: both in time", "effective", "{:.2%}"),
+    ("instances that computed prompts", "instances_used", "{:.0f}"),
+    ("finished", "finished", "{:.2%}"),
+    ("end to end mean, s", "e2e_mean_s", "{:.2f}"),
+    ("tokens generated per s", "output_tokens_per_s", "{:,.0f}"),
+)
+_COLUMNS = (
+    ("in time", "attainment", "{:.1%}"),
+    ("last ¼", "attainment_last_quarter", "{:.1%}"),
+    ("longest", "attainment_longest_tenth", "{:.1%}"),
+    ("P50", "p50_s", "{:.2f}"),
+    ("P90", "p90_s", "{:.2f}"),
+    ("P99", "p99_s", "{:.2f}"),
+    ("reused", "hit_ratio", "{:.1%}"),
+    ("both", "effective", "{:.1%}"),
+)
+"""Side by side."""
+_LEGEND = {
+    "in time": "share of the requests whose TTFT is",
+    "last ¼": "of the last quarter by arrival",
+    "longest": "of the tenth with the longest prompts",
+    "P50": "of the TTFT in s, as P90 and P99",
+    "reused": "share of the prompts' tokens",
+    "both": "TTFT and TBT in time",
+}
+
+
+def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
+    """A line of JSON for each, with its number in the trace. Raises :class:`InvalidArgument`."""
+    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
+    _write(path, "".join(lines), "per_request")
+
+
+def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
+    """How many have their first token by when, as SVG. Raises :class:`InvalidArgument`."""
+    courses = []
+    for label, each in rows.items():
+        times = sorted(row.ttft_s for row in each[limits.warm_up :] if row.ttft_s > 0)
+        count = len(each) - limits.warm_up
+        places = sorted({round(at * (len(times) - 1) / POINTS) for at in range(POINTS + 1)}) if times else []
+        courses.append(Course(label, [(times[at], (at + 1) / count) for at in places]))
+    panel = Courses("Time to the first token", "TTFT, s", "of the requests by then", courses)
+    _write(path, svg(Picture(title, [panel])), "picture")
+
+
+def _write(path: Path, text: str, field: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}", field=field) from None
+
+
+def print_result(title: str, result: Mapping[str, Any]) -> None:
+    """A line for each figure."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for label, key, shown in _FACTS:
+        if key in result:
+            table.add_row(label, shown.format(result[key] * (1e3 if label.endswith(", ms") else 1)))
+    _print(table)
+
+
+def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """A line for each result, of which ``first`` says what it is."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    shown = [column for column in _COLUMNS if any(column[1] in result for result in results.values())]
+    for label, _, _ in shown:
+        table.add_column(label, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form in shown))
+    legend = "; ".join(f"{label}: {told}" for label, told in _LEGEND.items() if label in {each[0] for each in shown})
+    table.caption, table.caption_justify = legend, "left"
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout).print(table)

@@ -1,0 +1,128 @@
+"""``pinyon trace analyze``: what a trace's requests reuse, figure by figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from pinyon.core.errors import InvalidArgument
+from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
+from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures, svg
+
+__all__ = ["add_command", "analyze"]
+
+_DESCRIPTION = """\
+Section 3 of "KVCache cache in the wild" for any trace: ideal hit ratio, users, turns, reuse times and their fits, where
+in a prompt the reused blocks are, lifespans, sizes, capacity; and DualMap's Fig. 14. A hit is a block of the longest
+leading run that earlier requests had, in a cache that forgets nothing. Blocks are those of the trace: ids of 512 tokens
+cannot be cut to smaller ones."""
+
+ROWS_SHOWN = 24
+COLUMNS_SHOWN = 12
+
+
+def add_command(commands: Any) -> None:
+    """Register the command with the sub-parsers of ``pinyon trace``."""
+    parser = commands.add_parser("analyze", help="what its requests reuse, figure by figure", description=_DESCRIPTION)
+    add_trace(parser)
+    parser.add_argument(
+        "--figure",
+        default="",
+        metavar="N,...",
+        help=f"only these: {', '.join(FIGURES[:3])} ... {', '.join(FIGURES[-2:])}",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write analysis.json and the pictures there")
+    parser.add_argument(
+        "--window-s", type=float, default=600.0, metavar="S", help="the step of figures over time (default 600)"
+    )
+    add_memory(parser)
+    parser.set_defaults(run=analyze)
+
+
+def analyze(arguments: argparse.Namespace) -> int:
+    """Read, count and show. Raises :class:`PinyonError`."""
+    if not 1e-3 <= arguments.window_s <= 1e9:
+        raise InvalidArgument("--window-s must be from 0.001 to 1e+09", field="window_s")
+    names = checked_figures([name for name in arguments.figure.split(",") if name])
+    trace = open_trace(arguments, blocks=False)
+    columns = columns_of(arguments, trace)
+    with bar("counting", len(columns)) as progress:
+        figures = analyse(columns, names, arguments.window_s, progress)
+    result = {
+        "name": "trace-analyze",
+        "trace": trace.path.name,
+        "format": trace.format.name,
+        "block_tokens": trace.format.block_tokens,
+        "requests": len(columns),
+        "duration_s": float(columns.time_s[-1] - columns.time_s[0]),
+        "broken_rows": trace.broken,
+        "broken_reasons": trace.reasons,
+        "figures": [figure.json() for figure in figures],
+    }
+    if arguments.out:
+        _write(arguments.out, result, figures)
+    if arguments.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        _show(figures)
+    return 0
+
+
+def _write(folder: Path, result: dict[str, object], figures: Sequence[Figure]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "analysis.json").write_text(json.dumps(result, indent=1) + "\n")
+        for figure in figures:
+            if figure.plots:
+                name = figure.number if "-" in figure.number else f"fig{figure.number}"
+                (folder / f"{name}.svg").write_text(svg(_title(figure), figure.plots))
+    except OSError as error:
+        raise InvalidArgument(f"{folder}: {error.strerror}", field="out") from None
+
+
+def _title(figure: Figure) -> str:
+    return f"Fig. {figure.number}: {figure.title}" if "-" not in figure.number else figure.title
+
+
+def _show(figures: Sequence[Figure]) -> None:
+    console = Console(markup=False, highlight=False)  # types of requests are anybody's text
+    for figure in figures:
+        if figure.left_out:
+            console.print(f"{_title(figure)}: left out, {figure.left_out}\n")
+            continue
+        console.print(_title(figure), style="bold")
+        if figure.facts:
+            facts = RichTable(box=None, pad_edge=False, show_header=any(each.paper for each in figure.facts))
+            for head, justify in (("", "left"), ("this trace", "right"), ("the paper prints", "left")):
+                facts.add_column(head, justify=justify)  # type: ignore[arg-type]
+            for each in figure.facts:
+                facts.add_row(each.column.label, each.shown, each.paper)
+            console.print(facts)
+        for table in figure.tables:
+            _show_table(console, table)
+        for note in figure.notes:
+            console.print(note, style="dim")
+        console.print()
+
+
+def _show_table(console: Console, table: Table) -> None:
+    if len(table.columns) > COLUMNS_SHOWN:
+        return
+    shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, title_style="italic")
+    for at, column in enumerate(table.columns):
+        text = any(isinstance(row[at], str) for row in table.rows)
+        shown.add_column(column.label, justify="left" if text else "right")
+    every = -(-len(table.rows) // ROWS_SHOWN)
+    for row in table.rows[::every]:
+        shown.add_row(*(column.shown(value) for column, value in zip(table.columns, row, strict=True)))
+    console.print(shown)
+    if every > 1:
+        console.print(f"one row in {every}; all {len(table.rows)} are in the JSON", style="dim")

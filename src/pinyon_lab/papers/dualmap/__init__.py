@@ -1,0 +1,1 @@
+"""DualMap: its figures."""

@@ -1,0 +1,277 @@
+"""Runs of DualMap's testbed, simulated: eight instances with one NPU each, as §4.1 and A.3.1 have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from pinyon.core.request import Role
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import load_machine
+from pinyon_lab.papers.figure import Tell
+from pinyon_lab.papers.workload import Workload
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.models import ReferenceModel
+from pinyon_lab.simulator.prefill_reference import ReferenceSettings
+from pinyon_lab.simulator.report import cluster_report, report
+from pinyon_lab.simulator.workload import Arrival, at_rate, cut
+
+__all__ = [
+    "DECODING",
+    "DUALMAP",
+    "INSTANCES",
+    "MACHINES",
+    "MODEL_NOTE",
+    "ONE_SEED_NOTE",
+    "PAPER",
+    "POLICIES",
+    "PREFILL_ONLY",
+    "REQUESTS",
+    "SEEDS",
+    "SEEDS_NOTE",
+    "SHARE",
+    "SLO_S",
+    "WARM_UP",
+    "Load",
+    "PendingSamples",
+    "Ran",
+    "System",
+    "all_seeds",
+    "cluster_settings",
+    "goodput",
+    "label",
+    "load_of",
+    "mean",
+    "ran",
+    "seeds_of",
+]
+
+PAPER = "DualMap"
+INSTANCES = 8
+SLO_S = 5.0
+WARM_UP = 500
+REQUESTS = {"conversation": 4_000, "toolagent": 8_000}
+"""A.3.1: the first ones, of which the first 500 do not count."""
+MACHINES = {"7B": "910b-qwen2.5-7b", "14B": "910b-qwen2.5-14b"}
+TOKENS_MAX = {"7B": 20_480, "14B": 10_240}
+"""A.3.1: of a prompt."""
+CACHE_TOKENS = {"7B": 1_000_000, "14B": 500_000}
+"""§4.1: of each instance, in HBM and below it."""
+ACTIVE_PREFILLS = 2
+"""Ours: one is computed, and what the next one reuses is loaded. What waits behind them can move (§3.3); how many
+requests the authors' scheduler hands to an instance is not stated."""
+DUALMAP = "dualmap"
+POLICIES = ("cache_affinity", "least_loaded", "min_ttft", "preble", DUALMAP)
+HASHED = ("cache_affinity", DUALMAP)
+"""Whose hashes are by a seed."""
+SEEDS = 5
+PREFILL_ONLY, DECODING = "prefill only", "with decoding"
+SAMPLE_S = 10.0
+SHARE = 0.9
+"""§4.1: of goodput."""
+
+MODEL_NOTE = (
+    "Modelled: with decoding, a whole instance by the profiles of docs/simulator.md (`--model 910b-qwen2.5-7b`, "
+    "prompts before decoding, since the authors run vLLM, A.8; at most two have left the queue, the others may move); "
+    "prefill only, the plain reference with 127 µs per token of the authors' published code, which no 14B model has, "
+    "and where Preble goes by load alone if no prefix is long (`combined=false`). Rates at which systems fill up are "
+    "the model's; what is compared are policies."
+)
+SEEDS_NOTE = f"Hashed policies: mean of {SEEDS} seeds."
+ONE_SEED_NOTE = "Hashed policies: one seed."
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload as DualMap sends it."""
+
+    workload: str
+    size: str
+    block_tokens: int
+    arrivals: tuple[Arrival, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """``kind``: prefill only or with decoding."""
+
+    kind: str
+    policy: str
+    instances: int = INSTANCES
+    seed: int = 0
+
+    def placement(self) -> str:
+        choice = PLACEMENT_POLICIES.with_default(self.policy, "seed", self.seed)
+        return PLACEMENT_POLICIES.with_default(choice, "slo_s", SLO_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Of the requests that count; times in seconds. With decoding ``samples`` has the tokens that are still to be
+    computed at each instance, every ten seconds."""
+
+    attainment: float
+    last_quarter: float
+    longest_tenth: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    hits: float
+    e2e_p50_s: float = -1.0
+    e2e_p90_s: float = -1.0
+    samples: tuple[tuple[float, tuple[int, ...]], ...] = field(default=(), repr=False)
+
+    @property
+    def cv(self) -> float:
+        """§2.2, Eq. 1: mean over the samples in which something waits anywhere."""
+        values = [_cv(loads) for _, loads in self.samples if any(loads)]
+        return sum(values) / max(1, len(values))
+
+    @property
+    def pending(self) -> float:
+        """Tokens that wait at an instance, on average."""
+        return sum(sum(loads) / len(loads) for _, loads in self.samples) / max(1, len(self.samples))
+
+
+def _cv(loads: Sequence[int]) -> float:
+    mean = sum(loads) / len(loads)
+    return math.sqrt(sum((each - mean) ** 2 for each in loads) / len(loads)) / mean
+
+
+class PendingSamples:
+    """Prompt tokens that are still to be computed at a cluster's instances (Eq. 1), every ten seconds, from the first
+    arrival that counts to the last one."""
+
+    def __init__(self, cluster: Cluster, arrivals: Sequence[Arrival]) -> None:
+        self._cluster = cluster
+        self._end_s = arrivals[-1].time_s
+        self.taken: list[tuple[float, tuple[int, ...]]] = []
+        cluster.time.at(arrivals[min(WARM_UP, len(arrivals) - 1)].time_s, self._take)
+
+    def _take(self) -> None:
+        now_s, members = self._cluster.time.now_s, self._cluster.members
+        if now_s > self._end_s:
+            return
+        block_tokens = self._cluster.settings.block_tokens
+        waiting = dict.fromkeys(sorted(each.boot for each in members.engines.values()), 0)
+        for request in self._cluster.front.requests.values():
+            attempt = request.attempt
+            if attempt is None or attempt.computed or attempt.prefill not in waiting:
+                continue
+            if attempt.job_room is not None:  # what it reuses is known
+                left = members.boots[attempt.prefill].prompts.left(attempt.job)
+            else:
+                left = attempt.tokens - attempt.decision.local_blocks * block_tokens
+            waiting[attempt.prefill] += max(0, left)
+        self.taken.append((now_s, tuple(waiting.values())))
+        self._cluster.time.after(SAMPLE_S, self._take)
+
+
+def load_of(workload: Workload, size: str, requests: int = 0) -> Load:
+    """``requests``: the first ones; 0: as many as A.3.1 has."""
+    count = requests or REQUESTS[workload.name]
+    arrivals = cut(workload.rows[:count], workload.block_tokens, TOKENS_MAX[size])
+    return Load(workload.name, size, workload.block_tokens, tuple(arrivals))
+
+
+def seeds_of(policy: str) -> range:
+    return range(SEEDS if policy.partition(":")[0] in HASHED else 1)
+
+
+def ran(load: Load, system: System, rate: float, tell: Tell) -> Ran:
+    """The same one is run once only."""
+    text = f"{load.workload}, {load.size}, {system.kind}: {system.policy} at {rate:g}/s"
+    tell(text if system.seed == 0 else f"{text}, seed {system.seed}")
+    return _ran(load, system, rate)
+
+
+@lru_cache(maxsize=2048)
+def _ran(load: Load, system: System, rate: float) -> Ran:
+    arrivals = at_rate(load.arrivals, rate)
+    if system.kind == PREFILL_ONLY:
+        return _prefill_only(load, system, arrivals)
+    cluster = _cluster(load, system)
+    samples = PendingSamples(cluster, arrivals)
+    outcomes = cluster.run(arrivals)
+    e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
+    return replace(
+        _summary(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)),
+        e2e_p50_s=e2e[len(e2e) // 2],
+        e2e_p90_s=e2e[9 * len(e2e) // 10],
+        samples=tuple(samples.taken),
+    )
+
+
+def _summary(told: Mapping[str, float]) -> Ran:
+    return Ran(
+        told["attainment"],
+        told["attainment_last_quarter"],
+        told["attainment_longest_tenth"],
+        told["p50_s"],
+        told["p90_s"],
+        told["p99_s"],
+        told["hit_ratio"],
+    )
+
+
+def cluster_settings(load: Load, instances: int) -> ClusterSettings:
+    machine = load_machine(MACHINES[load.size])
+    return ClusterSettings(
+        (Role.MIXED,) * instances,
+        load.block_tokens,
+        machine.hbm_tokens,
+        CACHE_TOKENS[load.size] - machine.hbm_tokens,
+        step_rule=StepRule.PREFILL_FIRST,
+        active_prefills=ACTIVE_PREFILLS,
+        batching="fcfs",
+        service_order="fifo",
+        slo_s=SLO_S,
+    )
+
+
+def _cluster(load: Load, system: System) -> Cluster:
+    machine = load_machine(MACHINES[load.size])
+    settings = cluster_settings(load, system.instances)
+    policy = PLACEMENT_POLICIES.make(system.placement())
+    return Cluster(settings, machine, load_profile(machine.engine), policy, system.seed)
+
+
+def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ran:
+    choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
+    settings = ReferenceSettings(
+        system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
+    )
+    served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
+    return _summary(report(served, SLO_S, WARM_UP))
+
+
+def goodput(points: Sequence[tuple[float, float]], share: float = SHARE) -> float:
+    """The rate at which attainment falls below ``share``, between those that were run, ``(rate, attainment)`` in order;
+    the last one where it never does, 0 where it always is."""
+    before: tuple[float, float] | None = None
+    for rate, attainment in points:
+        if attainment < share:
+            if before is None:
+                return 0.0
+            (low, above) = before
+            return low + (rate - low) * (above - share) / (above - attainment)
+        before = rate, attainment
+    return points[-1][0]
+
+
+def all_seeds(load: Load, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES) -> list[Ran]:
+    """A run for each."""
+    return [ran(load, System(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
+
+
+def mean(runs: Sequence[Ran], value: Callable[[Ran], float]) -> float:
+    return sum(map(value, runs)) / len(runs)
+
+
+def label(policy: str) -> str:
+    """In a picture."""
+    return policy.replace("_", " ")

@@ -1,0 +1,1 @@
+"""FEATHER: its figures."""

@@ -1,0 +1,395 @@
+"""FEATHER's workloads and server in the simulator: prompts that share prefixes, and what came of a run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+from typing import Final, NamedTuple
+
+from pinyon.core.request import Role
+from pinyon.eviction import NO_TRAITS
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import load_machine
+from pinyon_lab.papers.figure import Tell
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.models import ClusterModel
+from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.scheduling_cost import NO_COST, SchedulingCost
+from pinyon_lab.simulator.workload import Arrival
+
+__all__ = [
+    "BLOCK",
+    "CHAPTER_3_NOTE",
+    "FCFS",
+    "MACHINE",
+    "MAX_BATCH",
+    "MODEL_NOTE",
+    "NEVER",
+    "OWN_TOKENS",
+    "PAPER",
+    "POLICIES",
+    "SERVED_NOTE",
+    "SERVER_NOTE",
+    "BatchRun",
+    "Load",
+    "Prompts",
+    "Sample",
+    "Served",
+    "Server",
+    "batches",
+    "label",
+    "one_batch",
+    "served",
+]
+
+PAPER: Final = "FEATHER"
+BLOCK: Final = 16
+"""§3.1: tokens."""
+MACHINE: Final = "rtx6000ada-llama-8b"
+MAX_BATCH: Final = 500
+"""§3.1."""
+BUDGET: Final = 32_768
+"""§5.2: tokens of a step."""
+ACTIVE_PREFILLS: Final = 1_024
+"""As many as a step has room for: the paper's engine has no bound but its budget."""
+OWN_TOKENS: Final = 32
+"""Ours: of each request's own, behind the shared prefix."""
+REQUESTS = 1_000
+"""Ours: of a run; the paper prints how long its runs are nowhere."""
+PASSED_OVER_S: Final = 3600
+"""The paper's loop has no bound; ours is 10 s if nothing else is said."""
+SAMPLE_S: Final = 5.0
+WARM_S: Final = 100_000.0
+"""Between the warm-up and what counts, and between batches that are run one after the other: all is over by then."""
+
+FCFS, NEVER = "fcfs", "never"
+BOUND: Final = f"passed_over_s={PASSED_OVER_S}"
+POLICIES: Final = {
+    FCFS: "fcfs",
+    "bandit": f"feather:stop=bandit,{BOUND}",
+    "q_learning": f"feather:stop=q_learning,{BOUND}",
+    "heuristic": f"feather:stop=heuristic,{BOUND}",
+    NEVER: f"feather:stop=never,{BOUND}",
+    "oracle": f"oracle:{BOUND}",
+    "dynamic": "dynamic",
+    "sglang_fcfs": "sglang_fcfs",
+    "lpm": "lpm:fallback=0",
+    "dfs_weight": "dfs_weight",
+}
+
+CHAPTER_3_NOTE = (
+    "Modelled: batching by fcfs on one instance with the profile `rtx6000ada-llama-8b`; all prompts are sent once "
+    "before, so that KV that fits is resident. What the gain by a shared prefix amounts to was put in "
+    "(`decode_shared_share` 0.4, between what Experiments 1 and 2 print), and that it is all or nothing: only what "
+    "the whole batch shares counts. What follows from that with other lengths, groups, trees, models and batch "
+    "sizes, and what memory does, is what comes out."
+)
+SERVER_NOTE = (
+    "Modelled: one instance by the profile named, batches of 500, steps of 32,768 tokens; who is admitted, what a "
+    "step decodes, and the cache are the code that serves."
+)
+MODEL_NOTE = f"{SERVER_NOTE} What decisions take on the CPU is left out."
+SERVED_NOTE = (
+    "Poisson arrivals (seed 0), 32 tokens of each request's own behind its prefix, so many requests as the table has "
+    "in its note; throughput is all output tokens over the time from the first arrival to the last end. TBT is the "
+    "mean over requests. The batch is that of a step, as the paper counts it: a round of feather has several. "
+    "`passed_over_s` is 3600: the paper's loop has no bound."
+)
+
+
+def label(policy: str) -> str:
+    if policy == NEVER:
+        return "feather, never stops"
+    return f"feather, {policy}" if POLICIES[policy].startswith("feather") else policy
+
+
+class Prompts:
+    """Block ids of prompts put together from named parts: what begins with the same parts shares its blocks."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, ...], int, int], tuple[int, ...]] = {}
+        self._next = 0
+
+    def blocks(self, parts: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+        """``parts``: names, and tokens. A block belongs to the part that its last token is of."""
+        found: tuple[int, ...] = ()
+        path: tuple[str, ...] = ()
+        end = 0
+        for place, (name, tokens) in enumerate(parts):
+            path = (*path, name)
+            end += tokens
+            last = end // BLOCK if place < len(parts) - 1 else -(-end // BLOCK)
+            found += self._of(path, len(found), last)
+        return found
+
+    def _of(self, path: tuple[str, ...], first: int, last: int) -> tuple[int, ...]:
+        ids = self._known.get((path, first, last))
+        if ids is None:
+            ids = tuple(range(self._next, self._next + max(0, last - first)))
+            self._next += len(ids)
+            self._known[path, first, last] = ids
+        return ids
+
+    def arrival(self, time_s: float, parts: Sequence[tuple[str, int]], output_tokens: int) -> Arrival:
+        return Arrival(time_s, sum(tokens for _, tokens in parts), output_tokens, self.blocks(parts), NO_TRAITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One instance. ``policy``: a name of :data:`POLICIES`."""
+
+    policy: str = FCFS
+    machine: str = MACHINE
+    max_batch: int = MAX_BATCH
+    kernel: str = "whole"
+    """See :attr:`ClusterSettings.attention_kernel`."""
+    chunk_blocks: int = 0
+    """Of ``feather``; 0: its own."""
+    scheduling: SchedulingCost = NO_COST
+
+    def cluster(self) -> Cluster:
+        machine = load_machine(self.machine)
+        chunks = f",chunk_blocks={self.chunk_blocks}" if self.chunk_blocks else ""
+        settings = ClusterSettings(
+            (Role.MIXED,),
+            BLOCK,
+            machine.hbm_tokens,
+            max_batch=self.max_batch,
+            step_tokens=BUDGET,
+            chunk_tokens=BUDGET,
+            active_prefills=ACTIVE_PREFILLS,
+            batching=POLICIES[self.policy] + chunks,
+            service_order="fifo",
+            slo_s=1e6,
+            attention_kernel=self.kernel,
+            scheduling=self.scheduling,
+        )
+        return ClusterModel(settings, machine, load_profile(machine.engine), "round_robin").cluster()
+
+
+# -- batches, as in chapter 3
+
+
+class BatchRun(NamedTuple):
+    """``tokens_s``: output tokens over all of the time; ``decode_tokens_s``: over what steps took to decode."""
+
+    tokens_s: float
+    decode_tokens_s: float
+    batch: float
+    """Requests of a step that decodes, on average."""
+    step_s: float
+    """Of decoding."""
+    kv_tokens: float
+    """Whose KV a step reads, as the profile counts them."""
+    evicted: int
+    """Blocks."""
+    seconds: float
+
+
+Parts = Sequence[tuple[str, int]]
+
+
+def one_batch(prompts: Sequence[Parts], output_tokens: int, server: Server, *, warm: bool = True) -> BatchRun:
+    """All at once."""
+    return batches([prompts], output_tokens, server, warm=warm)
+
+
+def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Server, *, warm: bool = False) -> BatchRun:
+    """One after the other, with what the cache keeps. ``warm``: all prompts were sent once before."""
+    made = Prompts()
+    arrivals = [made.arrival(0.0, parts, 1) for prompts in groups for parts in prompts] if warm else []
+    before = len(arrivals)
+    for number, prompts in enumerate(groups, start=1):
+        arrivals += [made.arrival(WARM_S * number, parts, output_tokens) for parts in prompts]
+    cluster = server.cluster()
+    evicted: list[int] = []
+    cluster.time.at(WARM_S / 2, lambda: evicted.append(cluster.evicted))
+    outcomes = cluster.run(arrivals)[before:]
+    assert all(each.end == FINISHED for each in outcomes)
+    ends: dict[float, float] = {}
+    for each in outcomes:
+        ends[each.arrived_s] = max(ends.get(each.arrived_s, 0.0), each.e2e_s)
+    seconds = sum(ends.values())
+    (engine,) = cluster.members.engines.values()
+    sums = engine.decode_sums
+    return BatchRun(
+        sum(each.output_tokens for each in outcomes) / seconds,
+        sums.tokens / max(1e-9, sums.seconds),
+        sums.tokens / max(1, sums.steps),
+        sums.seconds / max(1, sums.steps),
+        sums.kv_tokens / max(1, sums.steps),
+        cluster.evicted - evicted[0],
+        seconds,
+    )
+
+
+# -- a server under load, as in chapter 5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """§5.2, its defaults. ``groups``: 0: nobody shares anything. ``levels``: more than 1: a tree (Fig. 3.7) in place
+    of groups. ``rates``: requests per second, each for so many seconds, in place of ``rate`` and ``requests``."""
+
+    rate: float = 100.0
+    groups: int = 5
+    prefix_tokens: int = 5_000
+    output_tokens: int = 200
+    requests: int = 0
+    """0: as many as all runs have."""
+    levels: int = 1
+    rates: tuple[tuple[float, float], ...] = ()
+    seed: int = 0
+
+    def arrivals(self) -> list[Arrival]:
+        rng, made = Random(self.seed), Prompts()
+        arrivals = []
+        for number, time_s in enumerate(self._times(rng)):
+            parts = [*self._prefix(number, rng), (f"own {number}", OWN_TOKENS)]
+            arrivals.append(made.arrival(time_s, parts, self.output_tokens))
+        return arrivals
+
+    def _prefix(self, number: int, rng: Random) -> list[tuple[str, int]]:
+        if not self.groups:
+            return [(f"alone {number}", self.prefix_tokens)]
+        if self.levels == 1:
+            return [(f"prefix {rng.randrange(self.groups)}", self.prefix_tokens)]
+        return tree(rng.randrange(1 << (self.levels - 1)), self.levels, self.prefix_tokens)
+
+    def _times(self, rng: Random) -> list[float]:
+        times, now_s = [], 0.0
+        if not self.rates:
+            for _ in range(self.requests or REQUESTS):
+                now_s += rng.expovariate(self.rate)
+                times.append(now_s)
+            return times
+        begin_s = 0.0
+        for rate, seconds in self.rates:
+            now_s = begin_s
+            while (now_s := now_s + rng.expovariate(rate)) < begin_s + seconds:
+                times.append(now_s)
+            begin_s += seconds
+        return times
+
+
+def tree(leaf: int, levels: int, tokens: int) -> list[tuple[str, int]]:
+    """The path to a leaf of Fig. 3.7's tree: level i has 2^i branches and a quarter of the tokens, the last one what
+    is left."""
+    part = tokens // 4
+    sizes = [part] * (levels - 1) + [tokens - part * (levels - 1)]
+    return [(f"{level}: {leaf >> (levels - 1 - level)}", size) for level, size in enumerate(sizes)]
+
+
+class Sample(NamedTuple):
+    """Of the :data:`SAMPLE_S` before."""
+
+    time_s: float
+    tokens_s: float
+    """Of decoding, over the time that decoding took."""
+    batch: float
+    homogeneity: float
+    """Of the batch under way: what share of its prompts all of it share."""
+    batches: int
+    """Of the round."""
+
+
+class Served(NamedTuple):
+    tokens_s: float
+    batch: float
+    """Requests of a step that decodes, on average."""
+    tbt_s: float
+    """From a request's first token to its last one, over their number: with the wait for a place in the batch."""
+    ttft_s: float
+    """Median."""
+    evicted: int
+    """Blocks."""
+    computed: float
+    """Of all prompts' tokens, those that nothing held."""
+    seconds: float
+    step_s: float
+    """Of decoding, on average, without waits for the scheduler."""
+    stalled: float
+    """Share of the time in which the engine waits for its scheduler."""
+    read_s: float
+    """That memory takes at its full bandwidth for weights and KV, as the profile counts it, that decoding reads."""
+    computing: float
+    """Share of the time that all computed tokens, of prompts and answers, would take at the rate of prompts."""
+    samples: tuple[Sample, ...]
+
+    @property
+    def reading(self) -> float:
+        """Share of the time in which memory is read."""
+        return self.read_s / self.seconds
+
+
+class _Samples:
+    """Taken while requests are there."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before = 0, 0, 0.0
+        self.taken: list[Sample] = []
+        cluster.time.after(SAMPLE_S, self._take)
+
+    def _take(self) -> None:
+        cluster = self._cluster
+        (engine,) = cluster.members.engines.values()
+        sums, formed = engine.decode_sums, engine.steps.formed
+        steps, tokens, seconds = self._before
+        self._before = sums.steps, sums.tokens, sums.seconds
+        if sums.steps > steps:
+            self.taken.append(
+                Sample(
+                    cluster.time.now_s,
+                    (sums.tokens - tokens) / (sums.seconds - seconds),
+                    (sums.tokens - tokens) / (sums.steps - steps),
+                    formed.homogeneity,
+                    formed.batches,
+                )
+            )
+        if not cluster.front.over:
+            cluster.time.after(SAMPLE_S, self._take)
+
+
+def served(load: Load, server: Server, tell: Tell) -> Served:
+    """The same one is run once only."""
+    load = replace(load, requests=load.requests or REQUESTS)
+    tell(f"{load.rate:g}/s, {load.groups} groups: {label(server.policy)} on {server.machine}")
+    return _served(load, server)
+
+
+@lru_cache(maxsize=512)
+def _served(load: Load, server: Server) -> Served:
+    cluster = server.cluster()
+    samples = _Samples(cluster)
+    outcomes = cluster.run(load.arrivals())
+    assert all(each.end == FINISHED for each in outcomes)
+    (engine,) = cluster.members.engines.values()
+    sums, profile = engine.decode_sums, load_profile(load_machine(server.machine).engine)
+    seconds = max(each.arrived_s + each.e2e_s for each in outcomes) - outcomes[0].arrived_s
+    return Served(
+        sum(each.output_tokens for each in outcomes) / seconds,
+        sums.tokens / max(1, sums.steps),
+        _mean([_between(each) for each in outcomes]),
+        sorted(each.ttft_s for each in outcomes)[len(outcomes) // 2],
+        cluster.evicted,
+        1.0 - sum(each.hit_tokens for each in outcomes) / sum(each.tokens for each in outcomes),
+        seconds,
+        sums.seconds / max(1, sums.steps),
+        engine.stalled_s / seconds,
+        sums.steps * profile.decode_step_s + sums.kv_tokens * profile.decode_kv_token_s,
+        (engine.prompt_tokens + sums.tokens) * profile.prefill_token_s / seconds,
+        tuple(samples.taken),
+    )
+
+
+def _between(outcome: Outcome) -> float:
+    """Tokens, on average."""
+    return (outcome.e2e_s - outcome.ttft_s) / max(1, outcome.output_tokens - 1)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

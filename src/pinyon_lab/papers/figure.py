@@ -1,0 +1,131 @@
+"""One figure of a paper: what it needs, our numbers, and the paper's words beside them.
+
+Only numbers that are printed in a paper's text count as the paper's: nothing is read off its pictures. Where none is
+printed, the shape that the text states is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from pinyon_lab.papers.picture import Picture
+from pinyon_lab.papers.workload import Workload
+
+__all__ = ["Basis", "Claim", "Clock", "Column", "Figure", "Measure", "Result", "Simulated", "Tell", "Value"]
+
+Value = str | int | float | None
+Tell = Callable[[str], None]
+"""Hears what is being done."""
+Clock = Callable[[], int]
+"""CPU time of the calling thread, in ns. Nothing here reads one by itself."""
+
+
+class Basis(StrEnum):
+    """What a number of ours rests on."""
+
+    MEASURED = "measured"
+    """Counted in a replay of a trace that somebody recorded or published, by the code that serves; or CPU time that
+    this code took, on the machine at hand."""
+    MODELLED = "modelled"
+    """A formula stands in for a machine."""
+    CONSTRUCTION = "by construction"
+    """The workload was generated, with the paper's statistics put in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    key: str
+    title: str
+    form: str = ""
+    """As :func:`format` has it."""
+    basis: Basis | None = None
+    """None: it says what the row is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the paper's text says, and what we find."""
+
+    said: str
+    """In its words."""
+    section: str
+    printed: Value
+    """The paper's number; None: not printed, only the shape is compared."""
+    ours: Value
+    basis: Basis
+    agrees: bool
+    why: str
+    """Where the two differ, or how they were compared."""
+    order: bool = False
+    """Who is ahead of whom is as the text says, though the printed number is not found."""
+
+    @property
+    def verdict(self) -> str:
+        if self.agrees:
+            return "agrees"
+        if not self.order:
+            return "differs"
+        return "agrees in part" if self.printed is None else "order agrees, outside the range"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Value]]
+    claims: Sequence[Claim]
+    notes: Sequence[str]
+    picture: Picture
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "columns": [asdict(column) for column in self.columns],
+            "rows": [dict(row) for row in self.rows],
+            "claims": [asdict(claim) for claim in self.claims],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Of CPU time, from which a figure is made."""
+
+    make: Callable[[Tell, Clock], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """In runs of some length: a figure may be made quickly and roughly, with shorter and fewer ones."""
+
+    make: Callable[[Tell, bool], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without."""
+
+    name: str
+    paper: str
+    section: str
+    title: str
+    needs: tuple[str, ...]
+    likes: tuple[str, ...]
+    by: Callable[[Sequence[Workload], Tell], Result] | Measure | Simulated
+
+    @property
+    def has_quick_way(self) -> bool:
+        return isinstance(self.by, Simulated)
+
+    def make(
+        self, workloads: Sequence[Workload], tell: Tell, clock: Clock | None = None, *, quick: bool = False
+    ) -> Result:
+        """``quick``: where it has such a way. Raises ``ValueError`` if it measures, and there is no clock."""
+        if isinstance(self.by, Simulated):
+            return self.by.make(tell, quick)
+        if not isinstance(self.by, Measure):
+            return self.by(workloads, tell)
+        if clock is None:
+            raise ValueError(f"{self.name} measures CPU time and needs a clock")
+        return self.by.make(tell, clock)

@@ -1,0 +1,1 @@
+"""Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving."""

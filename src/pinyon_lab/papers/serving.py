@@ -1,0 +1,130 @@
+"""Clusters of Mooncake's testbed, simulated: what its figures of whole systems have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pinyon.core.request import Role
+from pinyon.profiles.engine_profile import EngineProfile, load_profile
+from pinyon.profiles.machine_profile import MachineProfile, load_machine
+from pinyon_lab.papers.figure import Tell
+from pinyon_lab.papers.rows import counting
+from pinyon_lab.papers.workload import Workload
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.models import ClusterModel
+from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate
+
+__all__ = [
+    "MODEL_NOTE",
+    "UTILISATION",
+    "System",
+    "arrivals_of",
+    "effective",
+    "mean_ttft_s",
+    "mixed",
+    "node",
+    "reused",
+    "seldom",
+    "split",
+    "up_to",
+]
+
+MACHINE = "a800x8-llama-70b"
+UTILISATION = 0.5
+"""Ours: Table 1 has peak FLOP/s, and machines reach about half of that on prompts."""
+NODES = 16
+UNCUT = 1 << 40
+
+MODEL_NOTE = (
+    "Modelled: LLaMA3-70B on 8 x A800 by Table 1 at a utilisation of one half, decoding by memory bandwidth "
+    "(`pinyon simulate --model a800x8-llama-70b --utilisation 0.5`); schedulers, queues, caches and batching are those "
+    "that serve. Real engines need more time between steps than this one, so shares in time are higher than theirs."
+)
+
+
+def node() -> tuple[MachineProfile, EngineProfile]:
+    """A node."""
+    machine = load_machine(MACHINE)
+    engine = load_profile(machine.engine)
+    return machine, replace(
+        engine,
+        prefill_token_s=engine.prefill_token_s / UTILISATION,
+        prefill_pair_s=engine.prefill_pair_s / UTILISATION,
+    )
+
+
+def split(prefills: int, nodes: int = NODES) -> tuple[Role, ...]:
+    return (Role.PREFILL,) * prefills + (Role.DECODE,) * (nodes - prefills)
+
+
+def mixed(nodes: int = NODES) -> tuple[Role, ...]:
+    return (Role.MIXED,) * nodes
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A cluster of the testbed. ``changes``: of :class:`ClusterSettings`; of the machine, ``nic_bytes_s``."""
+
+    name: str
+    roles: tuple[Role, ...]
+    policy: str
+    changes: dict[str, Any]
+    nic_bytes_s: float | None = None
+    seed: int = 0
+
+    def model(self, block_tokens: int) -> ClusterModel:
+        machine, engine = node()
+        if self.nic_bytes_s is not None:
+            machine = replace(machine, nic_bytes_s=self.nic_bytes_s)
+        settings = ClusterSettings(
+            self.roles, block_tokens, machine.hbm_tokens, batching="fcfs", service_order="fifo", **self.changes
+        )
+        return ClusterModel(settings, machine, engine, self.policy, self.seed)
+
+    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> list[Outcome]:
+        text = f"{workload.name}: {self.name}"
+        tell(text)
+        run = self.model(workload.block_tokens).run(arrivals, seldom(counting(tell, text, len(arrivals))))
+        return list(run)
+
+    def cluster(self, block_tokens: int) -> Cluster:
+        """To look into while it runs."""
+        return self.model(block_tokens).cluster()
+
+
+def seldom(tell: Callable[[int], None]) -> Callable[[int], None]:
+    """Only for every hundredth."""
+    return lambda done: tell(done) if done % 100 == 0 else None
+
+
+def arrivals_of(workload: Workload, times: float = 1.0) -> list[Arrival]:
+    """At so many times the trace's own rate."""
+    arrivals = cut(workload.rows, workload.block_tokens, UNCUT)
+    return at_rate(arrivals, times * native_rate(arrivals))
+
+
+def effective(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float) -> float:
+    """§5.1: the share of the requests with both in time."""
+    return sum(each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in outcomes) / len(
+        outcomes
+    )
+
+
+def mean_ttft_s(outcomes: Sequence[Outcome]) -> float:
+    times = [each.ttft_s for each in outcomes if each.ttft_s >= 0]
+    return sum(times) / max(1, len(times))
+
+
+def reused(outcomes: Sequence[Outcome]) -> float:
+    """Of all prompts' tokens, held or fetched."""
+    return sum(each.hit_tokens + each.fetched_tokens for each in outcomes) / sum(each.tokens for each in outcomes)
+
+
+def up_to(values: Sequence[float], form: str) -> str:
+    """From the least to the most, as text."""
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least} to {most}"

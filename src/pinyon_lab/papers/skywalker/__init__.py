@@ -1,0 +1,1 @@
+"""SkyWalker: its figures."""

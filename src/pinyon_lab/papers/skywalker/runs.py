@@ -1,0 +1,131 @@
+"""SkyWalker's testbed in the simulator: L4 replicas in up to three regions, and what came of a run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+from typing import Final
+
+from pinyon.profiles.engine_profile import load_profile
+from pinyon.profiles.machine_profile import load_machine
+from pinyon_lab.papers.figure import Basis, Column, Tell, Value
+from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
+from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
+from pinyon_lab.simulator.regions.workloads import sources
+from pinyon_lab.simulator.regions.world import World
+
+__all__ = [
+    "COLUMNS",
+    "LENGTHS_NOTE",
+    "MODEL_NOTE",
+    "PAPER",
+    "QUICK_NOTE",
+    "Load",
+    "Ran",
+    "between",
+    "gained",
+    "ran",
+    "row",
+    "within",
+]
+
+PAPER: Final = "SkyWalker"
+MACHINE: Final = "l4-llama-8b"
+SEED: Final = 1
+MODEL_NOTE: Final = (
+    "Modelled: an L4 by its profile (docs/simulator.md), requests of 16-token blocks, served as SGLang does: prompts "
+    "before decoding, no request waits while there is room for its prompt. Round trips of 90 ms (US, Europe), 150 ms "
+    "(US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the "
+    "paper's: by probes of 100 ms, without credits; `pinyon` is the same with credits between probes and load that "
+    "comes with answers. All of them route by the modules that pinyon's load balancer routes by."
+)
+LENGTHS_NOTE: Final = (
+    "By construction: lengths and turns of conversations are what the data sets' own authors publish, and users have "
+    "as much in common as §3.2 prints; lengths of trees are those of SGLang's benchmark of the same trees. "
+    "SkyWalker's text prints neither lengths, nor think time (none here), nor how long it measured."
+)
+QUICK_NOTE: Final = "Quick: windows of a seventh; differences of a few percent mean nothing."
+COLUMNS: Final = [
+    Column("output_tokens_per_s", "tokens/s", ",.0f", Basis.MODELLED),
+    Column("requests_per_s", "requests/s", ".2f", Basis.MODELLED),
+    Column("ttft_p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
+    Column("ttft_mean_s", "mean", ".2f", Basis.MODELLED),
+    Column("ttft_p90_s", "P90", ".2f", Basis.MODELLED),
+    Column("e2e_p50_s", "E2E P50, s", ".1f", Basis.MODELLED),
+    Column("hits", "hits", ".1%", Basis.MODELLED),
+    Column("uneven", "busiest/idlest", ".2f", Basis.MODELLED),
+    Column("used", "KV used", ".0%", Basis.MODELLED),
+    Column("waiting", "without room", ".1f", Basis.MODELLED),
+    Column("forwarded", "forwarded", ".1%", Basis.MODELLED),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Instances and clients by region, in one order; what ended from ``warm_s`` to ``until_s`` counts."""
+
+    workload: str
+    instances: tuple[tuple[str, int], ...]
+    clients: tuple[tuple[str, int], ...]
+    warm_s: float = 60.0
+    until_s: float = 360.0
+    seed: int = SEED
+
+    def quick(self) -> Load:
+        """Of it, a seventh."""
+        return replace(self, warm_s=self.warm_s / 4, until_s=(self.until_s - self.warm_s) / 7 + self.warm_s / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """``outstanding`` and ``used``: of each instance, every second."""
+
+    measured: Measured
+    outstanding: Sequence[Sequence[int]]
+    used: Sequence[Sequence[float]]
+
+
+def ran(load: Load, system: System | str, tell: Tell) -> Ran:
+    """The same one is run once only."""
+    system = SYSTEMS[system] if isinstance(system, str) else system
+    clients = "/".join([str(count) for _, count in load.clients])
+    instances = "/".join([str(count) for _, count in load.instances])
+    tell(f"{load.workload}, {clients} clients, {instances} instances: {system.name}")
+    return _ran(load, system)
+
+
+@lru_cache(maxsize=256)
+def _ran(load: Load, system: System) -> Ran:
+    machine = load_machine(MACHINE)
+    engine = load_profile(machine.engine)
+    world = World(WorldSettings(dict(load.instances)), system, sglang_instance(machine), machine, engine)
+    regions = [region for region, _ in load.clients]
+    by_region = sources(load.workload, regions, Random(f"{load.seed} {load.workload}"))
+    for region, count in load.clients:
+        world.add_clients(region, by_region[region], Random(f"{load.seed} {region}"), count)
+    samples = Samples(world, load.warm_s)
+    world.run(load.until_s)
+    return Ran(measured(world, samples, load.warm_s, load.until_s), samples.outstanding, samples.used)
+
+
+def row(names: Mapping[str, Value], found: Ran) -> dict[str, Value]:
+    values = found.measured.as_dict()
+    return {**names, **{column.key: values[column.key] for column in COLUMNS}}
+
+
+def between(values: Sequence[float], form: str) -> str:
+    """The least and the most, as the paper prints them."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def within(values: Sequence[float], low: float, high: float) -> bool:
+    """All of them in the printed range, a fifth more or less."""
+    return all(low / 1.2 <= value <= high * 1.2 for value in values)
+
+
+def gained(ratios: Sequence[float], low: float, high: float) -> bool:
+    """The same of ratios near 1: of what they are above it."""
+    return within([ratio - 1 for ratio in ratios], low - 1, high - 1)

@@ -1,0 +1,146 @@
+"""What operations of the chunked hash tree cost (FEATHER Table 5.1): CPU time of each call.
+
+As there: requests of equal length come, all before the first is admitted; the batch is filled, and whenever one ends,
+the next one enters. The best request is asked for about five times for each that enters, as a policy does that refuses
+some: the first time after a change it is looked for, then it is known.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
+from pinyon_lab.papers.figure import Clock
+
+__all__ = ["ASKED", "OPERATIONS", "PRINTED_US", "OperationCost", "TreeLoad", "tree_costs"]
+
+PRINTED_US = {"insert": 153.714, "add": 11.143, "finish": 38.952, "find": 6.641}
+"""Mean times of Table 5.1, in C++: 5,000 requests of 5,000 tokens."""
+OPERATIONS = ("insert", "add", "finish", "find", "find_first", "find_known")
+ASKED = 5
+"""Times that the best request is asked for, for each that enters: 26,405 for 5,000 in the table."""
+VOCABULARY = 50_000
+CLOCK_READS = 1_001
+
+
+@dataclass(frozen=True)
+class TreeLoad:
+    """``own``: the last tokens of a request, which nobody shares; the others are those of its group. ``hashed``: the
+    hashes are known when it comes, as those of block keys are."""
+
+    requests: int
+    tokens: int
+    own: int
+    chunk: int
+    groups: int = 5
+    batch: int = 500
+    hashed: bool = False
+
+
+class _Asked:
+    """A tree, and the CPU time of each operation, in ns, that of reading the clock with it."""
+
+    def __init__(self, load: TreeLoad, clock: Clock) -> None:
+        self._clock = clock
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(load.chunk)
+        self._hashed = load.hashed
+        self.taken_ns: dict[str, list[int]] = {operation: [] for operation in OPERATIONS}
+        self._changed = True
+
+    @property
+    def waiting(self) -> int:
+        return self._tree.waiting
+
+    def insert(self, number: int, tokens: npt.NDArray[np.uint32]) -> None:
+        hashes = chunk_hashes(tokens, self._tree.chunk) if self._hashed else []
+        began = self._clock()
+        if self._hashed:
+            self._tree.insert_hashes(number, hashes)
+        else:
+            self._tree.insert(number, tokens)
+        self._took("insert", began)
+
+    def find(self) -> int:
+        began = self._clock()
+        best = self._tree.find_best()
+        took = self._clock() - began
+        self.taken_ns["find"].append(took)
+        self.taken_ns["find_first" if self._changed else "find_known"].append(took)
+        self._changed = False
+        return -1 if best is None else best.request
+
+    def add(self, number: int) -> None:
+        began = self._clock()
+        self._tree.add_to_batch(number)
+        self._took("add", began)
+
+    def finish(self, number: int) -> None:
+        began = self._clock()
+        self._tree.finish(number)
+        self._took("finish", began)
+
+    def _took(self, operation: str, began: int) -> None:
+        self.taken_ns[operation].append(self._clock() - began)
+        self._changed = True
+
+
+def _run(load: TreeLoad, seed: int, clock: Clock) -> dict[str, list[int]]:
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, VOCABULARY, (load.groups, load.tokens - load.own), dtype=np.uint32)
+    asked = _Asked(load, clock)
+    for number in range(load.requests):
+        own = rng.integers(0, VOCABULARY, load.own, dtype=np.uint32)
+        asked.insert(number, np.concatenate([shared[rng.integers(load.groups)], own]))
+    active: list[int] = []
+    while asked.waiting or active:
+        while asked.waiting and len(active) < load.batch:
+            best = asked.find()
+            asked.add(best)
+            active.append(best)
+            for _ in range(ASKED - 1):
+                asked.find()
+        asked.finish(active.pop(int(rng.integers(len(active)))))
+    return asked.taken_ns
+
+
+class OperationCost(NamedTuple):
+    """In µs, medians of the rounds."""
+
+    calls: int
+    mean_us: float
+    p50_us: float
+    p99_us: float
+
+
+def tree_costs(load: TreeLoad, seed: int, rounds: int, clock: Clock) -> dict[str, OperationCost]:
+    """Of each operation. What reading the clock takes is taken off."""
+    every = [_run(load, seed + each, clock) for each in range(rounds)]
+    own_ns = _clock_ns(clock)
+    costs = {}
+    for operation in OPERATIONS:
+        runs = [taken[operation] for taken in every]
+        costs[operation] = OperationCost(
+            len(runs[0]),
+            _us([statistics.fmean(taken) for taken in runs], own_ns),
+            _us([statistics.median(taken) for taken in runs], own_ns),
+            _us([float(np.percentile(taken, 99, method="nearest")) for taken in runs], own_ns),
+        )
+    return costs
+
+
+def _clock_ns(clock: Clock) -> float:
+    """What reading the clock twice takes of the time in between: a system call, and more than some operations."""
+    taken = []
+    for _ in range(CLOCK_READS):
+        began = clock()
+        taken.append(clock() - began)
+    return statistics.median(taken)
+
+
+def _us(values_ns: list[float], own_ns: float) -> float:
+    return round(max(0.0, statistics.median(values_ns) - own_ns) / 1e3, 2)

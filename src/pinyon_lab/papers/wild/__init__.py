@@ -1,0 +1,1 @@
+"""KVCache Cache in the Wild: its figures."""

@@ -1,0 +1,73 @@
+"""The workloads that figures are made from. They are files that do not come with pinyon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from pinyon.eviction.policy import Traits
+from pinyon.traces import TraceRow
+from pinyon_lab.caches.replay import Asked
+
+__all__ = ["SOURCES", "Source", "Workload", "together"]
+
+
+class Source(NamedTuple):
+    """Of a workload: its file's name without ``.jsonl`` or ``.jsonl.gz``."""
+
+    stem: str
+    text: str
+    generated: bool = False
+    """With the statistics that its paper prints: what it shows of them is by construction."""
+
+
+SOURCES = {
+    "conversation": Source("mooncake_conversation", "Mooncake's conversation trace (FAST '25 release)"),
+    "synthetic": Source("mooncake_synthetic", "Mooncake's synthetic trace (FAST '25 release)"),
+    "toolagent": Source(
+        "toolagent_generated", "made by `pinyon trace generate toolagent` in place of Mooncake's tool&agent trace", True
+    ),
+    "qwen_a_5d": Source(
+        "qwen_a_5d_generated", "made by `pinyon trace generate qwen-a --duration 5d --per-s 0.5`: five workdays", True
+    ),
+    "qwen-a": Source(
+        "qwen_a_generated", 'made by `pinyon trace generate qwen-a` in place of trace A of "in the wild"', True
+    ),
+    "qwen-b": Source(
+        "qwen_b_generated", 'made by `pinyon trace generate qwen-b` in place of trace B of "in the wild"', True
+    ),
+    "claude-code": Source("claude_code_a", "sessions of Claude Code, derived from kv-cache-tester's traces"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``rows`` are in order of time."""
+
+    name: str
+    rows: Sequence[TraceRow]
+    block_tokens: int
+    generated: bool = False
+
+    def asked(self) -> list[Asked]:
+        """As a cache sees them."""
+        return [Asked(row.blocks, row.time_s, Traits(row.category, row.user)) for row in self.rows]
+
+
+def together(workloads: Sequence[Workload]) -> Workload:
+    """All from the same moment on, in order of time; they share no blocks. Their block sizes must be equal."""
+    (block_tokens,) = {each.block_tokens for each in workloads}
+    count = len(workloads)
+
+    def apart(number: int, each: Workload) -> Sequence[TraceRow]:
+        start_s = each.rows[0].time_s if each.rows else 0.0
+        return [
+            row._replace(time_s=row.time_s - start_s, blocks=tuple(block * count + number for block in row.blocks))
+            for row in each.rows
+        ]
+
+    rows = sorted(chain(*(apart(*each) for each in enumerate(workloads))), key=lambda row: row.time_s)
+    name = " + ".join(each.name for each in workloads)
+    return Workload(name, rows, block_tokens, any(each.generated for each in workloads))

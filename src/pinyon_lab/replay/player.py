@@ -1,0 +1,212 @@
+"""Sends the requests of a trace to a load balancer at the trace's times, and writes down what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.core.clock import Clock
+from pinyon.core.request import SamplingParams
+from pinyon.eviction.policy import kind_and_turn
+from pinyon.messages.sampling import sampling_to_proto
+from pinyon_lab.replay.prompts import Prompts
+from pinyon_lab.simulator.clients import Clients
+from pinyon_lab.simulator.outcome import FINISHED, Outcome, longest_tenth
+from pinyon_lab.simulator.workload import Arrival
+
+__all__ = ["Player", "Replayed"]
+
+ERRORS_MAX = 16
+"""Different ones that are told."""
+OTHERS = "other errors"
+CUT_OFF = "cut off"
+OUTPUT_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """``numbers``: of the requests that have ended, in order of the trace; ``outcomes``: of these."""
+
+    numbers: list[int]
+    outcomes: list[Outcome]
+    late_p99_s: float
+    """How long after its time a request was sent: what this program, or ``in_flight_max``, held back."""
+    errors: dict[str, int]
+    """What those that failed were told, the status first, and how many were told so."""
+
+
+class Player:
+    """``channel`` is to a load balancer; ``run`` once."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        arrivals: Sequence[Arrival],
+        prompts: Prompts,
+        clock: Clock,
+        *,
+        clients: int = 0,
+        model: str = "",
+        api_key: str = "",
+        timeout_s: float = 600.0,
+        in_flight_max: int = 4096,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        """``clients``: see :class:`Clients`; ``timeout_s``: of a request; ``progress`` hears how many are over."""
+        self._stub = lb_pb2_grpc.LbServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._arrivals, self._prompts, self._clock = arrivals, prompts, clock
+        self._clients = Clients(arrivals, clients)
+        self._model, self._timeout_s = model, timeout_s
+        self._places = asyncio.Semaphore(in_flight_max)
+        self._progress = progress
+        self._ended = asyncio.Event()
+        self._began_s = 0.0
+        self._due: list[tuple[float, int]] = []
+        """When each is sent, a heap."""
+        self._outcomes: dict[int, Outcome] = {}
+        self._late_s: list[float] = []
+        self._errors: dict[str, int] = {}
+
+    async def run(self) -> Replayed:
+        """Ends when every request has. Cancelled, it takes its requests along; :meth:`replayed` tells of the others."""
+        self._began_s = self._clock()
+        self._add(self._clients.first())
+        async with asyncio.TaskGroup() as group:
+            while len(self._outcomes) < len(self._arrivals):
+                wait_s = self._due[0][0] - self._now_s() if self._due else None
+                if wait_s is None or wait_s > 0:
+                    await self._something(wait_s)
+                    continue
+                when_s, number = heapq.heappop(self._due)
+                await self._places.acquire()
+                group.create_task(self._serve(number, when_s), name=f"request {number}")
+        return self.replayed()
+
+    def replayed(self) -> Replayed:
+        """What there is so far."""
+        late = sorted(self._late_s)
+        numbers = sorted(self._outcomes)
+        return Replayed(
+            numbers,
+            [self._outcomes[number] for number in numbers],
+            late[99 * len(late) // 100] if late else 0.0,
+            dict(sorted(self._errors.items(), key=lambda told: -told[1])),
+        )
+
+    async def _something(self, wait_s: float | None) -> None:
+        """Until a request has ended, or for so long."""
+        self._ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._ended.wait()
+
+    def _add(self, due: Sequence[tuple[float, int]]) -> None:
+        for when_s, number in due:
+            heapq.heappush(self._due, (when_s, number))
+
+    async def _serve(self, number: int, when_s: float) -> None:
+        try:
+            outcome = await self._ask(number, when_s)
+        finally:
+            self._places.release()
+        self._outcomes[number] = outcome
+        self._progress(len(self._outcomes))
+        self._add(self._clients.ended(number, self._now_s()))
+        self._ended.set()
+
+    def _now_s(self) -> float:
+        return self._clock() - self._began_s
+
+    async def _ask(self, number: int, when_s: float) -> Outcome:
+        arrival = self._arrivals[number]
+        request = self._message(number)
+        sent_s = self._now_s()
+        self._late_s.append(max(0.0, sent_s - when_s))
+        seen = _Answer(sent_s)
+        try:
+            call = self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata)
+            del request
+            await seen.read(call, self._now_s)
+            if not seen.end:
+                self._failed(CUT_OFF, "the stream ended without the end of the answer")
+        except grpc.aio.AioRpcError as error:
+            seen.end = error.code().name.lower()
+            self._failed(error.code().name, error.details() or "")
+        self._prompts.answered(number, seen.tokens if seen.end == FINISHED else ())
+        return seen.outcome(arrival, self._now_s())
+
+    def _failed(self, status: str, details: str) -> None:
+        told = f"{status}: {details}"
+        if told not in self._errors and len(self._errors) >= ERRORS_MAX:
+            told = OTHERS
+        self._errors[told] = self._errors.get(told, 0) + 1
+
+    def _message(self, number: int) -> lb_pb2.GenerateRequest:
+        arrival, tokens = self._arrivals[number], self._prompts.of(number)
+        wanted = min(max(1, arrival.output_tokens), OUTPUT_MAX)
+        kind, turn = kind_and_turn(arrival.traits.category)
+        return lb_pb2.GenerateRequest(
+            model=self._model,
+            prompt_tokens_le32=tokens.astype("<u4").tobytes(),
+            sampling=sampling_to_proto(SamplingParams(wanted, ignore_eos=True)),
+            labels=lb_pb2.RequestLabels(kind=kind, turn=turn, user=arrival.traits.tenant),
+        )
+
+
+class _Answer:
+    """One request as its client sees it."""
+
+    def __init__(self, sent_s: float) -> None:
+        self.end = ""
+        self.tokens: list[int] = []
+        self._sent_s = sent_s
+        self._first_s = -1.0
+        self._last_s = 0.0
+        self._intervals: list[tuple[float, int]] = []
+        self._usage: Any = None
+
+    async def read(self, messages: AsyncIterator[lb_pb2.GenerateResponse], now: Clock) -> None:
+        async for message in messages:
+            if message.tokens:
+                self._count(len(message.tokens), now())
+                self.tokens += message.tokens
+            if message.HasField("usage"):
+                self._usage, self.end = message.usage, FINISHED
+
+    def _count(self, tokens: int, now_s: float) -> None:
+        """Tokens that come together share the time since the last ones."""
+        if self._first_s < 0:
+            self._first_s = now_s
+            tokens -= 1
+            if tokens:
+                self._intervals.append((0.0, tokens))
+        else:
+            self._intervals.append(((now_s - self._last_s) / tokens, tokens))
+        self._last_s = now_s
+
+    def outcome(self, arrival: Arrival, now_s: float) -> Outcome:
+        usage = self._usage
+        local = usage.cached_local_tokens if usage is not None else 0
+        return Outcome(
+            self._sent_s,
+            "",
+            "",
+            self._first_s - self._sent_s if self._first_s >= 0 else -1.0,
+            longest_tenth(self._intervals),
+            now_s - self._sent_s,
+            arrival.tokens,
+            len(self.tokens),
+            local,
+            usage.cached_tokens - local if usage is not None else 0,
+            -1.0,
+            1,
+            self.end or CUT_OFF,
+        )

@@ -1,0 +1,278 @@
+"""What becomes of an attempt at its instances: room, its prompt, the KV that moves, its tokens, and its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pinyon.batching import BatchRequest, Prompt
+from pinyon.core.errors import ResourceExhausted
+from pinyon.eviction import Use
+from pinyon.paging import Reservation
+from pinyon.placement.fleet import Fleet
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.engine import Engine, Faults
+from pinyon_lab.simulator.kv_moves import KvMoves
+from pinyon_lab.simulator.members import JournalOf, Members
+from pinyon_lab.simulator.virtual_time import VirtualTime
+
+__all__ = ["AttemptLifecycle"]
+
+
+class AttemptLifecycle:
+    """Owner of the engines of one cluster, which it starts and whose KV it moves."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        settings: ClusterSettings,
+        machine: MachineProfile,
+        engine: EngineProfile,
+        fleet: Fleet,
+        faults: Faults | None,
+        journal: JournalOf,
+        numbers: Iterator[int],
+        counts: Counter[str],
+        log: Callable[..., None],
+        again: Callable[[Attempt, str], None],
+        leave: Callable[[Request, str], None],
+    ) -> None:
+        """``numbers``: for prompts and for those that ask for room, each another one. ``again`` hears of an attempt
+        that failed, and the name of the instance it failed at; ``leave``, of a request that has ended and how."""
+        self.members = Members(time, self, fleet, settings, machine, engine, faults, journal)
+        members = self.members
+        self.moves = KvMoves(time, fleet, settings, machine, members.engines, members.stores, members.nodes, faults)
+        self.movable: dict[str, Attempt] = {}
+        """Those that another instance may take over, by id, as long as their prompts wait."""
+        self._boots = self.members.boots
+        self._time, self._settings, self._fleet = time, settings, fleet
+        self._numbers, self._counts = numbers, counts
+        self._log, self._again, self._leave = log, again, leave
+
+    def want_room(self, attempt: Attempt, *, new: bool = True) -> None:
+        """Ask for it at the decode instance: for its prompt and, where there is a next one, the token after that."""
+        request, block_tokens = attempt.request, self._settings.block_tokens
+        attempt.tokens = request.tokens + request.generated
+        more = request.generated + 1 < request.max_tokens
+        usable = attempt.tokens - (1 if attempt.together else 0)
+        total = -(-(attempt.tokens + more) // block_tokens)
+        asked = BatchRequest(
+            attempt.number,
+            attempt.tokens,
+            total,
+            request.keys,
+            min(len(request.keys), usable // block_tokens),
+            max_new_tokens=request.max_tokens,
+            arrived_s=self._time.now_s,
+            traits=Use.of(request.request_class).traits,
+            seconds=attempt.decision.prefill_s + attempt.decision.drain_s,
+            deadline_s=request.arrived_s + self._settings.slo_s,
+            computes=attempt.together,
+        )
+        self._boots[attempt.decode].want(asked, lambda room: self._decode_room(attempt, room), new=new)
+
+    def _decode_room(self, attempt: Attempt, room: Reservation) -> None:
+        attempt.room = room
+        prefill, request = self._boots.get(attempt.prefill), attempt.request
+        if prefill is None:
+            self._again(attempt, attempt.prefill.rpartition("/")[0])
+            return
+        reusable = attempt.reusable(self._settings.block_tokens)
+        gave_way = attempt.together and request.generated > 0  # then it goes before all others, as in a worker
+        prompt = Prompt(
+            attempt.job, attempt.tokens, request.keys, reusable, attempt.together, self._time.now_s,
+            seconds=0.0 if gave_way else attempt.decision.prefill_s + attempt.decision.drain_s,
+            deadline_s=0.0 if gave_way else request.arrived_s + self._settings.slo_s,
+        )  # fmt: skip
+        try:
+            prefill.prompts.add(prompt, self._time.now_s)
+        except ResourceExhausted:
+            self._again(attempt, prefill.name)
+            return
+        prefill.jobs[attempt.job] = attempt
+        prefill.pump()
+
+    # -- at the engines: see :class:`pinyon_lab.simulator.engine.Owner`
+
+    def started(self, engine: Engine, attempt: Attempt) -> None:
+        self.movable.pop(attempt.id, None)
+        block_tokens = self._settings.block_tokens
+        reusable = attempt.reusable(block_tokens)
+        room = attempt.room if attempt.together else attempt.job_room  # that is here if it was held back
+        if room is not None:
+            keys = attempt.request.keys[:reusable]
+            engine.reservations.extend(room, keys, self._time.now_s, attempt.request.traits)
+            engine.settle()
+            self._has_room(engine, attempt, room)
+            return
+        attempt.room_number = next(self._numbers)  # the order of those that ask for room is that of their numbers
+        blocks = -(-attempt.tokens // block_tokens)
+        engine.want(
+            BatchRequest(attempt.room_number, attempt.tokens, blocks, attempt.request.keys, reusable, decodes=False),
+            lambda room: self._has_room(engine, attempt, room),
+        )
+        engine.settle()
+        if engine.wants(attempt.room_number):
+            attempt.roomless = True
+            self._counts["roomless"] += 1
+            engine.prompts.waits_for_room(attempt.job)
+            number = attempt.room_number
+            self._time.after(self._settings.room_wait_s, lambda: self._too_late(engine, attempt, number))
+            engine.pump()
+
+    def _too_late(self, engine: Engine, attempt: Attempt, number: int) -> None:
+        """Mixed instances may wait for each other's room in a circle: whoever waits for long gives up."""
+        if engine.alive and not attempt.over and attempt.roomless and attempt.room_number == number:
+            self._counts["gave up"] += 1
+            self._again(attempt, engine.name)
+
+    def _has_room(self, engine: Engine, attempt: Attempt, room: Reservation) -> None:
+        if attempt.roomless:
+            attempt.roomless = False
+            engine.prompts.has_room(attempt.job)
+        engine.prompts.reserved(attempt.job)
+        attempt.job_room = room
+        if engine.prompts.held_back(attempt.job):
+            return
+        if attempt.request.attempts <= 1 and not attempt.request.generated:
+            attempt.request.hit_tokens = room.held * self._settings.block_tokens
+        self.moves.fetch(attempt, engine, lambda: self._compute(engine, attempt))
+
+    def _compute(self, engine: Engine, attempt: Attempt) -> None:
+        """As soon as what was promoted from the second tier is copied."""
+        copies_s = engine.copies_s()
+        if copies_s:
+            self._time.after(copies_s, lambda: self._begin(engine, attempt))
+        else:
+            self._begin(engine, attempt)
+
+    def _begin(self, engine: Engine, attempt: Attempt) -> None:
+        if attempt.over or not engine.alive:
+            return
+        room = attempt.job_room
+        assert room is not None
+        held = room.held * self._settings.block_tokens
+        self._fleet.inflight.begin_prefill(attempt.id, engine.state, self._time.now_s)
+        engine.begin(attempt, held)
+
+    def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
+        if attempt.together:
+            return
+        decode = self._boots.get(attempt.decode)
+        if decode is not None:
+            if not attempt.pushed and attempt.room is not None:
+                attempt.pushed = attempt.room.held * self._settings.block_tokens
+            self.moves.push(attempt, engine, decode, end, lambda: self._pushed(engine, attempt))
+
+    def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
+        request, now_s = attempt.request, self._time.now_s
+        store = self.members.store(engine)
+        if store is not None:
+            block_tokens = self._settings.block_tokens
+            store.put(request.keys[: end // block_tokens], now_s, request.traits, attempt.told)
+            attempt.told = end // block_tokens
+        if end < attempt.tokens:
+            return
+        held = attempt.job_room.held * self._settings.block_tokens if attempt.job_room is not None else 0
+        self._fleet.learn_prefill(engine.state, end - held, held, attempt.computing_s, now_s)
+        self._fleet.inflight.end_prefill(attempt.id, engine.state, now_s)
+        request.computing_s += attempt.computing_s + attempt.drain_s
+        attempt.computed = True
+        if attempt.together:
+            self._decode(engine, attempt)
+        elif not attempt.pushing:
+            self._all_pushed(engine, attempt)
+
+    def _pushed(self, engine: Engine, attempt: Attempt) -> None:
+        attempt.pushing -= 1
+        if attempt.computed and not attempt.pushing:
+            self._all_pushed(engine, attempt)
+
+    def _all_pushed(self, engine: Engine, attempt: Attempt) -> None:
+        """The KV is at the decode instance: the blocks here are given back."""
+        room, attempt.job_room = attempt.job_room, None
+        if engine.alive and room is not None:
+            engine.free(attempt.room_number, room.table)
+            engine.pump()
+            engine.kick()
+        decode = self._boots.get(attempt.decode)
+        if attempt.over or decode is None:
+            return
+        there = attempt.room
+        assert there is not None
+        decode.publish(attempt, there, there.held, len(attempt.request.keys))
+        self._decode(decode, attempt)
+
+    def _decode(self, engine: Engine, attempt: Attempt) -> None:
+        """Its first token is there."""
+        request, now_s = attempt.request, self._time.now_s
+        if request.generated:
+            request.intervals.append((now_s - request.last_token_s, 1))
+        else:
+            request.first_token_s = now_s
+            self._log("first", request.number, engine.name)
+        self._generated(engine, attempt, 1)
+        if request.generated == request.max_tokens:
+            self._finish(engine, attempt)
+        else:
+            engine.decode(attempt)
+
+    def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
+        request, now_s = attempt.request, self._time.now_s
+        waited_s = now_s - request.last_token_s - count * seconds
+        request.intervals.append((seconds + max(0.0, waited_s), 1))
+        if count > 1:
+            request.intervals.append((seconds, count - 1))
+        self._generated(engine, attempt, count)
+        if request.generated >= request.max_tokens:
+            self._finish(engine, attempt)
+
+    def _generated(self, engine: Engine, attempt: Attempt, count: int) -> None:
+        """So many tokens more; the blocks that they fill are published, as those of prompts are."""
+        request, room = attempt.request, attempt.room
+        request.generated += count
+        request.last_token_s = self._time.now_s
+        new = request.filled(self._settings.block_tokens)
+        if new and room is not None:
+            engine.publish(attempt, room, len(request.keys) - new, len(request.keys))
+
+    def gave_way(self, engine: Engine, attempt: Attempt) -> None:
+        """It is computed here again when there is room, before all that came after it."""
+        self._log("preempted", attempt.request.number, attempt.request.generated)
+        attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
+        attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
+        attempt.drain_s = 0.0
+        self.want_room(attempt, new=False)
+
+    def failed(self, engine: Engine, attempt: Attempt) -> None:
+        self._again(attempt, engine.name)
+
+    def _finish(self, engine: Engine, attempt: Attempt) -> None:
+        self.tear_down(attempt)
+        self._fleet.inflight.end_decode(attempt.id, engine.state)
+        self._leave(attempt.request, "finished")
+
+    def tear_down(self, attempt: Attempt) -> None:
+        """Give back everything that lives: what died took its share along."""
+        attempt.over = True
+        self.movable.pop(attempt.id, None)
+        prefill, decode = self._boots.get(attempt.prefill), self._boots.get(attempt.decode)
+        if prefill is not None:
+            prefill.unwant(attempt.room_number)
+            prefill.drop_prompt(attempt)
+            if attempt.job_room is not None and not attempt.together:
+                room, attempt.job_room = attempt.job_room, None
+                prefill.free(attempt.room_number, room.table)
+        if decode is not None:
+            decode.unwant(attempt.number)
+            decode.drop_decode(attempt)
+            if attempt.room is not None:
+                room, attempt.room = attempt.room, None
+                decode.free(attempt.number, room.table)
+        for engine in (prefill,) if attempt.together else (prefill, decode):
+            if engine is not None:
+                engine.pump()
+                engine.kick()

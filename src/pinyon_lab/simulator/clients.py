@@ -1,0 +1,57 @@
+"""When clients send what a trace has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pinyon_lab.simulator.workload import Arrival
+
+__all__ = ["Clients"]
+
+
+class Clients:
+    """Open loop: at the trace's times, but nobody sends the next turn of a conversation before the last one has ended.
+    With ``count``, closed loop: so many clients, each of which sends the next request of the trace as soon as its last
+    one has ended, whatever the times; turns wait for each other all the same."""
+
+    def __init__(self, arrivals: Sequence[Arrival], count: int = 0) -> None:
+        self._arrivals = arrivals
+        self._count = count
+        self._next = 0
+        self._ended = bytearray(len(arrivals))
+        self._followers: dict[int, list[int]] = {}
+        for number, arrival in enumerate(arrivals):
+            if arrival.follows >= number:
+                raise ValueError(f"request {number} follows {arrival.follows}, which does not come before it")
+            if arrival.follows >= 0:
+                self._followers.setdefault(arrival.follows, []).append(number)
+        self._held: set[int] = set()
+        """Whose time has come, but not yet the end of what they follow."""
+
+    def first(self) -> list[tuple[float, int]]:
+        """``(time, request)`` of what is sent whatever becomes of others."""
+        if self._count:
+            return [(0.0, number) for number in self._take(self._count)]
+        return [(each.time_s, number) for number, each in enumerate(self._arrivals) if each.follows < 0]
+
+    def ended(self, number: int, now_s: float) -> list[tuple[float, int]]:
+        """The same, of what is sent because this request has ended, however it did."""
+        self._ended[number] = 1
+        followers = self._followers.pop(number, ())
+        if not self._count:
+            return [(max(now_s, self._arrivals[each].time_s), each) for each in followers]
+        free = [each for each in followers if each in self._held]
+        self._held.difference_update(free)
+        return [(now_s, each) for each in (*free, *self._take(1))]
+
+    def _take(self, count: int) -> list[int]:
+        """What the next clients send. One whose request has to wait for another's end waits with it."""
+        taken = []
+        for number in range(self._next, min(self._next + count, len(self._arrivals))):
+            follows = self._arrivals[number].follows
+            if follows >= 0 and not self._ended[follows]:
+                self._held.add(number)
+            else:
+                taken.append(number)
+        self._next = min(self._next + count, len(self._arrivals))
+        return taken

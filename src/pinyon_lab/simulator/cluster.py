@@ -1,0 +1,258 @@
+"""A whole cluster on a virtual clock, from the modules that production runs, and without an event loop.
+
+Front queue → placement → prompt queue → KV memory → steps → block pools → eviction. What services do around them is
+done here: clients that come and cancel, instances that come and go, requests that are tried again. Every wait is an
+event of the virtual clock; the same inputs give the same history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from random import Random
+
+from pinyon.core.block_keys import KEY_BYTES, pack_keys
+from pinyon.core.errors import PinyonError, Rejected, Unavailable
+from pinyon.core.request import Role
+from pinyon.decisions import FrontConfig, FrontDecisions
+from pinyon.placement.decode_selection import decode_blocks
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest
+from pinyon.placement.scheduler import Scheduler
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.elasticity import Elasticity
+from pinyon_lab.simulator.engine import Faults
+from pinyon_lab.simulator.front import Front
+from pinyon_lab.simulator.members import MODEL, JournalOf
+from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.workload import Arrival
+
+__all__ = ["Cluster"]
+
+UNLIMITED = 1 << 40
+FOREVER_S = 1e15
+RETRY_S = 0.25
+"""Until a request that no instance takes is placed again."""
+
+
+class Cluster:
+    """``run`` plays everything until nothing is left to happen."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        machine: MachineProfile,
+        engine: EngineProfile,
+        policy: PlacementPolicy,
+        seed: int = 0,
+        faults: Faults | None = None,
+        journal: JournalOf = lambda name, config: None,
+        heard: Callable[..., None] = lambda *what: None,
+    ) -> None:
+        """``heard`` is told of each decision that two runs of one seed must agree on, its name first."""
+        self.settings = settings
+        self.time = VirtualTime()
+        self.counts: Counter[str] = Counter()
+        self._heard = heard
+        config = FrontConfig(settings.front_slots, settings.front_queue)
+        decisions = FrontDecisions(config, journal("lb", config))
+        self.front = Front(self.time, settings, decisions, self._place, self._withdraw, self.log)
+        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
+        together = all(role is Role.MIXED for role in settings.roles)
+        sharing = settings.decode_sharing
+        self.fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together, decode_sharing=sharing)
+        self.scheduler = Scheduler(self.fleet, policy, Random(seed))
+        self._numbers = count(1)
+        self._attempts = AttemptLifecycle(
+            self.time, settings, machine, engine, self.fleet, faults, journal,
+            self._numbers, self.counts, self.log, self.fail, self.front.leave,
+        )  # fmt: skip
+        self.members, self.moves = self._attempts.members, self._attempts.moves
+        self._boots = self.members.boots
+        self.elasticity: Elasticity | None = None
+        for number, role in enumerate(settings.roles):
+            self.boot(f"{role.value}-{number:04d}", role)
+
+    # -- a run
+
+    def run(
+        self,
+        arrivals: Sequence[Arrival],
+        clients: int = 0,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Outcome]:
+        """What came of each. ``clients``: see :class:`Clients`; ``progress`` hears how many are over."""
+        self.front.open(arrivals, clients, progress)
+        settings = self.settings
+        if settings.scaling is not None:
+            role = Role.MIXED if Role.MIXED in settings.roles else Role.PREFILL
+            self.elasticity = Elasticity(
+                self.time, self.fleet, self.members, settings.scaling, settings.boot_s, role, lambda: self.front.over
+            )
+        self.time.run()
+        return self.front.outcomes()
+
+    @property
+    def evicted(self) -> int:
+        """Blocks that instances which live have lost."""
+        return sum(engine.evicted for engine in self.members.engines.values())
+
+    def log(self, *what: object) -> None:
+        self.counts[str(what[0])] += 1
+        self._heard(self.time.now_s, *what)
+
+    # -- instances
+
+    def boot(self, name: str, role: Role) -> None:
+        """An instance comes, or comes back, empty."""
+        self.members.boot(name, role)
+
+    def kill(self, name: str) -> None:
+        """An instance dies with all it holds; what was with it is tried elsewhere."""
+        victim = self.members.remove(name)
+        if victim is None:
+            return
+        self.log("death", name)
+        lost = [
+            request.attempt
+            for request in self.front.requests.values()
+            if request.attempt is not None
+            and not request.attempt.over
+            and victim.boot in (request.attempt.prefill, request.attempt.decode)
+        ]
+        for attempt in lost:
+            decode = self._boots.get(attempt.decode)
+            if decode is not None and decode.decodes.get(attempt.number) is attempt:
+                continue  # its prompt is computed and here: the prefill instance is not needed any more
+            if not attempt.over:
+                self.fail(attempt, name)
+
+    def cancel(self, number: int) -> None:
+        """The request's client leaves."""
+        self.front.cancel(number)
+
+    # -- placement
+
+    def _place(self, request: Request, give_up_s: float) -> None:
+        if request.ends:  # cancelled while it waited for an instance
+            return
+        number, job = next(self._numbers), next(self._numbers)
+        settings, again = self.settings, bool(request.attempts)
+        asked = PlacementRequest(
+            f"{request.number}~{number}",
+            MODEL,
+            request.tokens + request.generated,
+            pack_keys(request.keys),
+            request.max_tokens,
+            0.0 if again else settings.ttft_slo_s,
+            0.0 if again else settings.tbt_slo_s,
+            exclude=frozenset(request.exclude),
+            request_class=request.request_class,
+        )
+        try:
+            decision = self.scheduler.schedule(asked, self.time.now_s)
+        except Rejected as refusal:
+            if refusal.retry_after_s and not asked.tbt_slo_s:  # else more instances would not help, as in a conductor
+                self._look_at(request, None)
+            self.front.leave(request, "rejected")
+            return
+        except PinyonError as error:
+            if self.time.now_s < give_up_s and isinstance(error, Unavailable):
+                request.exclude.clear()
+                self.time.after(RETRY_S, lambda: self._place(request, give_up_s))
+            else:
+                self.front.leave(request, "unavailable")
+            return
+        self._look_at(request, decision)
+        if not request.attempts:
+            request.placed_s = self.time.now_s
+        request.attempts += 1
+        self._attempt(request, number, job, decision)
+        for move in self.scheduler.moves(asked, decision, self.fleet.inflight.waiting, self.time.now_s):
+            self._move(move)
+
+    def _look_at(self, request: Request, decision: PlacementDecision | None) -> None:
+        if self.elasticity is not None and not request.attempts:
+            self.elasticity.placed(decision)
+
+    def _attempt(self, request: Request, number: int, job: int, decision: PlacementDecision) -> None:
+        prefill, decode = decision.prefill.info, decision.decode.info
+        self.log(
+            "placed",
+            request.number,
+            prefill.instance_id,
+            decode.instance_id,
+            decision.local_blocks,
+            decision.reused_blocks,
+        )
+        tokens = request.tokens + request.generated
+        attempt = request.attempt = Attempt(request, number, job, decision, prefill.boot_id, decode.boot_id, tokens)
+        if decision.alternate is not None:
+            self._attempts.movable[attempt.id] = attempt
+        self.fleet.inflight.begin_decode(attempt.id, decision.decode)
+        self._attempts.want_room(attempt)
+        engine = self._boots[attempt.decode]
+        engine.settle()
+        engine.kick()
+
+    def _move(self, move: Move) -> None:
+        """Recall what waits, and queue it at its other instance."""
+        attempt = self._attempts.movable.get(move.request.request_id)
+        if attempt is None or attempt.over:
+            return
+        prefill = self._boots.get(attempt.prefill)
+        if prefill is None or (attempt.job in prefill.jobs and not prefill.prompts.waits(attempt.job)):
+            return  # it is on its way
+        request = attempt.request
+        self._withdraw(attempt)
+        number, job = next(self._numbers), next(self._numbers)
+        asked = replace(move.request, request_id=f"{request.number}~{number}")
+        decision = self.scheduler.decide_at(asked, move.target, move.source, self.time.now_s)
+        expected = asked.block_keys[decision.local_blocks * KEY_BYTES :]
+        blocks = decode_blocks(asked, self.settings.block_tokens) - decision.shared_blocks
+        now_s, first_s = self.time.now_s, request.placed_s
+        keys = asked.block_keys
+        self.fleet.inflight.add(asked.request_id, decision, blocks, now_s, expected, asked, first_s, keys)
+        self.counts["moved"] += 1
+        self._attempt(request, number, job, decision)
+
+    # -- the end of an attempt
+
+    def fail(self, attempt: Attempt, culprit: str) -> None:
+        """Once more elsewhere, as the load balancer does: with what was generated."""
+        request = attempt.request
+        self._withdraw(attempt)
+        if request.attempts < self.settings.attempts:
+            request.exclude.add(culprit)
+            self.log("retry", request.number, culprit)
+            self._place(request, self.time.now_s + self.settings.placement_wait_s)
+        else:
+            self.front.leave(request, "failed")
+
+    def _withdraw(self, attempt: Attempt) -> None:
+        self._attempts.tear_down(attempt)
+        self.fleet.inflight.release(attempt.id)
+
+    # -- afterwards
+
+    def check_over(self) -> None:
+        """Raises if a request has not ended, or anything is left anywhere."""
+        self.front.check_over()
+        inflight = self.fleet.inflight
+        assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
+        assert not self.moves.links.flows
+        assert not self._attempts.movable
+        self.fleet.index.check_integrity()
+        for engine in self.members.engines.values():
+            engine.check_idle()
+            state = engine.state
+            assert (state.queued_prefill_us, state.inflight_decode_blocks, state.inflight_reads) == (0, 0, 0)

@@ -1,0 +1,83 @@
+"""A simulated cluster that grows and shrinks as :class:`pinyon.placement.scaling.Scaler` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from pinyon.core.request import Role
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.policy import PlacementDecision
+from pinyon.placement.scaling import Scaler, ScalingSettings
+from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.members import Members
+from pinyon_lab.simulator.virtual_time import VirtualTime
+
+__all__ = ["Elasticity"]
+
+LOOK_S = 1.0
+
+
+class Elasticity:
+    """Of the instances that compute prompts. One that goes takes nothing new and leaves when it is through."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        fleet: Fleet,
+        members: Members,
+        settings: ScalingSettings,
+        boot_s: float,
+        role: Role,
+        over: Callable[[], bool],
+    ) -> None:
+        """``boot_s``: from the decision until a new one is there; ``over``: nothing comes any more."""
+        self.sizes: list[tuple[float, int]] = []
+        """How many there are to be, from when on."""
+        self._time, self._fleet, self._members = time, fleet, members
+        self._scaler = Scaler(settings, time.now_s)
+        self._boot_s, self._role, self._over = boot_s, role, over
+        self._numbers = count(len(members.engines))
+        self._booting = 0
+        self._sized(len(self._there()))
+        time.after(LOOK_S, self._look)
+
+    def placed(self, decision: PlacementDecision | None) -> None:
+        """A request was; None: it found no place."""
+        if decision is None:
+            self._scaler.placed(float("inf"), 0.0, self._time.now_s)
+        else:
+            self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s, own_s=decision.own_s)
+
+    def _through(self, engine: Engine) -> bool:
+        """It goes, nothing of a request is there, and none was placed there."""
+        return engine.draining and engine.idle and not self._fleet.inflight.holds(engine.state)
+
+    def _there(self) -> list[Engine]:
+        engines = self._members.engines.values()
+        return [each for each in engines if not each.draining and each.state.info.role.prefills]
+
+    def _sized(self, instances: int) -> None:
+        self.sizes.append((self._time.now_s, instances))
+
+    def _look(self) -> None:
+        for engine in [each for each in self._members.engines.values() if self._through(each)]:
+            self._members.remove(engine.name)
+        if self._over():
+            return
+        there, now_s = self._there(), self._time.now_s
+        queues_s = [each.state.prefill_queue_s(now_s) for each in there] + [0.0] * self._booting
+        change = self._scaler.decide(queues_s, now_s)
+        if change:
+            self._sized(len(queues_s) + change)
+        for _ in range(change):
+            self._booting += 1
+            self._time.after(self._boot_s, self._boot)
+        if change < 0 and there:
+            least = min(there, key=lambda each: (each.state.prefill_queue_s(now_s), each.name))
+            least.drain()
+        self._time.after(LOOK_S, self._look)
+
+    def _boot(self) -> None:
+        self._booting -= 1
+        self._members.boot(f"{self._role.value}-{next(self._numbers):04d}", self._role)

@@ -1,0 +1,434 @@
+"""A simulated engine instance: the modules by which a worker decides, and steps that take the time of a profile.
+
+What a worker keeps as futures is kept here as members by number. Steps in which nothing changes are taken as one *leap*
+of many: it ends with the first request that is done or needs a block more, and is cut short at the end of the step in
+which something comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
+from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.policy import StepSeen
+from pinyon.batching.shared_blocks import shared_blocks
+from pinyon.batching.token_times import TokenTimes
+from pinyon.core.block_keys import pack_keys
+from pinyon.core.journal import Journal
+from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
+from pinyon.paging import Reservation
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon_lab.simulator.attempt import Attempt
+from pinyon_lab.simulator.cluster_settings import StepRule
+from pinyon_lab.simulator.decode_sums import DecodeSums
+from pinyon_lab.simulator.engine_memory import EngineMemory
+from pinyon_lab.simulator.leap import Leap
+from pinyon_lab.simulator.scheduling_cost import NO_COST, SchedulingCost
+from pinyon_lab.simulator.virtual_time import VirtualTime
+
+__all__ = ["Engine", "Faults", "Owner"]
+
+LEAP_S = 1.0
+"""So often at least it reports its load."""
+WAITING_LEAP_S = 0.1
+"""While somebody waits for KV memory: the time decides as well who gets some."""
+
+
+class Owner(Protocol):
+    """Hears what becomes of an engine's members."""
+
+    def started(self, engine: Engine, attempt: Attempt) -> None:
+        """Its prompt has left the queue: it may move KV, and then compute. Told again if it was held back then."""
+
+    def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
+        """The prompt's tokens up to ``end`` are being computed."""
+
+    def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
+        """They have been, and are published; the prompt's last ones if ``end`` is its length."""
+
+    def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
+        """So many tokens of a request, with so many seconds between them. It goes on if it is not dropped."""
+
+    def failed(self, engine: Engine, attempt: Attempt) -> None:
+        """A step of it did not work."""
+
+    def gave_way(self, engine: Engine, attempt: Attempt) -> None:
+        """It has no blocks and no place any more, and wants room again."""
+
+
+class Faults(Protocol):
+    """What goes wrong besides instances that die."""
+
+    def step_fails(self) -> bool:
+        """For one member of a step."""
+        ...
+
+    def reader_forgets(self) -> bool:
+        """To end a lease."""
+        ...
+
+
+class Engine(EngineMemory):
+    """One boot of an instance."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        owner: Owner,
+        fleet: Fleet,
+        info: InstanceInfo,
+        config: InstanceConfig,
+        profile: EngineProfile,
+        *,
+        rule: StepRule = StepRule.MIXED,
+        whole_tokens: int = 1 << 30,
+        kv_token_bytes: int = 0,
+        dram_bytes_s: float = 0.0,
+        scheduling: SchedulingCost = NO_COST,
+        faults: Faults | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.name, self.boot = info.instance_id, info.boot_id
+        decisions = InstanceDecisions(config, journal)
+        super().__init__(time, decisions, config.block_tokens * kv_token_bytes, dram_bytes_s)
+        self.prompts, self.steps = decisions.prompts, decisions.steps
+        self.batch_room = decisions.room
+        self.state: InstanceState = fleet.join(info, time.now_s)
+        fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
+        self.jobs: dict[int, Attempt] = {}
+        """Prompts that are here, by job."""
+        self.decodes: dict[int, Attempt] = {}
+        """Decoded requests, by number."""
+        self.evicted = 0
+        self.decode_sums = DecodeSums()
+        self.stalled_s = 0.0
+        """That it has waited for its scheduler, in all."""
+        self.prompt_tokens = 0
+        """That were computed."""
+        self.draining = False
+        """It takes nothing new."""
+        self._owner, self._fleet = owner, fleet
+        self._profile, self._rule, self._faults = profile, rule, faults
+        self._whole_tokens = whole_tokens
+        self._scheduling = scheduling
+        self._block_tokens = config.block_tokens
+        self._grouped = config.kernel == GROUPED
+        self._stages = [0.0] * info.stages
+        """When each is free."""
+        self._passing = 0
+        """Prompt tokens that the first one has computed and not all."""
+        self._plan: StepPlan | None = None
+        """Of the step or leap under way."""
+        self._leap = Leap(0.0, 0.0)
+        self._turn = 0
+        self._busy = False
+        self._seq = 0
+        self._token_times = TokenTimes()
+        self._kv_tokens = 0
+        """That the last step read."""
+        self._kv_counted = 0.0
+        """The same as the profile counts them, where the batch shares some."""
+
+    # -- prompts
+
+    def pump(self) -> None:
+        """More prompts may be able to leave the queue."""
+        for number in self.prompts.start(self._time.now_s):
+            self._owner.started(self, self.jobs[number])
+
+    def begin(self, attempt: Attempt, held: int) -> None:
+        """The prompt's first ``held`` tokens are here: compute the rest."""
+        self.prompts.advanced(attempt.job, held)
+        self.steps.add_prefill(self.prompts.work(attempt.job, held))
+        self.kick()
+
+    def drop_prompt(self, attempt: Attempt) -> None:
+        if self.jobs.pop(attempt.job, None) is not None:
+            self.prompts.end(attempt.job)
+            self.steps.remove_prefill(attempt.job)
+            self._shorten()
+
+    # -- decoding
+
+    def decode(self, attempt: Attempt) -> None:
+        """Its KV is here, and it has blocks for the token after that."""
+        assert attempt.room is not None
+        self.decodes[attempt.number] = attempt
+        held = attempt.request.tokens + attempt.request.generated - 1
+        table = attempt.room.table
+        self.steps.add_decode(attempt.number, held, len(table), self.steps.path(table, held))
+        self.kick()
+
+    def drop_decode(self, attempt: Attempt) -> None:
+        if self.decodes.pop(attempt.number, None) is not None:
+            self.steps.remove_decode(attempt.number)
+            self._shorten()
+
+    # -- steps
+
+    @property
+    def stepping(self) -> bool:
+        return self._plan is not None
+
+    def kick(self) -> None:
+        """There may be something to compute."""
+        if self._plan is not None:
+            self._shorten()
+            return
+        if self._busy or not self.alive:
+            return
+        self._busy = True  # whoever gets room meanwhile may have something to compute
+        self.settle()
+        self.steps.fill()
+        for number in make_room(self.steps, self.admission, self, self._table):
+            self._owner.gave_way(self, self.decodes.pop(number))
+        self.settle()
+        self._busy = False
+        plan = self.steps.decide(self._time.now_s)
+        if plan is not None:
+            self._begin(plan)
+
+    def _table(self, number: int) -> list[int]:
+        room = self.decodes[number].room
+        assert room is not None
+        return room.table
+
+    def _begin(self, plan: StepPlan) -> None:
+        if plan.prefills and self._rule is StepRule.PREFILL_FIRST:
+            plan.decodes.clear()
+            del plan.prefills[self._together(plan) :]
+        now_s, profile = self._time.now_s, self._profile
+        chunks = [(start, end) for _, start, end in plan.prefills]
+        context = sum(self._context(number) for number in plan.decodes)
+        counted = profile.kv_read(context, self._read_again(plan))
+        seconds = profile.seconds(chunks, len(plan.decodes), counted)
+        self._kv_tokens, self._kv_counted = context, counted
+        copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
+        stall_s = self._scheduling.of(self.admission.waiting + self.steps.waiting)
+        self._plan, self._leap = plan, Leap(now_s + copies_s + stall_s, seconds, stall_s=stall_s)
+        self._turn += 1
+        if len(self._stages) > 1:
+            self._begin_stages(plan, seconds)
+            return
+        for number, _, end in plan.prefills:
+            self._owner.computing(self, self.jobs[number], end)
+        if not plan.prefills:
+            self._leap.growth_s = profile.decode_kv_token_s * len(plan.decodes)
+            self._leap.count = self._steps_until_change(plan)
+        self._await()
+
+    def _read_again(self, plan: StepPlan) -> int:
+        """Tokens of KV that the step has read for another request already: of blocks that all that are decoded share,
+        or that some do, where the kernel reads those once, too."""
+        if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
+            return 0
+        tables = [self._table(number) for number in plan.decodes]
+        if self._grouped:
+            return self._block_tokens * (sum(map(len, tables)) - len(set().union(*tables)))
+        return self._block_tokens * shared_blocks(tables) * (len(tables) - 1)
+
+    def _together(self, plan: StepPlan) -> int:
+        """How many whole prompts are computed at once: the first one, and what has room beside it."""
+        ends = accumulate(end - start for _, start, end in plan.prefills)
+        return max(1, sum(tokens <= self._whole_tokens for tokens in ends))
+
+    def _context(self, number: int) -> int:
+        request = self.decodes[number].request
+        return request.tokens + request.generated
+
+    def _steps_until_change(self, plan: StepPlan) -> int:
+        """Steps until the first of them is done or needs a block."""
+        room = self.steps.room
+        if len(plan.decodes) < self.steps.running or self.steps.learns:
+            return 1  # others may be decoded in the next one
+        most = min(min(self._left(number), room(number)) for number in plan.decodes)
+        limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
+        step_s = self._leap.step_s
+        return max(1, min(most, int(limit_s / step_s) if step_s else most))
+
+    def _left(self, number: int) -> int:
+        request = self.decodes[number].request
+        return request.max_tokens - request.generated
+
+    def _await(self) -> None:
+        turn = self._turn
+        self._time.at(self._leap.end_s, lambda: self._stepped(turn))
+
+    def _shorten(self) -> None:
+        """Something comes up: what is under way ends with the present step."""
+        if self._plan is not None and self._leap.shorten(self._time.now_s):
+            self._turn += 1
+            self._await()
+
+    def want(self, request: BatchRequest, then: Callable[[Reservation], None], *, new: bool = True) -> None:
+        super().want(request, then, new=new)
+        self._line_changed()
+
+    def unwant(self, number: int) -> None:
+        super().unwant(number)
+        self._line_changed()
+
+    def _line_changed(self) -> None:
+        """Where each that waits costs time, steps are not equal any more."""
+        if self._scheduling.waiting_s:
+            self._shorten()
+
+    def _begin_stages(self, plan: StepPlan, seconds: float) -> None:
+        """A chunk passes through the nodes one after the other; the next one follows when the first node is free."""
+        stages, part_s = self._stages, seconds / len(self._stages)
+        end_s = self._leap.began_s
+        for stage, free_s in enumerate(stages):
+            stages[stage] = end_s = max(end_s, free_s) + part_s
+        for number, _, end in plan.prefills:
+            self._owner.computing(self, self.jobs[number], end)
+        turn = self._turn
+        self._time.at(stages[0], lambda: self._stepped(turn, end_s))
+
+    def _stepped(self, turn: int, effect_s: float | None = None) -> None:
+        """The step, or leap, is over; with ``effect_s``, for the first node of several."""
+        if turn != self._turn or not self.alive:
+            return
+        plan, count = self._plan, self._leap.count
+        assert plan is not None
+        lasted_s, stall_s = self._time.now_s - self._leap.began_s, self._leap.stall_s
+        seconds = lasted_s - (count - 1) * stall_s
+        between_s = (seconds + count * stall_s) / count
+        self.stalled_s += count * stall_s
+        failed_prefills, failed_decodes = self._failures(plan)
+        failed = [self.jobs[number] for number in failed_prefills if number in self.jobs]
+        failed += [self.decodes[number] for number in failed_decodes if number in self.decodes]
+        counted = self.steps.fold(plan, set(failed_prefills), set(failed_decodes), count)
+        self._plan, self._busy = None, True  # the next step is decided when all of this one is told
+        self.free_late()
+        tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
+        self.prompt_tokens += tokens
+        decode_s = seconds
+        if plan.prefills:
+            decode_s = self._profile.seconds((), len(plan.decodes), self._kv_counted)
+        told_s = decode_s if plan.prefills else 0.0  # of steps with both
+        seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s, told_s)
+        self.admission.observe(seen)
+        self.steps.observe(seen)
+        chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
+        for attempt, start, end in chunks:
+            attempt.computing_s += token_s * (end - start)  # who is queued behind it waits so long
+        if effect_s is None:
+            self._told(chunks)
+        elif chunks:
+            for attempt, _, _ in chunks:
+                attempt.drain_s = effect_s - self._time.now_s
+            self._passing += tokens
+            self._time.at(effect_s, lambda: self._told_late(chunks, tokens))
+        if counted.decodes:
+            decodes, kv_tokens = len(plan.decodes), self._kv_counted
+            grown = decodes * (count * (count - 1) // 2)
+            self.decode_sums.add(count, decodes, decode_s, count * kv_tokens + grown)
+            self._kv_tokens += len(plan.decodes) * count // 2
+            running = self.steps.running
+            if len(plan.decodes) < running:  # others are decoded in other steps of the round
+                self._kv_tokens = sum(map(self._context, self.decodes))
+            self._token_times.decoded(len(plan.decodes), between_s, self._kv_tokens, count, running)
+        for number in counted.decodes:
+            if number in self.decodes:
+                self._owner.decoded(self, self.decodes[number], count, between_s)
+        for attempt in failed:
+            if not attempt.over:
+                self._owner.failed(self, attempt)
+        self.report()
+        self.pump()
+        self._busy = False
+        self.kick()
+
+    def _failures(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        faults = self._faults
+        if faults is None:
+            return [], []
+        prefills = [number for number, _, _ in plan.prefills if faults.step_fails()]
+        return prefills, [number for number in plan.decodes if faults.step_fails()]
+
+    def _told(self, chunks: Sequence[tuple[Attempt, int, int]]) -> None:
+        for attempt, start, end in chunks:
+            if not attempt.over and attempt.job in self.jobs:
+                self._computed(attempt, start, end)
+
+    def _told_late(self, chunks: Sequence[tuple[Attempt, int, int]], tokens: int) -> None:
+        self._passing -= tokens
+        if self.alive:
+            self._told(chunks)
+            self.report()
+            self.pump()
+            self.kick()
+
+    def _computed(self, attempt: Attempt, start: int, end: int) -> None:
+        room, block = attempt.job_room, self._block_tokens
+        assert room is not None
+        self.prompts.advanced(attempt.job, end - start)
+        keys = attempt.request.keys
+        first, last = start // block, min(end // block, len(keys))
+        self.publish(attempt, room, first, last)
+        self.prompts.published(attempt.job, keys[first:last])
+        if end == attempt.tokens:
+            self.prompts.end(attempt.job)
+            del self.jobs[attempt.job]
+        self._owner.computed(self, attempt, start, end)
+
+    # -- what it tells the conductor
+
+    def report(self) -> None:
+        """What a worker tells the conductor."""
+        stored, removed = self.pool.drain_changes()
+        self.evicted += len(removed)
+        if stored or removed:
+            self._seq += 1
+            self._fleet.index.apply_delta(self.state, self._seq, pack_keys(stored), pack_keys(removed))
+        pending = len(self.decodes) + len(self._wanted) - self.steps.running
+        tbt_ms, batch, kv_tokens = self._token_times.take(idle=not self.steps.running)
+        reads_once = self._profile.decode_shared_share < 1.0 and self.steps.reads_once
+        load = InstanceLoad(
+            max(0, pending),
+            self.steps.running,
+            max(0, self.prompts.pending_tokens - self._passing),
+            self.pool.used,
+            self.pool.cached,
+            mean_tbt_ms=tbt_ms,
+            mean_batch=batch,
+            mean_kv_tokens=kv_tokens,
+            kv_tokens=self._kv_tokens if self.steps.running else 0,
+            room_wait_ms=self.room_waits.wait_s(self._time.now_s) * 1e3,
+            draining=self.draining,
+            level_blocks=LEVEL_BLOCKS if reads_once else 0,
+            shared=self.admission.prefixes.shared() if reads_once else (),
+        )
+        self._fleet.set_load(self.state, load, self._time.now_s)
+
+    def drain(self) -> None:
+        """From now on nothing new comes."""
+        self.draining = True
+        self.report()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of any request is here, and nobody reads from it."""
+        waits = self.jobs or self.decodes or self._wanted or self._after_step
+        return not (waits or self.pool.used or self.reservations.leases)
+
+    def check_idle(self) -> None:
+        """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
+        self.admission.check_integrity()
+        self.prompts.check_integrity()
+        held = {
+            "blocks": self.pool.used,
+            "waiting": self.admission.waiting,
+            "admitted": self.admission.admitted,
+            "leases": self.reservations.leases,
+            "prompts": self.prompts.queued + self.prompts.active,
+            "prompt tokens": self.prompts.pending_tokens + self._passing,
+            "steps": self.steps.waiting + self.steps.running + self.steps.prefilling,
+            "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
+        }
+        assert not any(held.values()), f"{self.name}: {held}"

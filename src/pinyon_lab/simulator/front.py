@@ -1,0 +1,172 @@
+"""The front of a simulated cluster: clients send, the queue lets them in, and every request ends once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.decisions import FrontDecisions
+from pinyon.eviction import Traits
+from pinyon.eviction.policy import kind_and_turn
+from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.block_ids import key_of
+from pinyon_lab.simulator.clients import Clients
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.workload import Arrival, answers
+
+__all__ = ["Front"]
+
+
+class Front:
+    """``place`` gets each request that is let in, with the time at which to give up; ``withdraw`` the attempt of one
+    whose client has left; ``log`` what ended how."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        settings: ClusterSettings,
+        decisions: FrontDecisions,
+        place: Callable[[Request, float], None],
+        withdraw: Callable[[Attempt], None],
+        log: Callable[..., None],
+    ) -> None:
+        self.queue = decisions.queue
+        self.requests: dict[int, Request] = {}
+        """Those that have not ended."""
+        self.queued = 0
+        """That had to wait, so far."""
+        self._left = 0
+        """Those that have left, and whose places nobody has got yet."""
+        self._time, self._settings = time, settings
+        self._blocks_max = settings.hbm_tokens // settings.block_tokens
+        self._place, self._withdraw, self._log = place, withdraw, log
+        self._arrivals: Sequence[Arrival] = ()
+        self._answers: dict[int, tuple[int, ...]] = {}
+        self._clients = Clients(())
+        self._outcomes: dict[int, Outcome] = {}
+        self._progress: Callable[[int], None] = lambda done: None
+
+    def open(self, arrivals: Sequence[Arrival], clients: int, progress: Callable[[int], None]) -> None:
+        """They come from now on."""
+        self._arrivals, self._clients, self._progress = arrivals, Clients(arrivals, clients), progress
+        self._answers = answers(arrivals, self._settings.block_tokens)
+        self._send(self._clients.first())
+
+    def outcomes(self) -> list[Outcome]:
+        """Of all, when all is over."""
+        return [self._outcomes[number] for number in range(len(self._arrivals))]
+
+    @property
+    def over(self) -> bool:
+        """All requests have ended."""
+        return len(self._outcomes) == len(self._arrivals)
+
+    def _send(self, due: Sequence[tuple[float, int]]) -> None:
+        now_s = self._time.now_s
+        for when_s, number in due:
+            self._time.at(max(when_s, now_s), lambda number=number: self._arrive(number))  # type: ignore[misc]
+
+    def _arrive(self, number: int) -> None:
+        arrival, block_tokens = self._arrivals[number], self._settings.block_tokens
+        full = arrival.blocks[: arrival.tokens // block_tokens] if self._settings.prefix_cache else ()
+        request = Request(
+            number,
+            tuple(map(key_of, full)),
+            arrival.tokens,
+            max(1, arrival.output_tokens),
+            self._time.now_s,
+            arrival.traits,
+            _class_of(arrival.traits),
+            tuple(map(key_of, self._answers.get(number, ()))),
+            self._settings.prefix_cache,
+        )
+        self.requests[number] = request
+        if -(-(request.tokens + request.max_tokens) // block_tokens) > self._blocks_max:
+            self.end(request, "too long")
+        elif self._settings.path_s:
+            self._time.after(self._settings.path_s, lambda: self._enter(request))
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        """It is at the front's door."""
+        if request.ends:  # its client left on the way
+            return
+        request.entered, number = True, request.number
+        try:
+            displaced = self.queue.reserve(number, request.traits.tenant, self._time.now_s)
+        except ResourceExhausted:
+            self.end(request, "refused")
+            return
+        if displaced is not None:
+            self.requests[displaced].queued = False
+            self.end(self.requests[displaced], "refused")
+        if self.queue.enter(number, request.tokens + request.max_tokens, self._time.now_s):
+            self._let_in(request)
+        else:
+            request.queued = True
+            self.queued += 1
+
+    def _let_in(self, request: Request) -> None:
+        self._place(request, self._time.now_s + self._settings.placement_wait_s)
+
+    def leave(self, request: Request, how: str) -> None:
+        """One that was let in has ended."""
+        self.end(request, how)
+        self._left += 1
+        if self._left > 1:  # of who was just let in, and refused at once: the loop below goes on
+            return
+        while self._left:
+            following = self.queue.leave(self._time.now_s)
+            if following is not None:
+                waiting = self.requests[following]
+                waiting.queued = False
+                self._let_in(waiting)
+            self._left -= 1
+
+    def cancel(self, number: int) -> None:
+        """Its client leaves; nothing happens if it has ended, or has not come yet."""
+        request = self.requests.get(number)
+        if request is None:
+            return
+        if not request.entered:
+            self.end(request, "cancelled")
+            return
+        if request.queued:
+            request.queued = False
+            if not self.queue.cancel(number, self._time.now_s):
+                raise RuntimeError(f"request {number} is not in the queue")
+            self.end(request, "cancelled")
+            return
+        if request.attempt is not None and not request.attempt.over:
+            self._withdraw(request.attempt)
+        self.leave(request, "cancelled")
+
+    def end(self, request: Request, how: str) -> None:
+        request.ends.append(how)
+        request.ended_s = self._time.now_s
+        self._log(how, request.number, request.attempts)
+        attempt, request.attempt = request.attempt, None
+        prefill, decode = ("", "") if attempt is None else attempt.names
+        self._outcomes[request.number] = Outcome.of(request, prefill, decode)
+        del self.requests[request.number]
+        self._progress(len(self._outcomes))
+        self._send(self._clients.ended(request.number, self._time.now_s))
+
+    def check_over(self) -> None:
+        """Raises if a request has not ended."""
+        assert not self.requests, sorted(self.requests)
+        assert (self.queue.in_flight, self.queue.queued) == (0, 0)
+        self.queue.check_integrity()
+
+
+def _class_of(traits: Traits) -> RequestClass:
+    """What a load balancer would make of it: eviction is told of it wherever blocks are used."""
+    kind, turn = kind_and_turn(traits.category)
+    try:
+        return RequestClass(kind=kind, turn=max(1, turn), tenant=traits.tenant)
+    except InvalidArgument:  # a trace may name kinds that no client could
+        return UNKNOWN_CLASS

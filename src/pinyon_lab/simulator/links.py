@@ -1,0 +1,156 @@
+"""Links between machines: what moves at the same time shares the NICs at both ends.
+
+Every machine sends and receives at most so many bytes a second. Flows get max-min fair shares (progressive filling:
+all grow alike until an end of theirs is full), which is what many long flows of a fair transport come to, and shares
+are worked out again whenever a flow begins or ends, of those that share an end with it, or with one that does, and so
+on: what others get does not change.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+
+from pinyon_lab.simulator.virtual_time import VirtualTime
+
+__all__ = ["Links"]
+
+ROUNDING = 1e-6
+"""Of a byte: less is nothing."""
+STALE_MAX = 64
+"""Times that have changed since, besides some for each flow: more are thrown away."""
+
+
+class _Flow:
+    __slots__ = ("counted_s", "done", "end_s", "ends", "left", "rate")
+
+    def __init__(self, ends: tuple[_End, _End], size_bytes: float, done: Callable[[], None], now_s: float) -> None:
+        self.ends = ends
+        self.left = size_bytes
+        self.counted_s = now_s
+        """When so much was left."""
+        self.rate = self.end_s = 0.0
+        self.done = done
+
+
+class _End:
+    """One direction of one machine's NICs."""
+
+    __slots__ = ("bytes_s", "flows")
+
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s
+        self.flows: dict[_Flow, None] = {}
+
+
+class Links:
+    """Between machines by name; those in ``nodes`` have the NICs of so many."""
+
+    def __init__(self, time: VirtualTime, bytes_s: float, nodes: Mapping[str, int] = {}) -> None:
+        self._time = time
+        self._bytes_s, self._nodes = bytes_s, nodes
+        self._out: dict[str, _End] = {}
+        self._in: dict[str, _End] = {}
+        self._flows: dict[_Flow, None] = {}
+        self._soonest: list[tuple[float, int, _Flow]] = []
+        """When flows end, a heap; also times that have changed since."""
+        self._order = count()
+        self._looks_s = float("inf")
+        """When the next one is looked for."""
+        self.sent_bytes = 0.0
+
+    @property
+    def flows(self) -> int:
+        """Under way."""
+        return len(self._flows)
+
+    def send(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
+        """``done`` is called when all of it has arrived; never from here."""
+        self.sent_bytes += size_bytes
+        if size_bytes <= 0:
+            self._time.after(0.0, done)
+            return
+        ends = self._end(self._out, source), self._end(self._in, target)
+        flow = _Flow(ends, size_bytes, done, self._time.now_s)
+        self._flows[flow] = None
+        for end in ends:
+            end.flows[flow] = None
+        self._share(ends)
+
+    def _end(self, ends: dict[str, _End], name: str) -> _End:
+        end = ends.get(name)
+        if end is None:
+            end = ends[name] = _End(self._bytes_s * self._nodes.get(name, 1))
+        return end
+
+    def _share(self, changed: Iterable[_End]) -> None:
+        """Work out anew the rates of all that depend on these ends, and when they are over."""
+        room = {end: end.bytes_s for end in changed if end.flows}
+        flows: dict[_Flow, None] = {}
+        reached = list(room)
+        while reached:
+            for flow in reached.pop().flows:
+                if flow not in flows:
+                    flows[flow] = None
+                    for end in flow.ends:
+                        if end not in room:
+                            room[end] = end.bytes_s
+                            reached.append(end)
+        now_s = self._time.now_s
+        for flow in flows:
+            flow.left -= flow.rate * (now_s - flow.counted_s)
+            flow.counted_s = now_s
+        self._fill(room)
+        for flow in flows:
+            flow.end_s = now_s + (flow.left / flow.rate if flow.left > ROUNDING else 0.0)
+            heapq.heappush(self._soonest, (flow.end_s, next(self._order), flow))
+        self._look()
+
+    @staticmethod
+    def _fill(room: dict[_End, float]) -> None:
+        """Progressively: whoever has the least for each of its flows is full first."""
+        open_flows = {end: dict(end.flows) for end in room}
+        while room:
+            full = min(room, key=lambda end: room[end] / len(open_flows[end]))
+            rate = room[full] / len(open_flows[full])
+            touched: dict[_End, None] = {}
+            for flow in list(open_flows[full]):
+                flow.rate = rate
+                for end in flow.ends:
+                    room[end] -= rate
+                    del open_flows[end][flow]
+                    touched[end] = None
+            for end in touched:
+                if not open_flows[end]:
+                    del room[end], open_flows[end]
+
+    def _look(self) -> None:
+        """When the next one is over."""
+        soonest, flows = self._soonest, self._flows
+        if len(soonest) > STALE_MAX + 4 * len(flows):
+            soonest[:] = [each for each in soonest if each[2] in flows and each[2].end_s == each[0]]
+            heapq.heapify(soonest)
+        while soonest and (soonest[0][2] not in flows or soonest[0][2].end_s != soonest[0][0]):
+            heapq.heappop(soonest)
+        if soonest and soonest[0][0] < self._looks_s:
+            self._looks_s = when_s = soonest[0][0]
+            self._time.at(when_s, lambda: self._ended(when_s))
+
+    def _ended(self, when_s: float) -> None:
+        if when_s != self._looks_s:
+            return  # another one was sooner, and has looked
+        self._looks_s = float("inf")
+        soonest, over = self._soonest, []
+        changed: dict[_End, None] = {}
+        while soonest and soonest[0][0] <= when_s:
+            end_s, _, flow = heapq.heappop(soonest)
+            if flow in self._flows and flow.end_s == end_s:
+                over.append(flow)
+                del self._flows[flow]
+                for end in flow.ends:
+                    del end.flows[flow]
+                    changed[end] = None
+        self._share(changed)
+        for flow in over:
+            flow.done()

@@ -1,0 +1,98 @@
+"""Models of a cluster that a trace can be sent to: each runs, reports, and comes in any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS, ServiceOrder
+from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
+from pinyon_lab.simulator.report import cluster_report, report
+from pinyon_lab.simulator.workload import Arrival
+
+__all__ = ["ClusterModel", "Limits", "Model", "ReferenceModel"]
+
+Rows = Sequence[Any]
+"""A named tuple for each request, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """By which a run is judged; seconds."""
+
+    slo_s: float
+    """Of the TTFT."""
+    tbt_slo_s: float
+    warm_up: int
+    """Requests that do not count."""
+
+
+class Model(Protocol):
+    @property
+    def policy(self) -> str:
+        """Of placement."""
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
+        """``progress`` hears how many are done."""
+
+    def report(self, rows: Rows, limits: Limits) -> dict[str, float]: ...
+
+    def resized(self, instances: int) -> Model:
+        """The same of another size; roles in the same proportion, at least one of each."""
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """See :mod:`pinyon_lab.simulator.prefill_reference`."""
+
+    settings: ReferenceSettings
+    policy: str
+    order: str = SERVICE_ORDER_DEFAULT
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
+        def make() -> ServiceOrder[Any]:
+            return SERVICE_ORDERS.make(self.order)
+
+        return PrefillReference(self.settings, PLACEMENT_POLICIES.make(self.policy), make).run(arrivals, progress)
+
+    def report(self, rows: Rows, limits: Limits) -> dict[str, float]:
+        return report(rows, limits.slo_s, limits.warm_up)
+
+    def resized(self, instances: int) -> ReferenceModel:
+        return replace(self, settings=replace(self.settings, instances=instances))
+
+
+@dataclass(frozen=True)
+class ClusterModel:
+    """See :class:`pinyon_lab.simulator.cluster.Cluster`. ``clients``: of a closed loop; 0: an open one."""
+
+    settings: ClusterSettings
+    machine: MachineProfile
+    engine: EngineProfile
+    policy: str
+    seed: int = 0
+    clients: int = 0
+
+    def cluster(self) -> Cluster:
+        """A new one."""
+        return Cluster(self.settings, self.machine, self.engine, PLACEMENT_POLICIES.make(self.policy), self.seed)
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
+        return self.cluster().run(arrivals, self.clients, progress)
+
+    def report(self, rows: Rows, limits: Limits) -> dict[str, float]:
+        return cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up)
+
+    def resized(self, instances: int) -> ClusterModel:
+        kinds = list(dict.fromkeys(self.settings.roles))
+        had = [self.settings.roles.count(kind) for kind in kinds]
+        counts = [max(1, instances * each // len(self.settings.roles)) for each in had]
+        counts[0] = max(1, counts[0] + instances - sum(counts))
+        roles = tuple(kind for kind, number in zip(kinds, counts, strict=True) for _ in range(number))
+        return replace(self, settings=replace(self.settings, roles=roles))

@@ -1,0 +1,231 @@
+"""The plain reference: instances that compute one prompt at a time, for a time that is proportional to its new tokens.
+
+Few rules, so that anybody can compute it again and get the same numbers:
+
+- A prefill takes 127 µs for each token that is not reused (DualMap's published code).
+- What is reused is the longest leading run of blocks (of 512 tokens in Mooncake's traces) in the instance's cache when
+  service starts, at most all tokens but one. All blocks of a prompt enter the cache when service ends; a cache is LRU,
+  and deeper blocks of a prompt count as used before its shallower ones.
+- TTFT is waiting and service.
+- A policy sees the blocks in the cache and those of requests that are served there, and where they are served as they
+  come of those that wait; the exact rest of the service that runs, and for each that waits the prediction made when it
+  was queued there.
+- At one time what ends comes before what arrives; times a nanosecond apart are one.
+
+All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon.batching.service_order import ServiceOrder
+from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
+from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.instances import InstanceInfo, InstanceState
+from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest, Waiting
+from pinyon.placement.scheduler import Scheduler
+from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
+from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules, packed
+from pinyon_lab.simulator.report import Served
+from pinyon_lab.simulator.workload import Arrival
+
+__all__ = ["PrefillReference", "ReferenceSettings"]
+
+TOKEN_US = 127
+MODEL = "prefill-reference"
+FOREVER_S = 1e18
+UNLIMITED = 1 << 40
+PROGRESS_EVERY = 256
+NANO_S = 1e-9
+"""Times are sums, and rounding must not decide what comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSettings:
+    """``eviction``: the policy of each instance's cache."""
+
+    instances: int
+    cache_tokens: int
+    """Of each instance."""
+    block_tokens: int = 512
+    slo_s: float = 5.0
+    eviction: str = "lru"
+    seed: int = 0
+    token_us: float = TOKEN_US
+    pool: PoolRules | None = None
+    """None: each cache is for its own instance."""
+
+    @property
+    def cache_blocks(self) -> int:
+        return self.cache_tokens // self.block_tokens
+
+
+class _Request(PlacementRequest):
+    """A block that is not full has a key as well, and is reused but for its last token."""
+
+    def keys_max(self, block_tokens: int) -> int:
+        return -(-self.prompt_tokens // block_tokens)
+
+    def reusable_blocks(self, block_tokens: int) -> int:
+        return self.keys_max(block_tokens)
+
+    def reused_tokens(self, blocks: int, block_tokens: int) -> int:
+        return min(blocks * block_tokens, self.prompt_tokens - 1)
+
+    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
+        return np.minimum(blocks * block_tokens, self.prompt_tokens - 1)
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    number: int
+    arrival: Arrival
+    request: PlacementRequest
+    decision: PlacementDecision | None = None
+    started_s: float = 0.0
+    hit_tokens: int = 0
+
+
+class _Instance:
+    def __init__(
+        self,
+        number: int,
+        fleet: Fleet,
+        settings: ReferenceSettings,
+        order: ServiceOrder[_Job],
+        where: dict[int, PooledCache],
+    ) -> None:
+        self.number = number
+        self.waiting = order
+        self.served: _Job | None = None
+        name = f"instance-{number:06d}"
+        layout = KvLayout(1, 1, 1, settings.block_tokens, "float16")
+        info = InstanceInfo(
+            name, name, Role.MIXED, f"{name}:1", MODEL, MODEL, layout, short_first=self.waiting.short_first
+        )
+        self.state = fleet.join(info, 0.0)
+        self.state.prefill_model = KnownPrefillCost((0.0, settings.token_us * 1e-6, 0.0))
+        self.state.learned()
+        memory = fleet, self.state, settings.eviction, settings.cache_blocks
+        if settings.pool is None:
+            self.cache = OwnCache(*memory)
+        else:
+            self.cache = PooledCache(*memory, settings.pool, where)
+            byte_s = settings.pool.fetch_us * 1e-6 * layout.block_tokens / layout.block_bytes
+            self.state.transfer_model = TransferCostModel(((0.0, byte_s),) * PATH_KINDS)
+            self.state.transfers_learned()
+
+
+class PrefillReference:
+    """Instances 0 to ``settings.instances`` - 1 under one policy."""
+
+    def __init__(
+        self,
+        settings: ReferenceSettings,
+        policy: PlacementPolicy,
+        order: Callable[[], ServiceOrder[_Job]],
+    ) -> None:
+        self._slo_s, self._token_us = settings.slo_s, settings.token_us
+        self._block_tokens = settings.block_tokens
+        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
+        self._fleet = Fleet(BlockIndex(UNLIMITED), inflight, settings.instances, together=True)
+        self.scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
+        where: dict[int, PooledCache] = {}
+        self._instances = [
+            _Instance(number, self._fleet, settings, order(), where) for number in range(settings.instances)
+        ]
+        self._by_name = {each.state.info.instance_id: each for each in self._instances}
+        self._ends: list[tuple[float, int]] = []
+        self._served: dict[int, Served] = {}
+        self.moved = 0
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[Served]:
+        """All of them, in order of arrival."""
+        for number, arrival in enumerate(arrivals):
+            self._serve_until(arrival.time_s)
+            self._arrive(number, arrival)
+            if number % PROGRESS_EVERY == 0:
+                progress(number)
+        self._serve_until(FOREVER_S)
+        return [self._served[number] for number in range(len(arrivals))]
+
+    def check(self) -> None:
+        """Assert that nothing is left of what was served, and that the books agree (for tests)."""
+        assert not any(len(each.waiting) or each.served for each in self._instances)
+        assert not self._ends
+        inflight = self._fleet.inflight
+        assert not inflight.prefills
+        assert not inflight.decodes
+        assert not len(inflight.expected)
+        inflight.check_integrity()
+        self._fleet.index.check_integrity()
+        for each in self._instances:
+            assert self._fleet.index.blocks_of(each.state) == each.cache.held() <= each.cache.full
+            assert each.state.queued_prefill_us == each.state.computing == 0
+
+    def _arrive(self, number: int, arrival: Arrival) -> None:
+        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, packed(arrival.blocks)))
+        decision = self.scheduler.decide(job.request, arrival.time_s)
+        self._queue(job, decision, arrival.time_s)
+        for move in self.scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
+            self._move(move, arrival.time_s)
+
+    def _waiting(self, state: InstanceState) -> list[Waiting]:
+        jobs = self._instances[state.row].waiting
+        return [Waiting(job.request, job.decision, job.arrival.time_s) for job in jobs if job.decision is not None]
+
+    def _move(self, move: Move, now_s: float) -> None:
+        source = self._instances[move.source.row]
+        job = next(job for job in source.waiting if job.request is move.request)
+        source.waiting.remove(job)
+        self._fleet.inflight.release(job.request.request_id)
+        self.moved += 1
+        self._queue(job, self.scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
+
+    def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:
+        instance = self._by_name[decision.prefill.info.instance_id]
+        job.decision = decision
+        # what is moved is moved in its own turn
+        counted = decision.without_fetches()
+        self._fleet.inflight.add(job.request.request_id, counted, 0, now_s, job.request.block_keys)
+        instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)
+        if instance.served is None:
+            self._start(instance, now_s)
+
+    def _start(self, instance: _Instance, now_s: float) -> None:
+        job = instance.waiting.next(now_s)
+        if job is None:
+            return
+        reuse = instance.cache.read(job.arrival.blocks, now_s, job.arrival.traits)
+        job.hit_tokens = job.request.reused_tokens(reuse.blocks, self._block_tokens)
+        job.started_s = now_s
+        seconds = (job.arrival.tokens - job.hit_tokens) * self._token_us * 1e-6
+        seconds += reuse.moving_us * self._block_tokens * 1e-6
+        instance.served = job
+        self._fleet.inflight.begin_prefill(job.request.request_id, instance.state, now_s, seconds)
+        heapq.heappush(self._ends, (now_s + seconds, instance.number))
+
+    def _serve_until(self, time_s: float) -> None:
+        while self._ends and self._ends[0][0] <= time_s + NANO_S:
+            now_s, number = heapq.heappop(self._ends)
+            instance = self._instances[number]
+            job, instance.served = instance.served, None
+            assert job is not None
+            arrival = job.arrival
+            times = arrival.time_s, number, job.started_s, now_s - arrival.time_s
+            self._served[job.number] = Served(*times, arrival.tokens, job.hit_tokens)
+            instance.cache.store(arrival.blocks, now_s, arrival.traits)
+            self._fleet.inflight.end_prefill(job.request.request_id, instance.state, now_s)
+            self._fleet.inflight.release(job.request.request_id)
+            self._start(instance, now_s)

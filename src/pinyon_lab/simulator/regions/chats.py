@@ -1,0 +1,161 @@
+"""Conversations like those of ChatBot Arena and WildChat: their lengths, and what users and regions have in common."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+from typing import Final
+
+from pinyon_lab.simulator.regions.programs import Fresh, Program, Step, Text, fresh_keys
+from pinyon_lab.traces.generate.draws import log_normal
+
+__all__ = ["ARENA", "WILDCHAT", "ChatSettings", "ChatSource", "Chats", "Together"]
+
+TEMPLATE_TOKENS = 32
+"""What Llama 3.1's chat template puts before the first message, in whole blocks of 16: all requests have it."""
+OPENING, OPENING_SIGMA, OPENING_REST = 0.75, 0.5, 0.2
+"""Lengths of openings, by the mean of a prompt, and of what comes after one, by the length that the prompt would have
+else: so prompts are as long as without them, and openings most of what they begin."""
+TOKENS_MIN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """Lengths are of one turn, in tokens: means and sigmas of log-normal ones. An *opening* begins the first prompt of
+    some conversations: the user's own, one that is popular in the region, or one that is so everywhere."""
+
+    prompt_mean: float
+    prompt_sigma: float
+    answer_mean: float
+    answer_sigma: float
+    again: float
+    """Probability of one more turn."""
+    long_share: float
+    """Of conversations that go on with ``long_again`` instead."""
+    long_again: float
+    users: int
+    """Of a region; the n-th one begins as many conversations as 1 / n^``skew`` says."""
+    skew: float
+    own: float
+    """Probability that a conversation begins with its user's opening,"""
+    regional: float
+    """with a popular one of the region,"""
+    worldwide: float
+    """with one that is popular everywhere."""
+    openings: int
+    """Popular ones of a region, and as many everywhere."""
+    context_max: int = 16_384
+    """Of a prompt and its answer: a conversation that would exceed it ends."""
+
+
+ARENA: Final = ChatSettings(
+    prompt_mean=52.3, prompt_sigma=1.28, answer_mean=189.5, answer_sigma=0.8,
+    again=1 / 6, long_share=0.0, long_again=0.0,
+    users=600, skew=0.8, own=0.18, regional=0.15, worldwide=0.26, openings=2,
+)  # fmt: skip
+"""Lengths and turns (1.2 in the mean) are those that the data set's authors publish (LMSYS-Chat-1M, Table 1); sigmas
+are of LMSYS-Chat-1M. Openings are put in so that users have 2.47 times as much in common with themselves (§3.2)."""
+WILDCHAT: Final = ChatSettings(
+    prompt_mean=295.6, prompt_sigma=1.85, answer_mean=441.3, answer_sigma=0.79,
+    again=0.41, long_share=0.095, long_again=0.9,
+    users=600, skew=0.8, own=0.37, regional=0.15, worldwide=0.28, openings=2,
+)  # fmt: skip
+"""Lengths and turns (2.5 in the mean, more than ten in 3.7 % of the conversations) are those that WildChat's authors
+publish; openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""
+
+
+class Chats:
+    """What all regions have in common. ``block_tokens``: of a block."""
+
+    def __init__(self, settings: ChatSettings, block_tokens: int, rng: Random) -> None:
+        self.settings, self.block_tokens = settings, block_tokens
+        self.fresh = fresh_keys(rng)
+        self.template = Text().extended(TEMPLATE_TOKENS, block_tokens, self.fresh)
+        self.openings = [self.opening(rng) for _ in range(settings.openings)]
+
+    def opening(self, rng: Random) -> Text:
+        """A new one."""
+        tokens = OPENING * self.settings.prompt_mean * log_normal(rng, OPENING_SIGMA)
+        return self.template.extended(max(TOKENS_MIN, round(tokens)), self.block_tokens, self.fresh)
+
+    def prompt_tokens(self, rng: Random) -> int:
+        chats = self.settings
+        most = chats.context_max // 2
+        return min(most, max(TOKENS_MIN, round(chats.prompt_mean * log_normal(rng, chats.prompt_sigma))))
+
+    def answer_tokens(self, rng: Random) -> int:
+        chats = self.settings
+        return min(chats.context_max // 2, max(1, round(chats.answer_mean * log_normal(rng, chats.answer_sigma))))
+
+
+class ChatSource:
+    """Conversations of one region. Raises ``ValueError`` for probabilities that are more than 1 together."""
+
+    def __init__(self, chats: Chats, region: str, rng: Random) -> None:
+        settings = chats.settings
+        if settings.own + settings.regional + settings.worldwide > 1:
+            raise ValueError("conversations begin with an opening of one kind only")
+        self._chats, self._region = chats, region
+        self._openings = [chats.opening(rng) for _ in range(settings.openings)]
+        self._own = [chats.opening(rng) for _ in range(settings.users)]
+        self._weights = list(accumulate(1 / number**settings.skew for number in range(1, settings.users + 1)))
+
+    def program(self, rng: Random) -> Program:
+        return self.conversation(self.user(rng), rng)
+
+    def user(self, rng: Random) -> int:
+        """One that begins a conversation."""
+        return bisect(self._weights, rng.random() * self._weights[-1])
+
+    def name_of(self, user: int) -> str:
+        return f"{self._region} {user}"
+
+    def conversation(self, user: int, rng: Random) -> Program:
+        """Of the region's n-th user."""
+        chats, settings = self._chats, self._chats.settings
+        fresh: Fresh = fresh_keys(rng)
+        again = settings.long_again if rng.random() < settings.long_share else settings.again
+        text = self._first(user, rng, fresh)
+        steps: list[Step] = []
+        while True:
+            output = chats.answer_tokens(rng)
+            after = text.extended(output, chats.block_tokens, fresh)
+            answer = after.keys[len(text.keys) :]
+            steps.append(Step(len(steps) - 1, text.tokens, output, text.keys, answer))
+            text = after.extended(chats.prompt_tokens(rng), chats.block_tokens, fresh)
+            if rng.random() >= again or text.tokens + settings.answer_mean > settings.context_max:
+                return Program(self.name_of(user), tuple(steps))
+
+    def _first(self, user: int, rng: Random, fresh: Fresh) -> Text:
+        chats, settings, draw = self._chats, self._chats.settings, rng.random()
+        tokens = chats.prompt_tokens(rng)
+        if draw < settings.own:
+            opening = self._own[user]
+        elif draw < settings.own + settings.regional:
+            opening = rng.choice(self._openings)
+        elif draw < settings.own + settings.regional + settings.worldwide:
+            opening = rng.choice(chats.openings)
+        else:
+            return chats.template.extended(tokens, chats.block_tokens, fresh)
+        return opening.extended(max(TOKENS_MIN, round(OPENING_REST * tokens)), chats.block_tokens, fresh)
+
+
+class Together:
+    """Programs of ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs that have
+    several patterns (SkyWalker §3.2)."""
+
+    def __init__(self, source: ChatSource, least: int, most: int) -> None:
+        self._source, self._least, self._most = source, least, most
+
+    def program(self, rng: Random) -> Program:
+        user = self._source.user(rng)
+        steps: list[Step] = []
+        for _ in range(rng.randint(self._least, self._most)):
+            begin = len(steps)
+            steps += [
+                step._replace(after=step.after + begin if step.after >= 0 else -1)
+                for step in self._source.conversation(user, rng).steps
+            ]
+        return Program(self._source.name_of(user), tuple(steps))

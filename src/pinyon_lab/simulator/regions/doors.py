@@ -1,0 +1,156 @@
+"""The load balancer of one region: a queue, and both layers of routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, PushingRule
+from pinyon.routing.queue import RequestQueue
+from pinyon.routing.target import Report
+from pinyon.routing.target_policy import TargetPolicy
+from pinyon.routing.two_layers import Route, TwoLayers, Where
+from pinyon_lab.simulator.regions.calls import Call, Hop
+from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System
+from pinyon_lab.simulator.virtual_time import VirtualTime
+
+__all__ = ["Door"]
+
+ENDLESS = 1 << 30
+"""Slots: what is pushed on is bounded by the rule of pushing alone. Clients of a closed loop bound the queue."""
+
+ELSEWHERE = "elsewhere"
+"""Where a call that may go no further came from; there is no law here."""
+
+
+class _Demand:
+    """Calls that may go to the same places: all that have come from another region stay here, and nobody goes where he
+    failed."""
+
+    __slots__ = ("exclude", "forwarded")
+
+    def __init__(self, forwarded: bool, exclude: tuple[str, ...]) -> None:
+        self.forwarded, self.exclude = forwarded, exclude
+
+
+class Door:
+    """First come, first served (§4.1); who cannot go on does not keep others from it who wait for something else.
+    ``push`` gets what goes to an instance, ``forward`` what goes to another region, ``give_up`` what has waited for
+    ``wait_s``."""
+
+    def __init__(
+        self,
+        region: str,
+        system: System,
+        time: VirtualTime,
+        global_view: TargetPolicy,
+        push: Callable[[Door, Call], None],
+        forward: Callable[[Door, Call], None],
+        give_up: Callable[[Call], None],
+        wait_s: float,
+    ) -> None:
+        self.region, self.alive = region, True
+        self._system, self._time, self._global_view = system, time, global_view
+        self._push, self._forward, self._give_up, self._wait_s = push, forward, give_up, wait_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self.layers = TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
+        self._queue = RequestQueue(ENDLESS, ENDLESS)
+        self._waiting: dict[int, Call] = {}
+        self._demands: list[_Demand] = []
+        self._numbers: dict[tuple[bool, tuple[str, ...]], int] = {}
+        """Of demands."""
+        self._received: dict[str, int] = {}
+        """From each other region, in all."""
+
+    def _rules(self) -> tuple[PushingRule, TargetPolicy]:
+        system = self._system
+        own = system.policy == GLOBAL_VIEW
+        return PUSHING_RULES.make(system.pushing), self._global_view if own else ROUTING_POLICIES.make(system.policy)
+
+    @property
+    def queued(self) -> int:
+        return self._queue.queued
+
+    def die(self) -> None:
+        """With all it knows. Whoever's calls these were sees to them."""
+        self.alive = False
+        self._begin()
+
+    def live(self) -> None:
+        """Again, and it knows nobody."""
+        self.alive = True
+
+    def arrive(self, call: Call, sender: str, *, again: bool = False) -> None:
+        """``sender``: another region, "" for a client. ``again``: it was here before, and has its old place."""
+        if sender and not again:
+            self._received[sender] = self._received.get(sender, 0) + 1
+        now_s, number = self._time.now_s, call.number
+        demand = self._demand(bool(sender), call.exclude)
+        self._queue.reserve(number, "", now_s)
+        tokens = call.request.tokens + call.request.max_tokens
+        came_s = call.sent_s if again else now_s
+        deadline_s, is_open = now_s + self._wait_s, self._open(demand)
+        if self._queue.enter(number, tokens, came_s, demand=demand, deadline_s=deadline_s, open=is_open):
+            self._go(call, demand)
+        else:
+            self._waiting[number] = call
+            self._time.at(deadline_s, self._expire)
+
+    def _demand(self, forwarded: bool, exclude: tuple[str, ...]) -> int:
+        kind = (forwarded or not self._system.forwards, exclude)
+        number = self._numbers.setdefault(kind, len(self._demands))
+        if number == len(self._demands):
+            self._demands.append(_Demand(*kind))
+        return number
+
+    def _open(self, number: int) -> bool:
+        """There is room now for those of this demand."""
+        demand, now_s = self._demands[number], self._time.now_s
+        if self.layers.local.available(now_s, exclude=demand.exclude):
+            return True
+        return not demand.forwarded and bool(self.layers.remote.available(now_s, exclude=demand.exclude))
+
+    def _expire(self) -> None:
+        for number in self._queue.expire(self._time.now_s):
+            self._give_up(self._waiting.pop(number))
+
+    def forget(self, call: Call) -> None:
+        """It does not wait here any more, if it did."""
+        if self._waiting.pop(call.number, None) is not None:
+            self._queue.cancel(call.number, self._time.now_s)
+
+    def pump(self) -> None:
+        """Whoever can go on does."""
+        queue = self._queue
+        while self.alive and queue.queued:
+            closed = [number for number in queue.waiting_demands if not self._open(number)]
+            number = queue.next(self._time.now_s, closed)
+            if number is None:
+                return
+            call = self._waiting.pop(number)
+            self._go(call, self._demand(call.forwarded_to(self.region), call.exclude))
+
+    def _go(self, call: Call, number: int) -> None:
+        """Somebody has room for it."""
+        demand, now_s = self._demands[number], self._time.now_s
+        self._queue.leave(now_s, self._queue.waiting_demands)
+        choice = self.layers.choose(
+            Route(call.routed, sender=ELSEWHERE if demand.forwarded else "", exclude=demand.exclude), now_s
+        )
+        if choice.where is Where.LOCAL:
+            layer, carry = self.layers.local, self._push
+        else:
+            assert choice.where is Where.REMOTE, f"nobody has room, though {call.number} was let go on"
+            layer, carry = self.layers.remote, self._forward
+        call.hops.append(Hop(self.region, choice.target, layer.sent(call.routed, choice.target)))
+        carry(self, call)
+
+    def report(self, sender: str, peers: int) -> Report:
+        """What another region's load balancer hears that probes this one: who has room is shared among so many."""
+        local, now_s = self.layers.local, self._time.now_s
+        spare = local.spare(now_s)
+        room = UNLIMITED if spare >= UNLIMITED else min(spare, max(1, spare // max(1, peers)))
+        return Report(self.queued, room=room, received=self._received.get(sender, 0), available=local.with_room(now_s))

@@ -1,0 +1,187 @@
+"""The instances of all regions, each of which serves whole requests, and what they tell load balancers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from typing import Protocol
+
+from pinyon.core.block_keys import BlockKey
+from pinyon.core.request import Role
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.policy import PlacementDecision
+from pinyon.profiles.engine_profile import EngineProfile
+from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.routing.target import Report
+from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
+from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.engine import Engine, Faults
+from pinyon_lab.simulator.virtual_time import VirtualTime
+
+__all__ = ["Heard", "Instances"]
+
+UNLIMITED = 1 << 40
+FOREVER_S = 1e15
+LB = "lb"
+
+
+class Heard(Protocol):
+    """Is told at once, where the instance is: what way that has to others is not an instance's business."""
+
+    def began(self, request: Request) -> None:
+        """Its first token is there."""
+
+    def finished(self, request: Request) -> None:
+        """All its tokens are."""
+
+    def failed(self, request: Request, name: str) -> None:
+        """It is at no instance any more, through this one's fault, with what was generated until then."""
+
+
+class Instances:
+    """``settings``: of each of them; its roles do not count, all are mixed."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        settings: ClusterSettings,
+        machine: MachineProfile,
+        engine: EngineProfile,
+        heard: Heard,
+        faults: Faults | None = None,
+    ) -> None:
+        self._time, self._settings, self._heard = time, settings, heard
+        self.counts: Counter[str] = Counter()
+        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
+        fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together=True, decode_sharing=False)
+        self._numbers = count(1)
+        self._attempts = AttemptLifecycle(
+            time, settings, machine, engine, fleet, faults, lambda name, config: None,
+            self._numbers, self.counts, self._log, self._again, self._leave,
+        )  # fmt: skip
+        self._members = self._attempts.members
+        self._at: dict[str, dict[int, Request]] = {}
+        """Requests by instance, which are there and have not ended."""
+        self._received: dict[tuple[str, str], int] = {}
+        """By instance and by who sent them, in all."""
+
+    # -- who is there
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that live."""
+        return list(self._members.engines)
+
+    def engine(self, name: str) -> Engine | None:
+        """None: it does not live."""
+        return self._members.engines.get(name)
+
+    def boot(self, name: str) -> None:
+        """It comes, or comes back, empty."""
+        self._members.boot(name, Role.MIXED)
+        self._at[name] = {}
+        for key in [key for key in self._received if key[0] == name]:
+            del self._received[key]
+
+    def kill(self, name: str) -> list[Request]:
+        """It dies with all it holds: these were there."""
+        if self._members.remove(name) is None:
+            return []
+        lost = list(self._at.pop(name).values())
+        for request in lost:
+            if request.attempt is not None:
+                self._attempts.tear_down(request.attempt)
+        return lost
+
+    # -- requests
+
+    def fits(self, request: Request) -> bool:
+        """Into an empty one."""
+        blocks = -(-(request.tokens + request.max_tokens) // self._settings.block_tokens)
+        return blocks <= self._settings.hbm_tokens // self._settings.block_tokens
+
+    def submit(self, request: Request, name: str, sender: str) -> bool:
+        """It is at the instance's door; with what was generated elsewhere, if it was. False: nobody is there."""
+        engine = self.engine(name)
+        if engine is None:
+            return False
+        self._received[name, sender] = self._received.get((name, sender), 0) + 1
+        decision = PlacementDecision(engine.state, engine.state, 0, (), 0.0, 0.0, 0.0, 0.0, LB)
+        number, job = next(self._numbers), next(self._numbers)
+        tokens = request.tokens + request.generated
+        attempt = request.attempt = Attempt(request, number, job, decision, engine.boot, engine.boot, tokens)
+        request.attempts += 1
+        self._at[name][request.number] = request
+        self._attempts.want_room(attempt)
+        engine.settle()
+        engine.kick()
+        return True
+
+    def cancel(self, request: Request) -> None:
+        """Nobody waits for it any more. Nothing happens if it is at no instance."""
+        attempt = request.attempt
+        if attempt is not None and not attempt.over:
+            self._gone(request, attempt)
+            self._attempts.tear_down(attempt)
+
+    def _gone(self, request: Request, attempt: Attempt) -> None:
+        request.attempt = None
+        at = self._at.get(attempt.names[0])
+        if at is not None:
+            at.pop(request.number, None)
+
+    def _log(self, *what: object) -> None:
+        self.counts[str(what[0])] += 1
+        if what[0] == "first":
+            engine = self.engine(str(what[2]))
+            assert engine is not None
+            self._heard.began(self._at[engine.name][int(str(what[1]))])
+
+    def _again(self, attempt: Attempt, culprit: str) -> None:
+        request = attempt.request
+        self._gone(request, attempt)
+        self._attempts.tear_down(attempt)
+        self._heard.failed(request, culprit)
+
+    def _leave(self, request: Request, how: str) -> None:
+        if request.attempt is not None:
+            self._gone(request, request.attempt)
+        self._heard.finished(request)
+
+    # -- what a probe finds
+
+    def report(self, name: str, sender: str) -> Report | None:
+        """None: nobody answers."""
+        engine = self.engine(name)
+        if engine is None:
+            return None
+        load = engine.batch_room.look(len(self._at[name]), 0)
+        return Report(load.waiting, load.running, load.room, self._received.get((name, sender), 0))
+
+    def waiting(self, name: str) -> int:
+        """Requests that have no room there."""
+        engine = self.engine(name)
+        return 0 if engine is None else engine.admission.waiting
+
+    def outstanding(self, name: str) -> int:
+        return len(self._at.get(name, ()))
+
+    def used(self, name: str) -> float:
+        """Share of its KV memory that requests hold; what stays cached does not count."""
+        engine = self.engine(name)
+        return 0.0 if engine is None else engine.pool.used / engine.pool.total
+
+    def held(self, name: str, keys: Sequence[BlockKey]) -> int:
+        """Leading blocks that it has."""
+        engine = self.engine(name)
+        return 0 if engine is None else engine.pool.match_prefix(keys)
+
+    def check_over(self) -> None:
+        """Raises if anything of a request is left."""
+        assert not any(self._at.values())
+        for engine in self._members.engines.values():
+            engine.check_idle()

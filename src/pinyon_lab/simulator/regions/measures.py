@@ -1,0 +1,128 @@
+"""What came of a run of several regions, in a window of closed-loop time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pinyon_lab.simulator.regions.calls import Served
+from pinyon_lab.simulator.regions.world import World
+
+__all__ = ["Measured", "Samples", "Spread", "measured", "spread"]
+
+SAMPLE_S = 1.0
+
+
+class Spread(NamedTuple):
+    """Seconds, as the box plots of SkyWalker's Fig. 8 have them."""
+
+    p10: float
+    p25: float
+    p50: float
+    p75: float
+    p90: float
+    mean: float
+
+
+class Measured(NamedTuple):
+    """Of the requests that ended in the window; shares are from 0 to 1."""
+
+    requests: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft: Spread
+    e2e: Spread
+    hits: float
+    """By tokens of prompts, where a request was first."""
+    forwarded: float
+    """To another region."""
+    used: float
+    """Of all instances' KV memory, in the mean over time."""
+    uneven: float
+    """Requests at the busiest instance by those at the idlest, each in the mean over time."""
+    waiting: float
+    """Requests that have no room at their instances, in the mean over time, of all."""
+    waiting_max: int
+    """At one instance."""
+    queued: float
+    """Requests at load balancers, in the mean over time."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a row: times by their names."""
+        flat = self._asdict()
+        for name in ("ttft", "e2e"):
+            flat |= {f"{name}_{key}_s": value for key, value in flat.pop(name)._asdict().items()}
+        return flat
+
+
+class Samples:
+    """Taken every second from ``warm_s`` on."""
+
+    def __init__(self, world: World, warm_s: float) -> None:
+        self._world = world
+        self.outstanding: list[tuple[int, ...]] = []
+        """Requests by instance, in the order of their names."""
+        self.used: list[tuple[float, ...]] = []
+        """Shares of KV memory."""
+        self.waiting: list[tuple[int, ...]] = []
+        self.queued: list[int] = []
+        world.time.at(warm_s, self._take)
+
+    def _take(self) -> None:
+        world = self._world
+        if world.over:
+            return
+        instances, names = world.instances, sorted(world.home)
+        self.outstanding.append(tuple([instances.outstanding(name) for name in names]))
+        self.used.append(tuple([instances.used(name) for name in names]))
+        self.waiting.append(tuple([instances.waiting(name) for name in names]))
+        self.queued.append(sum([door.queued for door in world.doors.values()]))
+        world.time.after(SAMPLE_S, self._take)
+
+
+def measured(world: World, samples: Samples, warm_s: float, until_s: float, region: str = "") -> Measured:
+    """``region``: of whose clients, "" for all; what is said of instances is so of all. Raises ``ValueError`` if no
+    request ended in the window."""
+    served = [
+        each
+        for each in world.served
+        if warm_s <= each.sent_s + each.e2e_s <= until_s and each.ttft_s >= 0 and region in ("", each.region)
+    ]
+    if not served:
+        raise ValueError("no request has ended in the window")
+    seconds = until_s - warm_s
+    prompts = sum([each.tokens for each in served])
+    return Measured(
+        len(served),
+        len(served) / seconds,
+        sum([each.output_tokens for each in served]) / seconds,
+        spread(served, lambda each: each.ttft_s),
+        spread(served, lambda each: each.e2e_s),
+        sum([each.hit_tokens for each in served]) / prompts,
+        sum([each.forwarded for each in served]) / len(served),
+        _mean([_mean(each) for each in samples.used]),
+        _uneven(samples.outstanding),
+        _mean([sum(each) for each in samples.waiting]),
+        max([max(each) for each in samples.waiting], default=0),
+        _mean(samples.queued),
+    )
+
+
+def spread(served: Sequence[Served], value: Callable[[Served], float]) -> Spread:
+    """Of some, not none."""
+    values = sorted([value(each) for each in served])
+
+    def at(percent: int) -> float:
+        return values[len(values) * percent // 100]
+
+    return Spread(at(10), at(25), at(50), at(75), at(90), _mean(values))
+
+
+def _uneven(outstanding: Sequence[Sequence[int]]) -> float:
+    """Who never has any counts as if it had one at one of a hundred samples."""
+    means = [_mean(each) for each in zip(*outstanding, strict=True)]
+    return max(means) / max(0.01, min(means)) if means else 1.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,92 @@
+"""What came of a simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from pinyon_lab.simulator.outcome import FINISHED, Outcome
+
+__all__ = ["Served", "cluster_report", "report"]
+
+LONGEST = 0.1
+"""Of the requests, by prompt: whom a policy may starve to look good."""
+PERCENTS = (50, 90, 99)
+NANO_S = 1e-9
+"""Times are sums, and rounding must not decide who is late."""
+
+
+class Served(NamedTuple):
+    """One request, in order of arrival."""
+
+    arrived_s: float
+    instance: int
+    started_s: float
+    ttft_s: float
+    tokens: int
+    hit_tokens: int
+
+
+class Timed(Protocol):
+    """What counts of a request; a TTFT below 0: it has none."""
+
+    @property
+    def ttft_s(self) -> float: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int: ...
+
+
+def report(served: Sequence[Timed], slo_s: float, warm_up: int) -> dict[str, float]:
+    """The first ``warm_up`` do not count. A percentile is the value at index floor(p · n) of n in order; the hit ratio
+    is by tokens. Beside the attainment of all stand that of the last quarter by arrival, which falls where a queue
+    grows, and that of the tenth with the longest prompts. Who got no answer is not in time, and in no percentile."""
+    counted = served[warm_up:]
+    times = sorted(each.ttft_s for each in counted if each.ttft_s >= 0)
+    if not times:
+        return {"requests": len(served), "counted": len(counted), "attainment": 0.0}
+    longest = sorted(counted, key=lambda each: each.tokens)[-max(1, int(LONGEST * len(counted))) :]
+    return {
+        "requests": len(served),
+        "counted": len(counted),
+        "attainment": _attained(counted, slo_s),
+        "mean_s": sum(times) / len(times),
+        **_percentiles("", times),
+        "hit_ratio": sum(each.hit_tokens for each in counted) / sum(each.tokens for each in counted),
+        "attainment_last_quarter": _attained(counted[-max(1, len(counted) // 4) :], slo_s),
+        "attainment_longest_tenth": _attained(longest, slo_s),
+    }
+
+
+def cluster_report(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float, warm_up: int) -> dict[str, float]:
+    """As :func:`report`, with the time between tokens of a request (the mean of its longest tenth), and who is
+    *effective*: finished, with both in time (Mooncake §5.1)."""
+    result = report(outcomes, slo_s, warm_up)
+    counted = outcomes[warm_up:]
+    finished = [each for each in counted if each.end == FINISHED]
+    if not finished:
+        return result
+    tbts = sorted(each.tbt_s for each in finished)
+    used = {each.prefill for each in counted if each.prefill}  # a client does not know
+    if used:
+        result["instances_used"] = len(used)
+    span_s = max(each.arrived_s + each.e2e_s for each in counted) - min(each.arrived_s for each in counted)
+    return result | {
+        "finished": len(finished) / len(counted),
+        "fetched_ratio": sum(each.fetched_tokens for each in counted) / sum(each.tokens for each in counted),
+        **_percentiles("tbt_", tbts),
+        "tbt_attainment": sum(each.tbt_s <= tbt_slo_s + NANO_S for each in finished) / len(counted),
+        "effective": sum(each.ttft_s <= slo_s + NANO_S and each.tbt_s <= tbt_slo_s + NANO_S for each in finished)
+        / len(counted),
+        "e2e_mean_s": sum(each.e2e_s for each in finished) / len(finished),
+        "output_tokens_per_s": sum(each.output_tokens for each in counted) / span_s if span_s > 0 else 0.0,
+    }
+
+
+def _percentiles(prefix: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{prefix}p{percent}_s": values[percent * len(values) // 100] for percent in PERCENTS}
+
+
+def _attained(served: Sequence[Timed], slo_s: float) -> float:
+    return sum(0 <= each.ttft_s <= slo_s + NANO_S for each in served) / len(served)

@@ -1,0 +1,1 @@
+"""What traces say, and traces that are made."""

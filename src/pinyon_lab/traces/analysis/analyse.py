@@ -1,0 +1,85 @@
+"""The figures of "KVCache cache in the wild" §3 by number, for any trace; and DualMap's Fig. 14."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pinyon.core.errors import InvalidArgument
+from pinyon_lab.traces.analysis.capacity import ideal_capacity, request_sizes
+from pinyon_lab.traces.analysis.categories import Categories
+from pinyon_lab.traces.analysis.columns import Columns
+from pinyon_lab.traces.analysis.figure import Figure
+from pinyon_lab.traces.analysis.hits import hit_ratio, request_types, shared_prefix
+from pinyon_lab.traces.analysis.lifespans import lifespans, lifespans_by_category
+from pinyon_lab.traces.analysis.locality import Locality
+from pinyon_lab.traces.analysis.reuse_times import ReuseTimes
+from pinyon_lab.traces.analysis.survey import Survey, Taker
+from pinyon_lab.traces.analysis.turns import next_turns, turn_numbers, turns_by_user
+from pinyon_lab.traces.analysis.users import CrossUser, hits_by_user, requests_by_user
+from pinyon_lab.traces.analysis.windows import Windows
+
+__all__ = ["FIGURES", "analyse", "checked_figures"]
+
+FIGURES = (*map(str, range(4, 23)), "dualmap-14")
+WITHOUT_BLOCKS = {"8", "9", "10", "11", "21"}
+"""What times, lengths and names are enough for."""
+CATEGORIES_MAX = 16
+HOUR_S = 3600.0
+
+
+def checked_figures(names: Sequence[str]) -> list[str]:
+    """Those of them, in their order; none: all. Raises :class:`InvalidArgument`."""
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        raise InvalidArgument(f"no figure {unknown[0]!r}; known: {', '.join(FIGURES)}", field="figure")
+    return [name for name in FIGURES if name in names or not names]
+
+
+def analyse(
+    columns: Columns,
+    names: Sequence[str] = FIGURES,
+    window_s: float = 600.0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Figure]:
+    """``window_s``: of Figs. 4, 11, 20 and 22 (the paper's heat maps have ten minutes); ``progress`` hears how many
+    requests are done. Raises :class:`InvalidArgument`."""
+    windows = Windows(columns.time_s, window_s)
+    hours = Windows(columns.time_s, max(HOUR_S, window_s))
+    categories = Categories(columns, CATEGORIES_MAX)
+    survey = Survey(columns, parts=not {"16", "17", "18"}.isdisjoint(names))
+    cross, times, locality = CrossUser(columns), ReuseTimes(columns, categories, hours), Locality(columns)
+    makers: dict[str, Callable[[], Figure]] = {
+        "4": lambda: hit_ratio(survey, windows),
+        "5": lambda: request_types(survey),
+        "6": cross.figure,
+        "7": lambda: hits_by_user(survey),
+        "8": lambda: requests_by_user(columns),
+        "9": lambda: turn_numbers(columns),
+        "10": lambda: turns_by_user(columns),
+        "11": lambda: next_turns(columns, categories, windows),
+        "12": times.of_all,
+        "13": times.of_singles,
+        "14": times.of_multi,
+        "15": times.fits,
+        "16": locality.of_all,
+        "17": locality.of_multi,
+        "18": locality.of_singles,
+        "19": lambda: lifespans(survey),
+        "20": lambda: lifespans_by_category(survey, categories, windows),
+        "21": lambda: request_sizes(columns),
+        "22": lambda: ideal_capacity(survey, windows),
+        "dualmap-14": lambda: shared_prefix(survey),
+    }
+    bare = not len(columns.blocks)
+    if not bare and not WITHOUT_BLOCKS.issuperset(names):
+        takers: list[tuple[set[str], Taker]] = [
+            ({"6"}, cross),
+            ({"12", "13", "14", "15"}, times),
+            ({"16", "17", "18"}, locality),
+        ]
+        survey.run([taker for figures, taker in takers if not figures.isdisjoint(names)], progress)
+    without = "the trace has no blocks"
+    return [
+        Figure(name, f"figure {name}", left_out=without) if bare and name not in WITHOUT_BLOCKS else makers[name]()
+        for name in names
+    ]

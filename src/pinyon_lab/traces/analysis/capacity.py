@@ -1,0 +1,115 @@
+"""How much memory: Figs. 21 and 22 (§3.5)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pinyon_lab.traces.analysis.categories import types_by_turn
+from pinyon_lab.traces.analysis.columns import Columns
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value
+from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS
+from pinyon_lab.traces.analysis.plots import Line, Lines
+from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.traces.analysis.windows import Windows
+
+__all__ = ["ideal_capacity", "request_sizes"]
+
+GIB = 1 << 30
+
+
+def _models() -> Table:
+    heads = (
+        *(Column("model", "model"), Column("token_bytes", "bytes a token", ","), Column("gpus", "GPUs")),
+        *(Column("kv_hbm_bytes", "HBM for KV, bytes", ",.0f"), Column("source", "bytes a token are")),
+    )
+    rows: list[tuple[Value, ...]] = [
+        (each.name, each.token_bytes, each.gpus, each.kv_hbm_bytes, each.source) for each in MODELS
+    ]
+    return Table("models", "models, on A800-80GB", heads, rows)
+
+
+def request_sizes(columns: Columns) -> Figure:
+    """Fig. 21: KV of a request's prompt and answer, against the HBM that an instance has for KV."""
+    figure = Figure("21", "KV size of a request")
+    tokens = columns.input_tokens + columns.output_tokens
+    shares = (0.5, 0.9, 0.99)
+    rows: list[tuple[Value, ...]] = []
+    lines: list[Line] = []
+    groups = [("all", "all", np.ones(len(columns), bool)), *types_by_turn(columns)]
+    for kind, turn, of in groups if len(groups) > 2 else groups[:1]:
+        some = np.sort(tokens[of])
+        for model in MODELS:
+            each = model.token_bytes / model.kv_hbm_bytes
+            quantiles = (np.quantile(some, shares, method="inverted_cdf") * each).tolist()
+            rows.append((kind, turn, model.name, len(some), float(some.mean()), float(some.mean() * each), *quantiles))
+            if kind == "all":
+                at = np.unique(np.linspace(0, len(some) - 1, 300).astype(np.int64))
+                x = np.maximum(some[at], 1) * each * 100
+                lines.append(Line(model.name, x.tolist(), ((at + 1) / len(some)).tolist()))
+    heads = (
+        *(
+            Column("type", "type"),
+            Column("turn", "turn"),
+            Column("model", "model"),
+            Column("requests", "requests", ","),
+        ),
+        *(Column("mean_tokens", "mean tokens", ",.0f"), Column("mean", "mean", ".2%"), Column("p50", "P50", ".2%")),
+        *(Column("p90", "P90", ".2%"), Column("p99", "P99", ".2%")),
+    )
+    figure.tables += [Table("sizes", "share of the HBM for KV", heads, rows), _models()]
+    figure.notes += [
+        KV_HBM_FORMULA,
+        "The paper, A's text requests on Qwen2-7B: mean 0.09 % single-turn, 0.56 % multi-turn; P50, P90, P99 0.09, "
+        "0.15, 0.37 % and 0.36, 1.31, 2.21 %; mean tokens 973 and 5,953 (§3.5).",
+    ]
+    figure.plots.append(Lines("KV of a request", "% of the HBM for KV", "requests up to it", lines, log_x=True))
+    return figure
+
+
+def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
+    """Fig. 22: the blocks that are there and will be used again, after each request."""
+    figure = Figure("22", "capacity for the ideal hit ratio")
+    columns, blocks = survey.columns, survey.blocks
+    reused = blocks.uses > 1
+    if not reused.any():
+        figure.left_out = "no block is used again"
+        return figure
+    live = np.cumsum(
+        np.bincount(blocks.first[reused], minlength=len(columns))
+        - np.bincount(blocks.last[reused], minlength=len(columns))
+    )
+    peak = np.zeros(len(windows), np.int64)
+    np.maximum.at(peak, windows.of, live)
+    # a window without a request holds what the one before left
+    last = np.full(len(windows), -1, np.int64)
+    last[windows.of] = live
+    for at in np.flatnonzero(last < 0).tolist():
+        last[at] = peak[at] = last[at - 1]
+    most = int(live.max())
+    figure.fact("peak_blocks", f"most blocks of {columns.block_tokens} tokens", most, ",")
+    figure.fact("peak_tokens", "as tokens", most * columns.block_tokens, ",")
+    figure.fact("peak_at_s", "at, since the trace began", float(columns.time_s[live.argmax()] - columns.time_s[0]), "s")
+    rows: list[tuple[Value, ...]] = []
+    lines = []
+    for model in MODELS:
+        block_bytes = model.token_bytes * columns.block_tokens
+        ratio = most * block_bytes / model.kv_hbm_bytes
+        paper = "A 4 (§3.5)" if model.name == "Llama3-70B" else ""
+        rows.append((model.name, most * block_bytes / GIB, ratio, paper))
+        y = (peak * block_bytes / model.kv_hbm_bytes).tolist()
+        lines.append(Line(model.name, windows.starts_s.tolist(), y))
+    heads = (
+        *(Column("model", "model"), Column("peak_gib", "most, GiB", ",.1f")),
+        *(Column("peak_ratio", "× HBM for KV", ",.2f"), Column("paper", "paper")),
+    )
+    figure.tables.append(Table("models", "at its most", heads, rows))
+    by_window = (Column("start", "from"), Column("peak_blocks", "most blocks", ","))
+    table = list(zip(windows.labels(), peak.tolist(), strict=True))
+    figure.tables.append(Table("windows", "by window", by_window, list(table)))
+    figure.notes += [
+        KV_HBM_FORMULA,
+        "All requests against the HBM of one instance, however many they need: the paper takes the most that one "
+        "instance serves (pinyon trace scale). Answers count once they are in a later prompt.",
+    ]
+    figure.plots.append(Lines("Blocks that will be used again", "time", "× HBM for KV", lines, time=True))
+    return figure

@@ -1,0 +1,46 @@
+"""Requests by category: their type and turn (§3.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon_lab.traces.analysis.columns import Columns
+
+__all__ = ["OTHER", "Categories", "types_by_turn"]
+
+OTHER = "other"
+
+
+class Categories:
+    """The most frequent ones by name, most frequent first; what is beyond is ``other``."""
+
+    def __init__(self, columns: Columns, count: int) -> None:
+        codes = columns.kind.astype(np.int64) << 32 | columns.turn
+        values, inverse, requests = np.unique(codes, return_inverse=True, return_counts=True)
+        order = np.argsort(-requests, kind="stable")[:count]
+        number = np.full(len(values), len(order), np.int32)
+        number[order] = np.arange(len(order), dtype=np.int32)
+        self.of: NDArray[np.int32] = number[inverse]
+        """Of each row, into ``names``."""
+        self.names = [
+            f"{columns.kinds[code >> 32] or 'request'}/{code & 0xFFFFFFFF or '–'}" for code in values[order].tolist()
+        ] + ([OTHER] if len(order) < len(values) else [])
+        self.requests: list[int] = np.bincount(self.of, minlength=len(self.names)).tolist()
+
+
+def types_by_turn(columns: Columns) -> list[tuple[str, str, NDArray[np.bool_]]]:
+    """Type, ``single`` or ``multi``, and which rows; the most frequent type first. A single-turn request is the first
+    of its session, a multi-turn request a later one (§3.1); ``all`` where turns are unknown."""
+    frequent = np.argsort(-np.bincount(columns.kind, minlength=len(columns.kinds)), kind="stable")
+    turns = (
+        {"single": columns.turn == 1, "multi": columns.turn > 1}
+        if columns.has_turns
+        else {"all": np.ones(len(columns), bool)}
+    )
+    found = [
+        (columns.kinds[kind] or "request", turn, (columns.kind == kind) & rows)
+        for kind in frequent.tolist()
+        for turn, rows in turns.items()
+    ]
+    return [each for each in found if each[2].any()]

@@ -1,0 +1,189 @@
+"""A whole trace as arrays, in order of time, with its blocks numbered from 0: what every figure begins with."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.analysis.numbering import Pieces
+
+__all__ = ["ID_BYTES", "ROW_BYTES", "Columns", "Ints", "read_columns"]
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+ROW_BYTES = 640
+"""Bound on the memory of one row: 56 in these columns, some 300 for the names of its chat, user and parent in
+dictionaries while it is read, the rest in the figures."""
+ID_BYTES = 48
+"""Bound on the memory of one block id in a row: 32 while it is numbered; then 4 for it, 14 for the state of its block
+and 12 for its lifespan and reuses, if no other row has that block, and 16 more if only every other number is in use."""
+KINDS_MAX = 64
+"""Types beyond these are one: ``other``."""
+TURN_MAX = (1 << 31) - 1
+PROGRESS_EVERY = 4096
+IDS_EVERY = 1 << 18
+"""Rows and ids after which memory is looked at."""
+
+
+@dataclass
+class Columns:
+    """An element for each row, but ``blocks``: of row ``i`` those from ``starts[i]`` to ``starts[i + 1]``."""
+
+    block_tokens: int
+    time_s: Floats
+    input_tokens: Longs
+    output_tokens: Longs
+    kind: Ints
+    """Into ``kinds``, whose names can be shown: what is not printable is ``?``."""
+    kinds: list[str]
+    turn: Ints
+    """0: unknown."""
+    user: Ints
+    """From 0 to ``users``, in order of appearance; all -1 where the format has none."""
+    users: int
+    session: Ints
+    """From 0 to ``sessions``; -1: the row names no chat."""
+    sessions: int
+    parent: Ints
+    """The row that this one follows in its session; -1: none, or not in the trace."""
+    starts: Longs
+    blocks: Ints
+    numbers: int
+    """All of ``blocks`` are less."""
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    @property
+    def lengths(self) -> Longs:
+        return np.diff(self.starts)
+
+    @property
+    def has_kinds(self) -> bool:
+        return self.kinds != [""]
+
+    @property
+    def has_turns(self) -> bool:
+        return bool(self.turn.any())
+
+
+class _Names:
+    """Numbers for names, in order of appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+
+class _Sessions:
+    """Which session a row belongs to, and which row it follows; rows in the order of the file."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._session = array("i")
+        self._row: dict[str, int] = {}
+        """Of a chat the last row; of a parent that is not in the trace ``-1 - session``."""
+
+    def place(self, row: TraceRow) -> tuple[int, int]:
+        """Its session and the row before; -1: none. Where all rows of a session have one name, the one before."""
+        if not row.chat:
+            self._session.append(-1)
+            return -1, -1
+        before = self._row.get(row.parent or row.chat)
+        if before is None:
+            session, parent = self.count, -1
+            self.count += 1
+            if row.parent:
+                self._row[row.parent] = -1 - session
+        elif before < 0:
+            session, parent = -1 - before, -1
+        else:
+            session, parent = self._session[before], before
+        self._row[row.chat] = len(self._session)
+        self._session.append(session)
+        return session, parent
+
+
+def read_columns(
+    rows: Iterable[TraceRow],
+    block_tokens: int,
+    memory_bytes: int,
+    progress: Callable[[], None] = lambda: None,
+) -> Columns:
+    """Raises :class:`InvalidArgument` as soon as what was read may need more than ``memory_bytes``, or if there are no
+    rows. ``progress`` is called now and then."""
+    numbers = [array(code) for code in "dqqiiiiiq"]
+    times, inputs, outputs, kind_of, turns, user_of, session_of, parents, lengths = (each.append for each in numbers)
+    kinds, users, sessions, pieces = _Names(), _Names(), _Sessions(), Pieces()
+    count = looked_at = 0
+    for count, row in enumerate(rows, 1):
+        times(row.time_s)  # type: ignore[arg-type]
+        inputs(row.input_tokens)
+        outputs(row.output_tokens)
+        kind = row.kind if row.kind.isprintable() else "".join(c if c.isprintable() else "?" for c in row.kind)
+        known = len(kinds.numbers) < KINDS_MAX or kind in kinds.numbers
+        kind_of(kinds.number(kind if known else "other"))
+        turns(min(row.turn, TURN_MAX))
+        user_of(users.number(row.user) if row.user else -1)
+        session, parent = sessions.place(row)
+        session_of(session)
+        parents(parent)
+        lengths(len(row.blocks))
+        pieces.add(row.blocks)
+        if count % PROGRESS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
+            looked_at = len(pieces)
+            progress()
+            _check(count, looked_at, memory_bytes)
+    if not count:
+        raise InvalidArgument("the trace has no whole row", field="trace")
+    _check(count, len(pieces), memory_bytes)
+    time_s, input_tokens, output_tokens, kind_number, turn, user, session_number, parent_row, length = map(
+        np.asarray, numbers
+    )
+    blocks, bound = pieces.numbered()
+    columns = Columns(
+        block_tokens,
+        *(time_s, input_tokens, output_tokens, kind_number, list(kinds.numbers), turn),
+        *(user, len(users.numbers), session_number, sessions.count, parent_row),
+        *(np.concatenate(([0], np.cumsum(length))), blocks, bound),
+    )
+    return columns if (time_s[1:] >= time_s[:-1]).all() else _sorted(columns)
+
+
+def _check(rows: int, ids: int, memory_bytes: int) -> None:
+    if rows * ROW_BYTES + ids * ID_BYTES > memory_bytes:
+        raise InvalidArgument(
+            f"the trace's first {rows:,} rows with {ids:,} block ids may need more than "
+            f"{memory_bytes / 2**30:.3g} GiB: allow more (--memory-gib), read fewer (--limit), "
+            "or make the trace smaller (pinyon trace scale)",
+            field="trace",
+        )
+
+
+def _sorted(old: Columns) -> Columns:
+    """By time; equal times as in the file."""
+    order = np.argsort(old.time_s, kind="stable")
+    place = np.empty(len(order) + 1, np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    place[-1] = -1  # the parent -1 stays
+    lengths = old.lengths[order]
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    blocks = np.empty_like(old.blocks)
+    for to, begin, length in zip(starts[:-1].tolist(), old.starts[:-1][order].tolist(), lengths.tolist(), strict=True):
+        blocks[to : to + length] = old.blocks[begin : begin + length]
+    return Columns(
+        old.block_tokens,
+        *(old.time_s[order], old.input_tokens[order], old.output_tokens[order], old.kind[order], old.kinds),
+        *(old.turn[order], old.user[order], old.users, old.session[order], old.sessions),
+        *(place[old.parent[order]], starts, blocks, old.numbers),
+    )

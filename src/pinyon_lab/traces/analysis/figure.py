@@ -1,0 +1,84 @@
+"""What an analysis found: facts, tables and plots of one figure. How it is shown is the caller's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pinyon_lab.traces.analysis.plots import Plot
+
+__all__ = ["Column", "Fact", "Figure", "Table", "Value"]
+
+Value = int | float | str | None
+
+
+class Column(NamedTuple):
+    """``form``: how a value is shown, a format's specification, or ``s`` for seconds."""
+
+    key: str
+    label: str
+    form: str = ""
+
+    def shown(self, value: Value) -> str:
+        if value is None:
+            return "–"
+        if isinstance(value, str):
+            return value
+        return _seconds(value) if self.form == "s" else format(value, self.form)
+
+
+class Fact(NamedTuple):
+    """One number; ``paper``: what the paper's text prints for it."""
+
+    column: Column
+    value: Value
+    paper: str = ""
+
+    @property
+    def shown(self) -> str:
+        return self.column.shown(self.value)
+
+
+class Table(NamedTuple):
+    """``key``: its name in JSON."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: list[tuple[Value, ...]]
+
+
+@dataclass
+class Figure:
+    """``number``: the paper's; with ``left_out``, why, there is nothing else."""
+
+    number: str
+    title: str
+    facts: list[Fact] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: str = ""
+
+    def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
+        self.facts.append(Fact(Column(key, label, form), value, paper))
+
+    def json(self) -> dict[str, Any]:
+        """Without plots: tables have the numbers."""
+        head: dict[str, Any] = {"figure": self.number, "title": self.title}
+        if self.left_out:
+            return head | {"left_out": self.left_out}
+        facts = {each.column.key: each.value for each in self.facts}
+        tables = {
+            each.key: [dict(zip((column.key for column in each.columns), row, strict=True)) for row in each.rows]
+            for each in self.tables
+        }
+        return head | facts | tables | ({"notes": self.notes} if self.notes else {})
+
+
+def _seconds(value: float) -> str:
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 600:
+        return f"{value:.3g} s"
+    return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"

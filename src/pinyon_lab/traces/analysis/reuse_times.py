@@ -1,0 +1,191 @@
+"""When blocks are used again: Figs. 12 to 15 (§3.4).
+
+A reuse time is the time between two successive requests that use a block, the later one as a hit. It belongs to the
+category of the earlier one where a prediction would need it (Fig. 15), to that of the later one in Fig. 14.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon_lab.traces.analysis.categories import OTHER, Categories
+from pinyon_lab.traces.analysis.columns import Columns
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value
+from pinyon_lab.traces.analysis.histogram import (
+    BINS,
+    EDGES_S,
+    bins_of,
+    ks_exponential,
+    quantile_s,
+    share_within,
+)
+from pinyon_lab.traces.analysis.plots import Line, Lines
+from pinyon_lab.traces.analysis.uses import Step
+from pinyon_lab.traces.analysis.windows import Windows
+
+__all__ = ["ReuseTimes"]
+
+REUSES_MIN = 32
+"""A category and hour with fewer has no fit."""
+FITS_DRAWN = 4
+SHOWN_LEAST_S = 0.1
+NO_TURNS = "the trace tells neither turns nor sessions"
+Counts = NDArray[np.float64]
+
+
+class ReuseTimes:
+    """Histograms with classes 0.9 % wide (:mod:`pinyon_lab.traces.analysis.histogram`), by what the figures ask for."""
+
+    def __init__(self, columns: Columns, categories: Categories, hours: Windows) -> None:
+        self._columns = columns
+        self._categories = categories
+        self._hours = hours
+        self._single = columns.turn == 1
+        self._slot = categories.of.astype(np.int64) * len(hours) + hours.of
+        slots = len(categories.names) * len(hours)
+        self._all = np.zeros(BINS)
+        self._singles = np.zeros(BINS)
+        self._multi = np.zeros((len(columns.kinds), BINS))
+        self._fits = np.zeros(slots * BINS, np.int32)
+        self._sums_s = np.zeros(slots)
+        self._reused = np.zeros(len(columns), bool)
+        """Single-turn requests of which another one reuses something."""
+
+    def take(self, step: Step) -> None:
+        """See :class:`Taker`."""
+        columns, runs = self._columns, step.runs
+        times_s = columns.time_s[runs.row] - columns.time_s[runs.before]
+        bins = bins_of(times_s)
+        self._all += np.bincount(bins, runs.blocks, BINS)
+        singles = self._single[runs.row] & self._single[runs.before]
+        self._singles += np.bincount(bins[singles], runs.blocks[singles], BINS)
+        self._reused[runs.before[singles]] = True
+        multi = columns.turn[runs.row] > 1
+        np.add.at(self._multi, (columns.kind[runs.row[multi]], bins[multi]), runs.blocks[multi])
+        slots = self._slot[runs.before]
+        np.add.at(self._fits, slots * BINS + bins, runs.blocks)
+        self._sums_s += np.bincount(slots, times_s * runs.blocks, len(self._sums_s))
+
+    def of_all(self) -> Figure:
+        """Fig. 12."""
+        figure = Figure("12", "reuse time of all requests")
+        if not self._all.sum():
+            figure.left_out = "no block is used again"
+            return figure
+        figure.fact("reuses", "reuses of blocks", int(self._all.sum()), ",")
+        for limit_s, name, paper in ((10, "10 s", "B 80 % (§3.4)"), (600, "10 min", "A 80 % (§3.4)")):
+            share = share_within(self._all, limit_s)
+            figure.fact(f"within_{limit_s}_s", f"within {name}", share, ".1%", paper)
+        _quantiles(figure, [("all", self._all)])
+        return figure
+
+    def of_singles(self) -> Figure:
+        """Fig. 13: single-turn requests by single-turn requests."""
+        figure = Figure("13", "reuse time of single-turn requests")
+        if not self._columns.has_turns:
+            figure.left_out = NO_TURNS
+            return figure
+        blocks = int(self._columns.lengths[self._single].sum())
+        reused, paper = int(self._singles.sum()), "A < 30 %, B > 50 % (§3.4)"
+        share = reused / max(1, blocks)
+        label = "their blocks that a single-turn request uses next"
+        figure.fact("reused_blocks", label, share, ".1%", paper)
+        requests = float(self._reused[self._single].mean()) if self._single.any() else None
+        figure.fact("reused_requests", "single-turn requests of which one uses anything next", requests, ".1%")
+        figure.notes.append(
+            "The paper says “of the single-turn requests”: by blocks, as a distribution has it, and by requests."
+        )
+        if reused:
+            _quantiles(figure, [("single-turn", self._singles)])
+        return figure
+
+    def of_multi(self) -> Figure:
+        """Fig. 14: by the type of the multi-turn request that uses blocks again."""
+        figure = Figure("14", "reuse time of multi-turn requests by type")
+        if not self._multi.any():
+            figure.left_out = "no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS
+            return figure
+        order = np.argsort(-self._multi.sum(axis=1), kind="stable").tolist()
+        kinds = [(self._columns.kinds[kind] or "request", self._multi[kind]) for kind in order]
+        _quantiles(figure, [each for each in kinds if each[1].any()])
+        figure.notes.append("The paper's order, shortest first: multimodal, text, search, file (§3.4).")
+        return figure
+
+    def fits(self) -> Figure:
+        """Fig. 15: an exponential distribution for each category and hour of the earlier use."""
+        figure = Figure("15", "exponential fit of reuse time by category and hour")
+        names, hours = self._categories.names, self._hours
+        fits = self._fits.reshape(len(names), len(hours), BINS)
+        used = np.bincount(self._slot, self._columns.lengths, len(self._sums_s)).reshape(fits.shape[:2])
+        sums_s = self._sums_s.reshape(fits.shape[:2])
+        labels, rows = hours.labels(), list[tuple[Value, ...]]()
+        distances, weights = [], []
+        for at, name in enumerate(names):
+            for hour in range(len(hours)) if name != OTHER else ():
+                counts = fits[at, hour]
+                reuses = int(counts.sum())
+                if reuses >= REUSES_MIN:
+                    mean_s = float(sums_s[at, hour] / reuses)
+                    distance = ks_exponential(counts.astype(np.float64), mean_s)
+                    rows.append((name, labels[hour], reuses, reuses / float(used[at, hour]), mean_s, distance))
+                    if distance is not None:
+                        distances.append(distance)
+                        weights.append(reuses)
+        if not rows:
+            figure.left_out = f"no category has {REUSES_MIN} reuses in an hour"
+            return figure
+        mean = float(np.average(distances, weights=weights)) if distances else None
+        figure.fact("fits", "fits", len(rows), ",")
+        figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")
+        heads = (
+            *(Column("category", "category"), Column("hour", "hour"), Column("reuses", "reuses", ",")),
+            *(Column("share", "of blocks", ".1%"), Column("mean_s", "mean", "s"), Column("ks", "KS", ".3f")),
+        )
+        figure.tables.append(Table("fits", "by category and hour of the use before", heads, rows))
+        figure.notes.append(
+            "The fit is the sample's mean (maximum likelihood). KS: the greatest distance of the two distribution "
+            "functions, 0 is a perfect fit; blocks of one request are reused together, so that a test of significance "
+            "would be wrong. A reuse counts in the hour of the use before; those after the trace's end are not seen."
+        )
+        figure.plots.append(self._drawn(fits))
+        return figure
+
+    def _drawn(self, fits: NDArray[np.int32]) -> Lines:
+        hour = int(fits.sum(axis=(0, 2)).argmax())
+        lines = []
+        for at, name in enumerate(self._categories.names[:FITS_DRAWN]):
+            counts = fits[at, hour].astype(np.float64)
+            if counts.sum() >= REUSES_MIN:
+                mean_s = float(self._sums_s.reshape(fits.shape[:2])[at, hour] / counts.sum())
+                x = _bins_drawn(counts)
+                lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
+                if mean_s > 0:
+                    fitted = -np.expm1(-EDGES_S[x] / mean_s)
+                    lines.append(Line("exponential", EDGES_S[x].tolist(), fitted.tolist(), dashed=True))
+        title = f"Reuse time and its fit, hour from {self._hours.labels()[hour]}"
+        return Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True)
+
+
+def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
+    """Where a course bends, and a few between; from 0.1 s to a little after the last."""
+    x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 16)]))
+    most_s = max(10.0, 2 * float(EDGES_S[np.flatnonzero(counts)[-1]]))
+    found: NDArray[np.int64] = x[(EDGES_S[x] >= SHOWN_LEAST_S) & (EDGES_S[x] <= most_s)]
+    return found
+
+
+def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
+    shares = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.99)
+    rows: list[tuple[Value, ...]] = [
+        (name, int(counts.sum()), *(quantile_s(counts, share) for share in shares)) for name, counts in named
+    ]
+    quantiles = (Column(f"p{round(100 * share)}_s", f"P{round(100 * share)}", "s") for share in shares)
+    heads = (Column("requests", "requests"), Column("reuses", "reuses", ","), *quantiles)
+    figure.tables.append(Table("quantiles", "reuse time", heads, rows))
+    lines = []
+    for name, counts in named[:8]:
+        x = _bins_drawn(counts)
+        lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
+    title = figure.title[0].upper() + figure.title[1:]
+    figure.plots.append(Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True))

@@ -1,0 +1,159 @@
+"""Every use of every block of a trace against an unlimited cache: who used the block before, and who stored it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pinyon_lab.traces.analysis.columns import Columns, Ints
+
+__all__ = ["PARTS", "Blocks", "Runs", "Step", "walk"]
+
+STEP_IDS = 1 << 20
+PARTS = 10
+"""A prompt in tenths, for where in it a block is."""
+
+
+class Runs(NamedTuple):
+    """Hits: neighbouring blocks of one request with one history are one element. A hit is a block of the longest
+    leading run of blocks that earlier requests used."""
+
+    row: Ints
+    before: Ints
+    """The row that used these blocks last."""
+    stored: Ints
+    """The row that used them first."""
+    blocks: Ints
+    """How many."""
+
+
+class Step(NamedTuple):
+    """Some successive requests, from ``first`` to ``end``."""
+
+    first: int
+    end: int
+    hits: Ints
+    """Of each request, blocks."""
+    runs: Runs
+    cached: NDArray[np.uint16] | None
+    """Of each block of these requests, hit or not: bit ``p`` is set if an earlier request had it in its tenth ``p``."""
+
+
+class Blocks:
+    """What is known of each block; all -1 or 0 for a number that does not occur."""
+
+    def __init__(self, numbers: int, *, parts: bool) -> None:
+        self.first = np.full(numbers, -1, np.int32)
+        """The row."""
+        self.last = np.full(numbers, -1, np.int32)
+        self.uses = np.zeros(numbers, np.int32)
+        """Requests."""
+        self.parts = np.zeros(numbers if parts else 0, np.uint16)
+
+
+def walk(columns: Columns, blocks: Blocks) -> Iterator[Step]:
+    """In order of time. ``blocks`` is complete at the end; it takes note of tenths if it was made for that."""
+    starts, first = columns.starts, 0
+    while first < len(columns):
+        end = max(first + 1, int(np.searchsorted(starts, starts[first] + STEP_IDS, side="right")) - 1)
+        yield _step(columns, blocks, first, end)
+        first = end
+
+
+def _step(columns: Columns, blocks: Blocks, first: int, end: int) -> Step:
+    at = columns.starts[first : end + 1] - columns.starts[first]
+    lengths = np.diff(at)
+    ids = columns.blocks[columns.starts[first] : columns.starts[end]]
+    row = np.repeat(np.arange(first, end, dtype=np.int32), lengths)
+    count = len(ids)
+    if not count:
+        empty = np.zeros(0, np.int32)
+        return Step(first, end, np.zeros(end - first, np.int32), Runs(empty, empty, empty, empty), None)
+    groups = _Groups(ids, row)
+    before, stored = groups.history(blocks)
+    cached = None
+    if len(blocks.parts):
+        place = np.arange(count) - np.repeat(at[:-1], lengths)
+        tenth = place * PARTS // np.repeat(lengths, lengths)
+        cached = groups.cached(blocks, np.left_shift(1, tenth).astype(np.uint16))
+    misses = np.concatenate(([0], np.cumsum(before < 0)))
+    hit = misses[1:] == np.repeat(misses[at[:-1]], lengths)
+    change = np.ones(count, bool)
+    change[1:] = (row[1:] != row[:-1]) | (before[1:] != before[:-1]) | (stored[1:] != stored[:-1])
+    heads = np.flatnonzero(change & hit)
+    hit_until = np.concatenate(([0], np.cumsum(hit)))
+    run_hits = np.diff(hit_until[np.append(heads, count)]).astype(np.int32)
+    hits = (hit_until[at[1:]] - hit_until[at[:-1]]).astype(np.int32)
+    return Step(first, end, hits, Runs(row[heads], before[heads], stored[heads], run_hits), cached)
+
+
+class _Groups:
+    """The uses of one step sorted by block, then row. A block that a request has twice is one group, used once."""
+
+    def __init__(self, ids: Ints, row: Ints) -> None:
+        order = np.sort((ids.astype(np.int64) << 32) | np.arange(len(ids)))
+        self._at = order & 0xFFFFFFFF
+        block, rows = (order >> 32).astype(np.int32), row[self._at]
+        new_block = np.ones(len(ids), bool)
+        new_block[1:] = block[1:] != block[:-1]
+        new = new_block.copy()
+        new[1:] |= rows[1:] != rows[:-1]
+        self._heads = np.flatnonzero(new)
+        self._sizes = np.diff(np.append(self._heads, len(ids)))
+        self._row = rows[self._heads]
+        self._firsts = np.flatnonzero(new_block[self._heads])
+        """Of each block its first group."""
+        self._block = block[self._heads][self._firsts]
+        self._groups = np.diff(np.append(self._firsts, len(self._heads)))
+        """Of each block how many."""
+
+    def _spread(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """A value for each group to where its blocks are in the requests."""
+        out = np.empty(len(self._at), values.dtype)
+        out[self._at] = np.repeat(values, self._sizes)
+        return out
+
+    def history(self, blocks: Blocks) -> tuple[Ints, Ints]:
+        """Of each use, the row before and the row that stored the block; -1: none. Updates ``blocks``."""
+        block = self._block
+        before = np.empty_like(self._row)
+        before[1:] = self._row[:-1]
+        before[self._firsts] = blocks.last[block]
+        known = blocks.first[block]
+        first = np.where(known >= 0, known, self._row[self._firsts])
+        stored = np.repeat(first, self._groups)
+        stored[self._firsts] = known
+        blocks.first[block] = first
+        blocks.last[block] = self._row[self._firsts + self._groups - 1]
+        blocks.uses[block] += self._groups.astype(np.int32)
+        return self._spread(before), self._spread(stored)  # type: ignore[return-value]
+
+    def cached(self, blocks: Blocks, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
+        """Of each use, the bits of the block's earlier uses in other requests. Updates ``blocks``."""
+        own = np.bitwise_or.reduceat(bits[self._at], self._heads)
+        old = blocks.parts[self._block]
+        earlier = np.repeat(old, self._groups)
+        # only blocks that are used again and gain a bit differ from one use of this step to the next
+        gained = np.bitwise_or.reduceat(own, self._firsts) & ~old
+        chosen = np.repeat((gained != 0) & (self._groups > 1), self._groups)
+        sizes = self._groups[(gained != 0) & (self._groups > 1)]
+        if len(sizes):
+            earlier[chosen] |= _or_before(own[chosen], sizes)
+        blocks.parts[self._block] |= gained
+        return self._spread(earlier)  # type: ignore[return-value]
+
+
+def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """Of each value, all before it in its segment, joined by or; segments of these sizes follow each other."""
+    place = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    joined = values.copy()
+    step, longest = 1, int(sizes.max())
+    while step < longest:  # each covers twice as many as before
+        joined[step:] |= np.where(place[step:] >= step, joined[:-step], 0)
+        step *= 2
+    result = np.zeros_like(values)
+    result[1:] = np.where(place[1:] > 0, joined[:-1], 0)
+    return result

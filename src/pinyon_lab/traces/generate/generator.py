@@ -1,0 +1,80 @@
+"""Requests of a profile, in order of time, as many as one likes: what is kept is what goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from random import Random
+
+from pinyon.traces.formats import FORMATS
+from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.generate.chats import ChatSource
+from pinyon_lab.traces.generate.draws import exponential
+from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile
+from pinyon_lab.traces.generate.programs import ProgramSource
+from pinyon_lab.traces.generate.source import Ids, Made, Source, Then
+from pinyon_lab.traces.generate.users import Users, weights
+
+__all__ = ["generate"]
+
+
+def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
+    """The same rows for the same profile and seed (from 0). The busiest user is 0. Memory: the conversations and jobs
+    that go on, and a program per user."""
+    rng = Random(seed)
+    ids = Ids(FORMATS[profile.format].block_tokens)
+    users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
+    chatty = [rng.random() < profile.chatty_users for _ in range(profile.users.number)]
+    sources: list[Source] = [
+        ChatSource(profile, part, users, chatty, ids)
+        if isinstance(part, Chats)
+        else ProgramSource(profile, part, users, ids)
+        for part in profile.parts
+    ]
+    hours = profile.hours
+    days = [
+        1.0 + hours.workdays_differ * (2 * rng.random() - 1.0) for _ in range(_day(profile, profile.duration_s) + 1)
+    ]
+    busiest = max(days)
+    number = len(sources)
+    # when, a number that no other has, and what happens then: perhaps a beginning of a source, or what goes on
+    heap: list[tuple[float, int, Source | Then]] = [
+        (-profile.warm_up_s, place, source) for place, source in enumerate(sources)
+    ]
+    while heap:
+        now_s, _, what = heappop(heap)
+        if now_s >= profile.duration_s:
+            return
+        if callable(what):
+            made = what(now_s, rng)
+        else:
+            number += 1
+            after_s = exponential(rng, 1.0 / (profile.per_s * busiest * what.begins_per_request))
+            heappush(heap, (now_s + after_s, number, what))
+            rate = hours.rate(profile.start_s + now_s) * days[max(0, _day(profile, now_s))]
+            if rng.random() * busiest >= rate:
+                continue
+            made = what.begin(now_s, rng)
+        if made.then is not None:
+            number += 1
+            heappush(heap, (made.then_s, number, made.then))
+        if now_s >= 0:
+            yield _row(now_s, made)
+
+
+def _day(profile: Profile, now_s: float) -> int:
+    return int((profile.start_s + now_s) // DAY_S)
+
+
+def _row(now_s: float, made: Made) -> TraceRow:
+    return TraceRow(
+        round(now_s, 3),
+        made.input_tokens,
+        made.output_tokens,
+        tuple(made.blocks),
+        made.kind,
+        made.turn,
+        made.chat,
+        made.parent,
+        str(made.user),
+    )

@@ -1,0 +1,132 @@
+"""Programs that call an API, job by job."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from random import Random
+from typing import NamedTuple
+
+from pinyon_lab.traces.generate.draws import exponential, log_normal
+from pinyon_lab.traces.generate.profile import Profile, Programs
+from pinyon_lab.traces.generate.source import Ids, Made
+from pinyon_lab.traces.generate.users import Users
+
+__all__ = ["ProgramSource"]
+
+TEXTS_MAX = 4096
+"""Of a program, those that may be asked again."""
+LATE_S = 10.0
+"""What no call of the program asked again until then is not any more."""
+SPREAD = 0.4
+"""Sigma of the logarithm of what a call adds to a program's own instructions."""
+
+
+class _Program:
+    __slots__ = ("born_s", "instructions", "texts", "tokens")
+
+    def __init__(self, instructions: list[int], tokens: float, born_s: float) -> None:
+        self.born_s = born_s
+        self.instructions = instructions
+        self.tokens = tokens
+        """Of a prompt, typically; 0: each call's own."""
+        self.texts: list[tuple[float, int, list[int]]] = []
+        """A heap: when, how many tokens and which blocks are to be asked again."""
+
+
+class _Job(NamedTuple):
+    user: int
+    hot: _Program | None
+    """None: the user's own."""
+    per_s: float
+
+
+class ProgramSource:
+    """Of one kind. Each user has one program; and there are those that all share."""
+
+    def __init__(self, profile: Profile, programs: Programs, users: Users, ids: Ids) -> None:
+        self._programs = programs
+        self._users = users
+        self._ids = ids
+        self._head = round(programs.head_users * profile.users.number)
+        self._by_user: dict[int, _Program] = {}
+        self._hot = [(share, _Program(ids.fresh(blocks), 0.0, 0.0)) for share, blocks in programs.hot]
+        steps = 256
+        calls = sum(max(1, round(programs.calls.at((step + 0.5) / steps))) for step in range(steps)) / steps
+        self.begins_per_request = programs.share / (calls * (1 + programs.second_turn))
+
+    def begin(self, now_s: float, rng: Random) -> Made:
+        """The first call of a job."""
+        programs = self._programs
+        user, hot = self._users.pick(rng), self._picked_hot(rng)
+        if hot is None:
+            self._own(user, now_s, rng)  # a new one's draws come before the job's: else a seed would mean another trace
+        calls = max(1, round(programs.calls.at(rng.random())))
+        return self._call(_Job(user, hot, programs.per_s.at(rng.random())), calls, now_s, rng)
+
+    def _picked_hot(self, rng: Random) -> _Program | None:
+        chance = rng.random() if self._hot else 1.0
+        for share, program in self._hot:
+            if chance < share:
+                return program
+            chance -= share
+        return None
+
+    def _own(self, user: int, now_s: float, rng: Random) -> _Program:
+        programs = self._programs
+        mine = self._by_user.get(user)
+        if mine is None or now_s - mine.born_s > programs.life_s:
+            tokens = programs.tokens.at(rng.random()) * (programs.head_longer if user < self._head else 1.0)
+            low, high = programs.fixed
+            fixed = tokens * (low + (high - low) * rng.random())
+            mine = _Program(self._ids.fresh(int(fixed) // self._ids.block_tokens), tokens, now_s)
+            self._by_user[user] = mine
+        return mine
+
+    def _call(self, job: _Job, left: int, now_s: float, rng: Random) -> Made:
+        """``left``: calls of the job, with this one."""
+        programs = self._programs
+        prompt, blocks = self._text(job.hot or self._own(job.user, now_s, rng), now_s, rng)
+        output = max(1, round(programs.output.at(rng.random())))
+        made = Made(prompt, output, blocks, programs.kind, 1, self._ids.name(), "", job.user)
+        followed = rng.random() < programs.second_turn
+        if left <= 1 and not followed:
+            return made
+        then_s = now_s + exponential(rng, 1.0 / job.per_s)
+
+        def go_on(at_s: float, rng: Random) -> Made:
+            return self._follow_up(made, job, left, at_s, rng) if followed else self._call(job, left - 1, at_s, rng)
+
+        return made._replace(then_s=then_s, then=go_on)
+
+    def _text(self, program: _Program, now_s: float, rng: Random) -> tuple[int, list[int]]:
+        """Tokens and blocks: one that is to be asked again, or a new one."""
+        programs, ids, texts = self._programs, self._ids, program.texts
+        while texts and texts[0][0] < now_s - LATE_S:
+            heappop(texts)
+        if texts and texts[0][0] <= now_s:
+            _, prompt, blocks = heappop(texts)
+            return prompt, blocks
+        fixed = len(program.instructions) * ids.block_tokens
+        if program.tokens:
+            added = (program.tokens - fixed) * log_normal(rng, SPREAD)
+        else:
+            added = programs.tokens.at(rng.random())
+        prompt = fixed + max(1, round(added))
+        blocks = ids.extended(program.instructions, prompt)
+        if programs.same_after_s is not None and rng.random() < programs.same:
+            heappush(texts, (now_s + programs.same_after_s.at(rng.random()), prompt, blocks))
+            if len(texts) > TEXTS_MAX:
+                heappop(texts)
+        return prompt, blocks
+
+    def _follow_up(self, last: Made, job: _Job, left: int, now_s: float, rng: Random) -> Made:
+        """The second turn after a call; then the job goes on."""
+        programs, ids = self._programs, self._ids
+        prompt = last.input_tokens + last.output_tokens + max(1, round(programs.tokens.at(rng.random()) / 4))
+        blocks = ids.extended(last.blocks[: last.input_tokens // ids.block_tokens], prompt)
+        # its answer is as long as the call's
+        made = Made(prompt, last.output_tokens, blocks, programs.kind, 2, ids.name(), last.chat, job.user)
+        if left <= 1:
+            return made
+        then_s = now_s + exponential(rng, 1.0 / job.per_s)
+        return made._replace(then_s=then_s, then=lambda at_s, rng: self._call(job, left - 1, at_s, rng))
