@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.report import Aim, Report, parser, progress, summary
 from pinyon.profiles.engine_profile import EngineProfile, load_profile
-from pinyon_lab.papers.round_costs import CHOICES, PER_TOKEN, RoundLoad, engine_s, round_costs
-from pinyon_lab.papers.tree_costs import PRINTED_US, TreeLoad, tree_costs
+from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundLoad, engine_s, round_costs
+from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 
 TREE_TOKENS = 5_000
 TREE_OWN = 64

@@ -1,8 +1,8 @@
 """Figures of the papers, made again: what they say beside what comes out here."""
 
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result
+from pinyon_lab.figures.workload import SOURCES, Workload
 from pinyon_lab.papers.elsewhere import ELSEWHERE, NOT_MADE
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result
-from pinyon_lab.papers.figures import FIGURES
-from pinyon_lab.papers.workload import SOURCES, Workload
+from pinyon_lab.papers.registry import FIGURES
 
 __all__ = ["ELSEWHERE", "FIGURES", "NOT_MADE", "SOURCES", "Basis", "Claim", "Column", "Figure", "Result", "Workload"]

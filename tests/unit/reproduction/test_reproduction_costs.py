@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from pinyon.profiles.engine_profile import load_profile
-from pinyon_lab.papers.round_costs import CHOICES, RoundLoad, engine_s, round_costs
-from pinyon_lab.papers.tree_costs import ASKED, OPERATIONS, TreeLoad, tree_costs
+from pinyon_lab.figures.round_costs import CHOICES, RoundLoad, engine_s, round_costs
+from pinyon_lab.figures.tree_costs import ASKED, OPERATIONS, TreeLoad, tree_costs
 
 PROFILE = "rtx6000ada-llama-8b"
 

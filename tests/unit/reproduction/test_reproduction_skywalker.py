@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pinyon_lab.figures.picture import svg
 from pinyon_lab.papers import FIGURES, Result
-from pinyon_lab.papers.picture import svg
 from pinyon_lab.papers.skywalker import pushing as skywalker_pushing
 from pinyon_lab.papers.skywalker import runs as skywalker_runs
 from pinyon_lab.papers.skywalker import serving as skywalker_serving

@@ -16,8 +16,8 @@ from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
 from pinyon.traces import TraceRow
 from pinyon_lab.caches.replay import replay
+from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
-from pinyon_lab.papers.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers.wild.ablation import LIFE_S, LIVES_S, HeadFirst
 from pinyon_lab.papers.wild.ablation import claims as ablation_claims
 from pinyon_lab.papers.wild.claims import BASELINES, claims

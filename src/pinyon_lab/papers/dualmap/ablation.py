@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.rows import basis, close, number
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -14,10 +18,6 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     mean,
 )
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.rows import basis, close, number
-from pinyon_lab.papers.workload import Workload
 
 __all__ = ["FIG5", "VARIANTS"]
 

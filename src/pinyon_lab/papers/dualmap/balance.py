@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.ablation import VARIANTS
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -21,10 +25,6 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     mean,
 )
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.rows import basis, close, number, shown
-from pinyon_lab.papers.workload import Workload
 from pinyon_lab.simulator.workload import Arrival
 
 __all__ = ["FIG1", "FIG8", "FIG10", "FIG11"]

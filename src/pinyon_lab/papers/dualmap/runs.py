@@ -11,8 +11,8 @@ from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.papers.figure import Tell
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.figure import Tell
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ReferenceModel

@@ -11,10 +11,10 @@ from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.eviction.cache import leading_run
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.rows import basis, close, number, shown
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.block_ids import key_of
 
 __all__ = ["A4", "FIG6", "FIG15", "TABLE1"]

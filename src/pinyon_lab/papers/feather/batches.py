@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.locality import (
     BATCH,
     DECODED,
@@ -17,9 +20,6 @@ from pinyon_lab.papers.feather.locality import (
     row,
 )
 from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, PAPER, Parts, Server, batches, one_batch
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.workload import Workload
 
 __all__ = ["FIG3_8", "FIG3_9", "FIG3_10", "FIG3_11"]
 

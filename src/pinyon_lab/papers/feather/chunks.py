@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pinyon_lab.figures.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.tree_costs import ASKED, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, SEED, tokens_round
 from pinyon_lab.papers.feather.runs import BLOCK, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
 from pinyon_lab.papers.feather.sweeps import FEATHER
-from pinyon_lab.papers.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.tree_costs import ASKED, TreeLoad, tree_costs
 from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 
 __all__ = ["FIG5_11"]

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon.profiles.engine_profile import load_profile
+from pinyon_lab.figures.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
+from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER
-from pinyon_lab.papers.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
-from pinyon_lab.papers.tree_costs import PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 
 __all__ = ["COSTS_NOTE", "FIG5_9", "RADIX", "SEED", "TABLE5_1", "tokens_round", "waits"]

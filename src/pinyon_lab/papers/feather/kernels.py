@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon.batching.feather_settings import GROUPED
+from pinyon_lab.figures.figure import Basis, Claim, Figure, Result, Tell
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, SERVED_NOTE, Load, Served, Server, served
 from pinyon_lab.papers.feather.stalls import table
 from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, told
-from pinyon_lab.papers.figure import Basis, Claim, Figure, Result, Tell
-from pinyon_lab.papers.workload import Workload
 from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 
 __all__ = ["FIG5_8"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Course, Courses, Picture
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MODEL_NOTE,
@@ -16,9 +19,6 @@ from pinyon_lab.papers.feather.runs import (
     served,
 )
 from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, here, picture, ratios, sweep, told, value
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Course, Courses, Picture
-from pinyon_lab.papers.workload import Workload
 
 __all__ = ["FIG5_12", "FIG5_13", "FIG5_14", "FIG5_17"]
 

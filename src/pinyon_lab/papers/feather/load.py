@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pinyon_lab.figures.figure import Basis, Claim, Figure, Result, Tell
+from pinyon_lab.figures.rows import close
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, Load
 from pinyon_lab.papers.feather.sweeps import (
     FEATHER,
@@ -18,9 +21,6 @@ from pinyon_lab.papers.feather.sweeps import (
     told,
     value,
 )
-from pinyon_lab.papers.figure import Basis, Claim, Figure, Result, Tell
-from pinyon_lab.papers.rows import close
-from pinyon_lab.papers.workload import Workload
 
 __all__ = ["FIG5_1", "FIG5_2"]
 

@@ -6,6 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.rows import close, number
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import (
     CHAPTER_3_NOTE,
     MAX_BATCH,
@@ -16,10 +20,6 @@ from pinyon_lab.papers.feather.runs import (
     one_batch,
     tree,
 )
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.rows import close, number
-from pinyon_lab.papers.workload import Workload
 
 __all__ = ["FIG3_2", "FIG3_4", "FIG3_5", "FIG3_6"]
 

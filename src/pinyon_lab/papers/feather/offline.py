@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pinyon.batching.feather_settings import GROUPED
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.rows import close, number
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, Load, Server, label, served
 from pinyon_lab.papers.feather.sweeps import SERVED, numbers
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.rows import close, number
-from pinyon_lab.papers.workload import Workload
 
 __all__ = ["TABLE3_1"]
 

@@ -12,7 +12,7 @@ from pinyon.core.request import Role
 from pinyon.eviction import NO_TRAITS
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.papers.figure import Tell
+from pinyon_lab.figures.figure import Tell
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.models import ClusterModel

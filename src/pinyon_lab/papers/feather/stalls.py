@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pinyon_lab.figures.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Served, Server, label, served
 from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, told
-from pinyon_lab.papers.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
 from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 
 __all__ = ["FIG5_10", "FIG5_15", "FIG5_16", "NOTES", "STALLED", "table"]

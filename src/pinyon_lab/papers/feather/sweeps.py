@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pinyon_lab.figures.figure import Basis, Column, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.rows import number
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MAX_BATCH,
@@ -17,9 +20,6 @@ from pinyon_lab.papers.feather.runs import (
     label,
     served,
 )
-from pinyon_lab.papers.figure import Basis, Column, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.rows import number
 
 __all__ = [
     "FEATHER",

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.rows import basis, close, number, shown
-from pinyon_lab.papers.serving import (
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.serving import (
     MODEL_NOTE,
     System,
     arrivals_of,
@@ -21,7 +20,8 @@ from pinyon_lab.papers.serving import (
     split,
     up_to,
 )
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.workload import Workload
+from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
 from pinyon_lab.simulator.cluster_settings import StepRule
 
 __all__ = ["FIG1", "FIG6", "FIG7", "FIG15"]

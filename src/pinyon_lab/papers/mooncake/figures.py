@@ -12,10 +12,10 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Mark, Picture
-from pinyon_lab.papers.rows import basis, claimed, close, number, share, shown
-from pinyon_lab.papers.workload import Workload, together
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
+from pinyon_lab.figures.rows import basis, claimed, close, number, share, shown
+from pinyon_lab.figures.workload import Workload, together
 
 __all__ = ["FIG9", "FIG10", "NODE_TOKENS", "PAPER", "WIDTH", "A", "B", "prefill_flops"]
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split, up_to
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE, VLLM
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.rows import basis, close, number, shown
-from pinyon_lab.papers.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split, up_to
-from pinyon_lab.papers.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 
 __all__ = ["FIG5", "FIG8", "FIG11"]

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.rows import basis, counting, number
-from pinyon_lab.papers.serving import (
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import basis, counting, number
+from pinyon_lab.figures.serving import (
     MODEL_NOTE,
     UTILISATION,
     System,
@@ -21,7 +20,8 @@ from pinyon_lab.papers.serving import (
     seldom,
     split,
 )
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.workload import Workload
+from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
 
 __all__ = ["EQ2", "FIG13", "FIG14", "least_bytes_s"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from pinyon_lab.papers.figure import Basis, Claim, Value
+from pinyon_lab.figures.figure import Basis, Claim, Value
 from pinyon_lab.papers.skywalker.runs import Ran, between, gained, within
 from pinyon_lab.simulator.regions.measures import Measured
 

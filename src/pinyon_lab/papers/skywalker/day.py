@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.rows import close
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import close
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.skywalker.runs import PAPER
-from pinyon_lab.papers.workload import Workload
 from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
 
 __all__ = ["FIG3"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Simulated, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Simulated, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
     LENGTHS_NOTE,

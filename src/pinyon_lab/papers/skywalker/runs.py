@@ -10,7 +10,7 @@ from typing import Final
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.papers.figure import Basis, Column, Tell, Value
+from pinyon_lab.figures.figure import Basis, Column, Tell, Value
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import sources

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from pinyon_lab.papers.figure import Column, Figure, Result, Simulated, Tell
-from pinyon_lab.papers.picture import Bars, Picture
+from pinyon_lab.figures.figure import Column, Figure, Result, Simulated, Tell
+from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.papers.skywalker.claims import OTHERS, OURS, Runs, serving_claims
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,

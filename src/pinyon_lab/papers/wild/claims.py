@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from pinyon_lab.papers.figure import Claim, Value
-from pinyon_lab.papers.rows import claimed, number, share
+from pinyon_lab.figures.figure import Claim, Value
+from pinyon_lab.figures.rows import claimed, number, share
 
 __all__ = ["BASELINES", "claims"]
 

@@ -14,9 +14,9 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon.eviction.policy import EvictionPolicy
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Course, Courses, Picture
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 

@@ -8,12 +8,12 @@ from functools import partial
 
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, replay
-from pinyon_lab.papers.figure import Basis, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Course, Courses, Picture
-from pinyon_lab.papers.rows import basis, counting, number, share, shown
-from pinyon_lab.papers.testbed import capacity_blocks, served
+from pinyon_lab.figures.figure import Basis, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Course, Courses, Picture
+from pinyon_lab.figures.rows import basis, counting, number, share, shown
+from pinyon_lab.figures.testbed import capacity_blocks, served
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.claims import BASELINES, claims
-from pinyon_lab.papers.workload import Workload
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
 
 __all__ = ["BY_RATIO", "PAPER", "SEED", "TESTBED_NOTES"]

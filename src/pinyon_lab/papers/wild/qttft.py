@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.papers.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.papers.picture import Bars, Picture
-from pinyon_lab.papers.rows import basis, counting, number
-from pinyon_lab.papers.testbed import capacity_blocks, computed_per_s, served
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.rows import basis, counting, number
+from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.claims import BASELINES
 from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
-from pinyon_lab.papers.workload import Workload
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pinyon_lab.figures.figure import Figure
 from pinyon_lab.papers.dualmap import ablation as dualmap_ablation
 from pinyon_lab.papers.dualmap import balance as dualmap_balance
 from pinyon_lab.papers.dualmap import elastic as dualmap_elastic
@@ -18,7 +19,6 @@ from pinyon_lab.papers.feather.models import FIG5_6, FIG5_7
 from pinyon_lab.papers.feather.offline import TABLE3_1
 from pinyon_lab.papers.feather.requests import FIG5_3, FIG5_4, FIG5_5
 from pinyon_lab.papers.feather.stalls import FIG5_10, FIG5_15, FIG5_16
-from pinyon_lab.papers.figure import Figure
 from pinyon_lab.papers.mooncake.capacity import FIG1, FIG6, FIG7, FIG15
 from pinyon_lab.papers.mooncake.figures import FIG9, FIG10
 from pinyon_lab.papers.mooncake.scheduling import FIG5, FIG8, FIG11

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pinyon_lab.papers.figure import Basis, Tell, Value
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.figure import Basis, Tell, Value
+from pinyon_lab.figures.workload import Workload
 
 __all__ = ["basis", "claimed", "close", "counting", "number", "share", "shown"]
 

@@ -17,7 +17,7 @@ from itertools import compress
 
 from pinyon.eviction.cache import leading_run
 from pinyon.traces import TraceRow
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.traces.analysis.models import MODELS, Served
 from pinyon_lab.traces.scaling import Unit, Units
 

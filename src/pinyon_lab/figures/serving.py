@@ -9,9 +9,9 @@ from typing import Any
 from pinyon.core.request import Role
 from pinyon.profiles.engine_profile import EngineProfile, load_profile
 from pinyon.profiles.machine_profile import MachineProfile, load_machine
-from pinyon_lab.papers.figure import Tell
-from pinyon_lab.papers.rows import counting
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.figure import Tell
+from pinyon_lab.figures.rows import counting
+from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.models import ClusterModel

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed, StepLimits, StepScheduler, StepSeen
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.profiles.engine_profile import EngineProfile
-from pinyon_lab.papers.figure import Clock
+from pinyon_lab.figures.figure import Clock
 
 __all__ = ["CHOICES", "PER_TOKEN", "RoundCosts", "RoundLoad", "engine_s", "round_costs"]
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from pinyon_lab.papers.picture import Picture
-from pinyon_lab.papers.workload import Workload
+from pinyon_lab.figures.picture import Picture
+from pinyon_lab.figures.workload import Workload
 
 __all__ = ["Basis", "Claim", "Clock", "Column", "Figure", "Measure", "Result", "Simulated", "Tell", "Value"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
-from pinyon_lab.papers.figure import Clock
+from pinyon_lab.figures.figure import Clock
 
 __all__ = ["ASKED", "OPERATIONS", "PRINTED_US", "OperationCost", "TreeLoad", "tree_costs"]
 

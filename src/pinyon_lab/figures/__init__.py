@@ -1,0 +1,1 @@
+"""What the papers' figures are made of: claims and rows, workloads, servers and test beds, pictures."""
