@@ -144,8 +144,8 @@ def make_tree(
 
 
 def _packages(src: Path) -> list[Path]:
-    """The laboratory is copied where it is; an image does without."""
-    return [src / "pinyon", *(each for each in [src / "pinyon_lab"] if each.is_dir())]
+    """The packages of a tree; an image has no laboratory."""
+    return [src / name for name in ("pinyon", "pinyon_lab") if (src / name).is_dir()]
 
 
 def _stamp(src: Path, patterns: Sequence[str], services: Path | None, optimize: str) -> str:

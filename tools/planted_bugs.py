@@ -80,16 +80,19 @@ def first_failure(root: Path, suites: Sequence[str]) -> str:
     """Of the tests of a checkout; empty: none failed. Raises ``RuntimeError`` where they could not be run."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
-    ran = subprocess.run(
-        [*command, *(f"tests/{suite}" for suite in suites)],
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=RUN_S_MAX,
-        check=False,
-    )
+    try:
+        ran = subprocess.run(
+            [*command, *(f"tests/{suite}" for suite in suites)],
+            cwd=root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "(the tests hung)"
     named = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
     if (ran.returncode == 0) is (named is not None):
         raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-3000:]}")
