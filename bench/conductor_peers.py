@@ -18,13 +18,13 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import KEY_BYTES, unpack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
+from pinyon.frontdoor.instances.conductor_session import METHOD
 from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.placement.cost_model import PrefillCostModel
 from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.runtime.duplex import Dialed
 from pinyon.runtime.report_session import ReportSession
-from services.lb.conductor_session import METHOD
 
 __all__ = ["PROFILE", "Batches", "Instance", "Peers", "Prompts"]
 

@@ -10,9 +10,9 @@ from bench.e2e_cluster import BLOCK_TOKENS, card_of
 from bench.e2e_model import new_words
 from bench.router_prompts import GROUPS, Prompts
 from pinyon.core.block_keys import namespace
+from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.tokenizer_process import tokenize
 from services.cluster import LocalCluster
-from services.lb.key_chains import KeyChains
-from services.lb.tokenizer_process import tokenize
 
 __all__ = ["tokens_and_keys"]
 

@@ -13,10 +13,10 @@ from bench.e2e_direct import DirectClient, Work
 from bench.load import HttpClient, Sample
 from bench.router_prompts import Prompts
 from pinyon.core.block_keys import namespace
+from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.tokenizer_process import tokenize
 from pinyon.runtime.identity import LB
 from services.cluster import LocalCluster
-from services.lb.key_chains import KeyChains
-from services.lb.tokenizer_process import tokenize
 
 __all__ = ["CONCURRENCY", "DirectTaker", "HttpTaker", "Taker"]
 

@@ -39,7 +39,7 @@ PAIRS = 2
 STORE_BLOCKS_PER_MIB = 16
 """64 KiB each: 16 tokens of the built-in model."""
 POINTS = 2.0
-RECORDER_S = 30.0
+RECORDER_S = 120.0
 """Until it has begun, and until it has ended."""
 SIMULATION_S = 60.0
 

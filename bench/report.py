@@ -80,7 +80,7 @@ class Report:
 
 
 def _services_compiled() -> bool:
-    found = importlib.util.find_spec("services.lb.http_connection")
+    found = importlib.util.find_spec("pinyon.http.connection")
     return found is not None and not str(found.origin).endswith(".py")
 
 

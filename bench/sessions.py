@@ -23,9 +23,9 @@ from bench.report import Aim, Report, parser, progress, summary
 from bench.sessions_echo import WRITE_S
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled
+from pinyon.frontdoor.instances.worker_session import METHOD
 from pinyon.runtime.channel import GRPCIO, HTTP2, Channels
 from pinyon.runtime.duplex import Dialed
-from services.lb.worker_session import METHOD
 
 SIZES = (200, 4500)
 """Of a message: what a token takes, and what a prompt of a few KB does."""

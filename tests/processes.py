@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 __all__ = ["OWNER", "OwnedPopen", "Owner", "Process", "UnownedPopen", "own_all"]
 
-REAP_S = 10.0
+REAP_S = 60.0
 SHOWN_CHARS = 300
 HELD_BY_OWNER = 3
 """References to a process that only the owner holds, as ``sys.getrefcount`` counts them in ``_forgotten``: the record's
@@ -90,6 +90,7 @@ class Owner:
     def _reap(self, lost: list[Started]) -> list[str]:
         for each in lost:
             each.process.kill()
+        for each in lost:
             each.process.wait(timeout=REAP_S)
         if any(each.of_loop for each in lost):
             _clear_away_transports()

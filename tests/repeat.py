@@ -77,8 +77,7 @@ class Writer:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         seconds = round(sum(each.duration for each in phases), 3)
         result = Result(self._run, report.nodeid, outcome, seconds, now, self._commit, why)
-        with self._path.open("a") as results:
-            results.write(json.dumps([getattr(result, name) for name in Result.__slots__]) + "\n")
+        append_line(self._path, json.dumps([getattr(result, name) for name in Result.__slots__]))
 
 
 def outcome_of(phases: Sequence[pytest.TestReport]) -> tuple[str, str]:
@@ -114,10 +113,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # ---------------------------------------------------------------- around pytest
 
 
+def append_line(path: Path, line: str) -> None:
+    """Appends a line, on a line of its own also where the last one was cut off."""
+    with path.open("ab+") as file:
+        cut_off = False
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            cut_off = file.read(1) != b"\n"
+        file.write((b"\n" if cut_off else b"") + line.encode() + b"\n")
+
+
 def read_results(path: Path) -> tuple[list[Result], set[int]]:
-    """All that was written down, and which runs are complete. A last line that was cut off is none."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    said = [json.loads(line) for line in lines]
+    """Returns all that was written down, and which runs are complete. A line that was cut off is none."""
+    said = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            said.append(json.loads(line))
     return [Result(*each) for each in said if isinstance(each, list)], {each for each in said if isinstance(each, int)}
 
 
@@ -246,8 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if status not in (0, 1, NOTHING_LEFT):  # stopped, or it could not be run at all
                     unfinished = True
                     break
-                with path.open("a") as file:
-                    file.write(f"{run}\n")
+                append_line(path, str(run))
     except KeyboardInterrupt:
         unfinished = True
     results = [each for each in read_results(path)[0] if each.run <= options.runs]

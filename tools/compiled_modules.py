@@ -1,5 +1,5 @@
-"""Which modules mypyc compiles: pure ones that decide often, the way of small transfers and the load balancer's, and
-what stays Python of them with the reason.
+"""Which modules mypyc compiles: pure ones that decide often, the way of small transfers, a request's way through the
+front door, and what stays Python of them with the reason.
 
 Paths are below ``src/pinyon``, of the laboratory below ``src/pinyon_lab``, of services below ``services``. A module
 that is not named here is not compiled, a new one in a room that is named is.
@@ -31,6 +31,18 @@ COMPILED = (
     "transfer/paths/short_way.py",
     "transfer/transports/tcp/*.py",
     *(f"transfer/transports/shm/{name}.py" for name in ("server", "transport", "wire")),
+    "http/*.py",
+    *(f"openai/{name}.py" for name in ("fields", "format", "parse")),
+    "frontdoor/*.py",
+    *(
+        f"frontdoor/instances/{name}.py"
+        for name in (
+            *("ask", "choices", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
+            *("key_chains", "metrics", "models", "prompts", "request", "routes", "tokenize", "ways"),
+            *("worker_session", "worker_sessions"),
+        )
+    ),
+    "frontdoor/upstreams/*.py",
 )
 
 # Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
@@ -51,20 +63,17 @@ LEFT_OUT = {
     "eviction/lru.py": "an OrderedDict does its work, and policies in Python derive from it",
     "eviction/hazard_table.py": "NumPy does its work",
     "caches/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
+    "frontdoor/access_log.py": "an asynchronous generator, of which mypyc knows nothing",
+    "frontdoor/auth.py": "read once",
+    "frontdoor/controller_session.py": "a message a second",
+    "frontdoor/gzip.py": "as frontdoor/access_log.py",
+    "frontdoor/https.py": "run once",
+    "frontdoor/lanes.py": "an asynchronous context manager, of which mypyc knows nothing",
+    "frontdoor/off_loop.py": "for large bodies only",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
 }
 
 SERVICES = (
-    *("lb/http_*.py", "lb/upstreams/*.py"),
-    *(
-        f"lb/{name}.py"
-        for name in (
-            *("admission", "ask", "budget", "clusters", "coalesced", "conductor_session", "dispatcher"),
-            *("instances", "key_chains", "labels", "line", "metrics", "models", "openai_fields", "openai_format"),
-            *("openai_parse", "prompts", "rate_limits", "request", "room", "seekers", "time_limit"),
-            *("timer_wheel", "ways", "worker_session", "worker_sessions", "worker_stream"),
-        )
-    ),
     *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions", "turns")),
     *(
         f"worker/{name}.py"
@@ -75,13 +84,11 @@ SERVICES = (
         )
     ),
 )
-"""Where each request is, of instances and of ``--upstream``: most of what one costs the load balancer. What messages to
-the conductor do. And a request's way through a worker, up to the engine."""
+"""What messages to the conductor do, and a request's way through a worker, up to the engine."""
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/app.py": "run once",
-    "lb/http_gzip.py": "an asynchronous generator, of which mypyc knows nothing",
 }
 
 

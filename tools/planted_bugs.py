@@ -146,7 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     planted = [bug for bug in planted if bug.name in options.names or not options.names]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    before = {} if options.fresh else {each.name: each for each in (Found(**json.loads(line)) for line in lines)}
+    said = [json.loads(line) for line in lines if line.endswith("}")]  # one may have been cut off
+    before = {} if options.fresh else {each.name: each for each in (Found(**each) for each in said)}
     found = {bug.name: before[bug.name] for bug in planted if bug.name in before}
     for number, bug in enumerate(planted, 1):
         if options.table or bug.name in found:

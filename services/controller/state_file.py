@@ -115,6 +115,8 @@ class StateFile:
         self._version = 0
         """On the disk."""
         self._task: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        """By a thread, which goes on when nobody waits for it any more."""
 
     def start(self) -> None:
         if self._path is not None:
@@ -141,6 +143,8 @@ class StateFile:
         self._task.cancel()
         await asyncio.wait({self._task})
         self._task = None
+        if self._writing is not None:
+            await asyncio.wait({self._writing})  # or an older version would be there in the end
         if self._next is not None and self._next.version > self._version:
             await self._attempt(self._path, self._next)
 
@@ -161,7 +165,8 @@ class StateFile:
 
     async def _attempt(self, path: Path, federation: Federation) -> bool:
         try:
-            await asyncio.to_thread(_write, path, federation)
+            self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, federation))
+            await asyncio.shield(self._writing)
         except OSError as error:
             _log.error("cannot write %s: %s", path, error.strerror or error)
             self._told(False)

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if settings.processes > 1:
         from prometheus_client import CollectorRegistry
 
-        from services.lb.processes.parent import run_processes
+        from services.lb.parent import run_processes
 
         # Of their parent there is nothing to show: what metrics there are is for its processes to say.
         arguments = sys.argv[1:] if argv is None else argv

@@ -19,6 +19,43 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.members import LbInfo
+from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.admission import Admission
+from pinyon.frontdoor.app import HttpApp
+from pinyon.frontdoor.auth import ApiKeys, load_api_keys
+from pinyon.frontdoor.coalesced import Coalesced
+from pinyon.frontdoor.cors import Cors
+from pinyon.frontdoor.gzip import Inflater
+from pinyon.frontdoor.https import Https
+from pinyon.frontdoor.instances.clusters import Clusters
+from pinyon.frontdoor.instances.completions import Completions
+from pinyon.frontdoor.instances.conductor_session import ConductorSession
+from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.metrics import LbMetrics
+from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.instances.readiness import Readiness
+from pinyon.frontdoor.instances.recorder import Recorder
+from pinyon.frontdoor.instances.routes import OwnRoutes
+from pinyon.frontdoor.instances.serving import TokenServing
+from pinyon.frontdoor.instances.tokenize import Tokenization
+from pinyon.frontdoor.instances.tokenizer_process import strftime_now
+from pinyon.frontdoor.instances.ways import Ways
+from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.frontdoor.regions.arrival import Arrivals
+from pinyon.frontdoor.regions.inbound import InboundParts
+from pinyon.frontdoor.regions.joining import join_controller, serve_peers
+from pinyon.frontdoor.regions.links import RegionLinks
+from pinyon.frontdoor.regions.membership import Membership
+from pinyon.frontdoor.regions.named import parse_delays, parse_peers
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.upstreams.keys import read_upstream_keys
+from pinyon.http.budget import Budget
+from pinyon.http.server import HttpServer
 from pinyon.model import ModelCard, load_card
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
@@ -32,51 +69,15 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.access_log import AccessLog
-from services.lb.admission import Admission
-from services.lb.auth import ApiKeys, load_api_keys
-from services.lb.budget import Budget
 from services.lb.callers import LB_CALLERS
-from services.lb.clusters import Clusters
-from services.lb.coalesced import Coalesced
-from services.lb.conductor_session import ConductorSession
-from services.lb.dispatcher import Dispatcher
-from services.lb.http_app import HttpApp
-from services.lb.http_completions import Completions
-from services.lb.http_cors import Cors
-from services.lb.http_gzip import Inflater
-from services.lb.http_routes import OwnRoutes
-from services.lb.http_server import HttpServer
-from services.lb.http_tokenize import Tokenization
-from services.lb.https import Https
-from services.lb.instances import InstanceView
-from services.lb.key_chains import KeyChains
-from services.lb.line import Line
-from services.lb.metrics import LbMetrics
-from services.lb.models import Models
-from services.lb.off_loop import OffLoop
-from services.lb.processes.heartbeat import Heartbeat
-from services.lb.processes.shares import check_clients
-from services.lb.prompts import Prompts
-from services.lb.readiness import Readiness
-from services.lb.recorder import Recorder
-from services.lb.regions.arrival import Arrivals
-from services.lb.regions.federation import load_federation
-from services.lb.regions.inbound import InboundParts
-from services.lb.regions.joining import join_controller, serve_peers
-from services.lb.regions.links import RegionLinks
-from services.lb.regions.membership import Membership, lb_info
-from services.lb.regions.named import parse_delays, parse_peers
-from services.lb.regions.peer import Peer
-from services.lb.regions.tokens import TokenServing
+from services.lb.federation import load_federation
+from services.lb.heartbeat import Heartbeat
+from services.lb.info import lb_info
 from services.lb.servers import make_servers
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
-from services.lb.tokenizer_process import strftime_now
-from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
-from services.lb.upstreams.keys import read_upstream_keys
-from services.lb.ways import Ways
-from services.lb.worker_sessions import WorkerSessions
+from services.lb.shares import check_clients
+from services.lb.upstream_app import UpstreamLb, build_upstream_lb
 
 __all__ = ["Lb", "build", "run"]
 

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from prometheus_client import Gauge
 
+from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.https import Https
+from pinyon.http.budget import Budget
+from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.server import HttpServer
+from pinyon.http.state import App, HttpState
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.security import Security
-from services.lb.access_log import AccessLog
-from services.lb.budget import Budget
-from services.lb.http_peers import Peers, TrustedProxies
-from services.lb.http_server import HttpServer
-from services.lb.http_state import App, HttpState
-from services.lb.https import Https
 from services.lb.settings import LbSettings
 
 __all__ = ["Servers", "make_servers"]
@@ -41,7 +41,7 @@ def make_servers(
         Peers(settings.connections_per_peer),
         Peers(settings.requests_per_peer),
     )
-    https = Https.of(settings, security)
+    https = Https.of(settings.http_tls_cert, settings.http_tls_key, security)
     tls = None if https is None else lambda: https.context
     http = HttpServer(shared, settings.http_listen, tls, reuse_port=settings.http_reuse_port)
     grpc = GrpcServer(

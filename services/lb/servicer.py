@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import fields
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -14,19 +15,19 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import SamplingParams, check_geographies
+from pinyon.frontdoor.access_log import grpc_call
+from pinyon.frontdoor.admission import Admission, Ticket
+from pinyon.frontdoor.auth import ApiKeys, Client
+from pinyon.frontdoor.head import traceparent
+from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
+from pinyon.frontdoor.instances.ways import Ways
+from pinyon.frontdoor.labels import Labels, classify
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
+from pinyon.openai.parse import PLAIN, Call, PromptInput, Rendering
 from pinyon.runtime.first_message import Doors
-from services.lb.access_log import grpc_call
-from services.lb.admission import Admission, Ticket
-from services.lb.auth import ApiKeys, Client
-from services.lb.dispatcher import Dispatcher
-from services.lb.http_head import traceparent
-from services.lb.labels import Labels, classify
-from services.lb.models import Models
-from services.lb.openai_parse import PLAIN, Call, PromptInput, Rendering
-from services.lb.request import Ask, Delta, Request
-from services.lb.ways import Ways
 
 __all__ = ["LbServicer"]
 
@@ -107,7 +108,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                     parent = traceparent(_metadata(context, "traceparent"))
                     ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
                     state = Request(ask, arrived_s, arrived_s + timeout_s)
-                    seen.requests = (state,)
+                    seen.facts = partial(facts_of, (state,))
                     await self._serve(state, ticket, context, seen.request_id)
         except TimeoutError:
             whose = "the load balancer's --request-timeout-s" if timeout_s == self._timeout_s else "the call's deadline"

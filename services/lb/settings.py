@@ -11,15 +11,15 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.core.request import check_geography
 from pinyon.federation.position import Position
+from pinyon.frontdoor.cors import Cors
+from pinyon.frontdoor.regions.named import parse_delays, parse_peers, parse_position
+from pinyon.http.limits import HttpLimits
+from pinyon.http.peers import TrustedProxies
+from pinyon.http.url import parse_upstreams
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, WritableFd, is_loopback, service_config
-from services.lb.http_cors import Cors
-from services.lb.http_limits import HttpLimits
-from services.lb.http_peers import TrustedProxies
-from services.lb.regions.named import parse_delays, parse_peers, parse_position
-from services.lb.upstreams.url import parse_upstreams
 
 __all__ = ["LbSettings"]
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.eviction import Lru, Traits
+from pinyon.frontdoor.instances.tokenizer_process import strftime_now, tokenize
 from pinyon.model import load_card
 from pinyon.traces import TraceFile
 from pinyon_lab.caches.replay import CacheReplay
-from services.lb.tokenizer_process import strftime_now, tokenize
 
 WAIT_S = 60.0
 USERS = ("anna", "ben", "carla")

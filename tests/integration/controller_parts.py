@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.controller.v1 import controller_pb2_grpc
 from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.view import Cluster, Federation
+from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.runtime.channel import open_channel
 from services.controller.app import Controller, build
 from services.controller.settings import ControllerSettings
-from services.lb.controller_session import ControllerSession
 from services.process import ServiceProcess
 
 WAIT_S = 60.0

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from pinyon.core.clock import Clock
+from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.target import Report
-from services.lb.regions.peer import Peer
 from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
 
 __all__ = ["FULL", "ROOMY", "Regions", "running_regions"]

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.block_keys import namespace, secret_id
+from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.messages.layout import layout_from_proto
 from pinyon.routing.layer import Layer
 from pinyon.routing.least_loaded import LeastLoaded
@@ -20,7 +21,6 @@ from pinyon.runtime.security import Security
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings
-from services.lb.instances import InstanceView
 
 LAYOUT = common_pb2.KvLayout(layers=1, kv_heads=1, head_dim=8, block_tokens=16, dtype="float32")
 WAIT_S = 60.0

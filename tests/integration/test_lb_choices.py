@@ -8,7 +8,8 @@ import json
 import pytest
 
 from pinyon.core.logprobs import TokenLogprob
-from services.lb import http_choices, openai_choices
+from pinyon.frontdoor.instances import choices as http_choices
+from pinyon.openai import choices as openai_choices
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
 
 CHAT = "/v1/chat/completions"

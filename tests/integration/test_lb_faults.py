@@ -10,7 +10,7 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
-from services.lb.conductor_session import ConductorSession
+from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from tests.integration.lb_harness import (
     MODEL,
     WAIT_S,

@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from services.lb import http_app
-from services.lb.http_connection import DROPPED_BYTES
-from services.lb.openai_parse import parse_completion
+from pinyon.frontdoor import app as http_app
+from pinyon.http.connection import DROPPED_BYTES
+from pinyon.openai.parse import parse_completion
 from tests.hostile_http import NEVER_ENDING, ask, flood
 from tests.integration.lb_harness import MODEL, WAIT_S, Bench, Connection, expected_text, live_lb, running_lb, spin
 
@@ -275,7 +275,7 @@ async def test_large_bodies_are_read_beside_the_loop(tokens, beside, monkeypatch
         readers.append(threading.current_thread())
         return parse_completion(body)
 
-    monkeypatch.setattr("services.lb.http_completions.parse_completion", parse)
+    monkeypatch.setattr("pinyon.frontdoor.instances.completions.parse_completion", parse)
     body = json.dumps({"model": MODEL, "prompt": [1] * tokens, "max_tokens": 1}, separators=(",", ":")).encode()
     async with running_lb() as bench:
         await bench.post("/v1/completions", body)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from services.lb.openai_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from services.lb.openai_parse import parse_chat, parse_completion, parse_detokenize, parse_tokenize
-from services.lb.openapi import openapi_document
+from pinyon.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from pinyon.openai.openapi import openapi_document
+from pinyon.openai.parse import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from tests.integration.lb_harness import MODEL, Connection, running_lb
 
 DOCUMENT = json.loads(openapi_document())

@@ -15,11 +15,11 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
+from pinyon.frontdoor.regions import inbound as inbound_module
+from pinyon.frontdoor.regions import link as link_module
+from pinyon.frontdoor.regions import servicer as servicer_module
+from pinyon.frontdoor.regions.proof import caller_proof, request_proof, welcome_proof
 from pinyon.routing.geography import parse_geography
-from services.lb.regions import inbound as inbound_module
-from services.lb.regions import link as link_module
-from services.lb.regions import servicer as servicer_module
-from services.lb.regions.proof import caller_proof, request_proof, welcome_proof
 from tests.integration.lb_harness import MODEL, Connection, expected_text, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
 

@@ -16,10 +16,10 @@ import pytest
 
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.frontdoor.instances import tokenizer_process
+from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.model import load_card
-from services.lb import tokenizer_process
-from services.lb.openai_parse import PLAIN, Rendering
-from services.lb.tokenizer_process import TokenizerProcess, tokenize
+from pinyon.openai.parse import PLAIN, Rendering
 from tests.integration.lb_harness import MODEL, WAIT_S, Bench, running_lb
 
 TEXT_GOLDEN = Path(__file__).parents[1] / "data" / "golden_text"

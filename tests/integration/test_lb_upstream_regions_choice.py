@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.geography import parse_geography
-from services.lb.regions.peer import Peer
 from tests.integration.lb_harness import spin
 from tests.integration.upstream_parts import MODEL, Asked, Wire, generate
 from tests.integration.upstream_regions_parts import peer_of, running_upstream_regions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pinyon.api.lb.v1 import peer_pb2
-from services.lb.upstreams.answer import HIGH_BYTES
+from pinyon.frontdoor.answer import HIGH_BYTES
 from tests.integration.lb_harness import WAIT_S, spin
 from tests.integration.upstream_caller import Caller
 from tests.integration.upstream_parts import DONE, Asked, Wire

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import grpc
 import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
-from services.lb.upstreams.answer import HIGH_BYTES
+from pinyon.frontdoor.answer import HIGH_BYTES
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, running_upstreams
 
@@ -353,6 +354,16 @@ async def test_a_server_may_list_any_context_length() -> None:
     async with running_upstreams(one, other) as bench:
         (listed,) = (await bench.get("/v1/models")).json["data"]
         assert listed["max_model_len"] == 100
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"1e999", b"-Infinity"])
+async def test_what_is_no_json_is_not_passed_on_in_a_list(number: bytes) -> None:
+    server = FakeServer(models=("a",))
+    server.lists = b'{"data":[{"id":"a","x":%b},{"id":"b","max_model_len":7}]}' % number
+    async with running_upstreams(server) as bench:
+        body = (await bench.get("/v1/models")).body
+        assert not re.search(rb"NaN|Infinity", body)
+        assert [each["id"] for each in json.loads(body)["data"]] == ["a", "b"]
 
 
 async def test_models_are_those_of_all_servers() -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
-from services.lb.worker_sessions import WorkerSessions
+from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from services.process import child_environment
 from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S

@@ -9,7 +9,7 @@ from hashlib import sha256
 import grpc
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
-from services.lb.regions.proof import caller_proof, raw_proof
+from pinyon.frontdoor.regions.proof import caller_proof, raw_proof
 from tests.integration.lb_harness import WAIT_S
 from tests.integration.upstream_parts import MODEL
 from tests.integration.upstream_regions_parts import STREAM

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.routing.target import Target
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.settings import LbSettings
-from services.lb.upstreams.app import UpstreamLb, build_upstream_lb
+from services.lb.upstream_app import UpstreamLb, build_upstream_lb
 from tests.integration.lb_harness import WAIT_S, Front, port_of, spin
 
 MODEL = "model-a"

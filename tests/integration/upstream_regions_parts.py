@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.lb.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import Peer
 from tests.integration.upstream_parts import MODEL, Bench, FakeServer, running_upstreams
 
 STREAM = json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()

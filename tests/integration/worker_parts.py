@@ -31,6 +31,7 @@ from services.worker.app import Worker
 from services.worker.engines import KERNEL_DEFAULT, DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
+from tests.integration.kvstore_parts import eventually
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
@@ -237,6 +238,8 @@ class Fleet:
             assert await worker.prefills.drained(WAIT_S)
             await worker.parts.step_over()
             await worker.parts.cache.settled(range(worker.parts.cache.pool.total))
+            storage = worker.parts.storage
+            await eventually(lambda storage=storage: not storage.pending, "what waits for the store is put or dropped")
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.lb.http_error import HttpError
-from services.lb.http_limits import HttpLimits
-from services.lb.http_peers import Peers, TrustedProxies
-from services.lb.http_proxy_line import HEADER_MAX, read_proxy_line
-from services.lb.http_reader import RequestReader
+from pinyon.http.error import HttpError
+from pinyon.http.limits import HttpLimits
+from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
+from pinyon.http.reader import RequestReader
 from tests.long import usually
 
 LIMITS = HttpLimits()

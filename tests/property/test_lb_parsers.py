@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
-from services.lb.auth import Client, load_api_keys
-from services.lb.http_error import HttpError
-from services.lb.http_head import Head, read_head
-from services.lb.key_chains import KeyChains
-from services.lb.labels import classify
-from services.lb.openai_format import ChatFormat, CompletionFormat, error_body
-from services.lb.openai_large import is_large
-from services.lb.openai_parse import Call, parse_chat, parse_completion
-from services.lb.rate_limits import RateLimited
-from services.lb.upstreams.failures import Broke, NoRoom
+from pinyon.frontdoor.auth import Client, load_api_keys
+from pinyon.frontdoor.failures import Broke, NoRoom
+from pinyon.frontdoor.head import Head, read_head
+from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.labels import classify
+from pinyon.frontdoor.rate_limits import RateLimited
+from pinyon.http.error import HttpError
+from pinyon.openai.format import ChatFormat, CompletionFormat, error_body
+from pinyon.openai.large import is_large
+from pinyon.openai.parse import Call, parse_chat, parse_completion
 from tests.long import usually
 
 COMPLETION = {

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted, Unavailable
-from services.lb.regions.raw_streams import PIECE_BYTES, WINDOW_BYTES, RawStreams, read_fields
-from services.lb.request import REGION_FIELD
-from services.lb.upstreams.failures import Broke, NoRoom
-from services.lb.upstreams.peer_reply import PeerReply
+from pinyon.frontdoor.failures import REGION_FIELD, Broke, NoRoom
+from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, WINDOW_BYTES, RawStreams, read_fields
+from pinyon.frontdoor.upstreams.peer_reply import PeerReply
 
 sizes = st.integers(0, 3 * WINDOW_BYTES)
 
@@ -158,6 +157,10 @@ async def test_how_it_fails(error: PinyonError, before: type, begun: bool) -> No
         [peer_pb2.RawPiece(stream_id=1, answer=peer_pb2.RawAnswer(status=100))],
         [peer_pb2.RawPiece(stream_id=1, answer=peer_pb2.RawAnswer(status=200))] * 2,
         [peer_pb2.RawPiece(stream_id=1, answer=peer_pb2.RawAnswer(status=200, fields=b"a: b"))],
+        [
+            peer_pb2.RawPiece(stream_id=1, answer=peer_pb2.RawAnswer(status=204)),
+            peer_pb2.RawPiece(stream_id=1, data=b"x"),
+        ],
         [
             peer_pb2.RawPiece(stream_id=1, answer=peer_pb2.RawAnswer(status=200)),
             *[peer_pb2.RawPiece(stream_id=1, data=bytes(PIECE_BYTES))] * 8,

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.lb.timer_wheel import TimerWheel
+from pinyon.frontdoor.timer_wheel import TimerWheel
 from tests.long import usually
 
 TIMES = st.one_of(st.integers(0, 40).map(lambda number: number * 0.25), st.floats(0, 10))

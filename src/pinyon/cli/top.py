@@ -122,6 +122,7 @@ class _ControllerSource:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._address = arguments.controller or CONTROLLER_ADDRESS
+        check_address(self._address)
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir
         self._title = f"pinyon top  {self._address}"
@@ -139,6 +140,7 @@ class _ControllerSource:
 class _SuiteSource:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._conductor = arguments.conductor or CONDUCTOR_ADDRESS
+        check_address(self._conductor)  # now: the load balancer may answer all the same
         self._page = _Page(arguments.lb or LB_ADDRESS, arguments)
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,30 @@ async def test_what_is_kept_is_read_again(tmp_path: Path):
     await file.close()
     assert read_state(path) == federation(4), "the last one at the end, too"
     assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+
+
+async def test_an_older_version_never_follows_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "state.json"
+    begun, go = threading.Event(), threading.Event()
+    write = state_file._write
+
+    def slow_first(path: Path, kept: Federation) -> None:
+        if kept.version == 3:
+            begun.set()
+            assert go.wait(60)
+        write(path, kept)
+
+    monkeypatch.setattr(state_file, "_write", slow_first)
+    file = StateFile(path)
+    file.start()
+    file.keep(federation(3))
+    await asyncio.to_thread(begun.wait, 60)
+    file.keep(federation(4))
+    closing = asyncio.create_task(file.close())
+    await asyncio.sleep(0)
+    go.set()
+    await closing
+    assert read_state(path) == federation(4)
 
 
 async def test_a_disk_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

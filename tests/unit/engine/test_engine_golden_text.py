@@ -15,11 +15,11 @@ import pytest
 
 from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.request import SamplingParams
+from pinyon.frontdoor.instances.tokenizer_process import tokenize
 from pinyon.model.card import ModelCard, load_card
 from pinyon.model.detokenizer import IncrementalDetokenizer
 from pinyon.model.tokenizer import HfTokenizer
-from services.lb.openai_parse import Rendering
-from services.lb.tokenizer_process import tokenize
+from pinyon.openai.parse import Rendering
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import load_weights
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pinyon.frontdoor.access_log import AccessLog
 from pinyon.runtime.logging import configure_logging
-from services.lb.access_log import AccessLog
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def written(capsys) -> Iterator[Callable[[], list[str]]]:
 
 
 def line(log: AccessLog, **changes) -> None:
-    values = {"arrived_s": 1.0, "request_id": "abc.1", "holder": "acme", "requests": (), **changes}
+    values = {"arrived_s": 1.0, "request_id": "abc.1", "holder": "acme", **changes}
     log.answered("POST", "/v1/completions", 200, **values)
 
 

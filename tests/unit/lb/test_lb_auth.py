@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument, Unauthenticated
-from services.lb.auth import PUBLIC, ApiKeys, Client, load_api_keys
+from pinyon.frontdoor.auth import PUBLIC, ApiKeys, Client, load_api_keys
 
 
 def test_without_keys_everyone_is_public():

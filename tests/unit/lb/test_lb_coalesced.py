@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from pinyon.frontdoor.coalesced import PAUSE_MAX_S, SHARE_MAX, Coalesced
+from pinyon.frontdoor.line import Line
 from pinyon.routing.queue import RequestQueue
-from services.lb.coalesced import PAUSE_MAX_S, SHARE_MAX, Coalesced
-from services.lb.line import Line
 
 
 class Loop:

@@ -9,8 +9,8 @@ import grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.federation.members import LbInfo, LbLoad
 from pinyon.federation.view import Cluster, Federation, Region
+from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.messages.federation import federation_to_proto
-from services.lb.controller_session import ControllerSession
 
 WAIT_S = 60.0
 INFO = LbInfo("b-0", "1", "b", "h:1")

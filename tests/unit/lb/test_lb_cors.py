@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from pinyon.core.errors import InvalidArgument
-from services.lb.http_cors import Cors
+from pinyon.frontdoor.cors import Cors
 from services.lb.settings import LbSettings
 
 

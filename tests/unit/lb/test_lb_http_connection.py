@@ -9,12 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import Unauthenticated
-from services.lb.budget import Budget
-from services.lb.http_answer import JSON
-from services.lb.http_connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
-from services.lb.http_limits import HttpLimits
-from services.lb.http_peers import Peers, TrustedProxies
-from services.lb.http_state import HttpState
+from pinyon.frontdoor.refusal import error_answer
+from pinyon.http.answer import JSON
+from pinyon.http.budget import Budget
+from pinyon.http.connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
+from pinyon.http.limits import HttpLimits
+from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.state import HttpState
 
 POST = b"POST /%b HTTP/1.1\r\nhost: lb\r\ncontent-length: %d\r\n\r\n%b"
 DATE = b"date: now\r\n"
@@ -104,12 +105,23 @@ class FakeApp:
                 await reply.send(b"one")
                 await self.go.wait()
                 await reply.end(b"two")
+            elif exchange.path.startswith("/empty"):
+                status = int(exchange.path[-3:])
+                if exchange.path.startswith("/emptystream"):
+                    reply.begin(JSON, status=status)
+                    await reply.send(b"one")
+                    await reply.end(b"two")
+                else:
+                    reply.whole(status, b"one")
             elif exchange.path != "/silent":
                 reply.whole(200, exchange.path.encode() + b" " + bytes(body[:20]))
         except asyncio.CancelledError:
             self.ended.append("cancelled")
             raise
         self.ended.append(exchange.path)
+
+    def refusal(self, error, *, named):
+        return error_answer(error)
 
     def refused(self, exchange, status) -> None:
         self.refusals.append(status)
@@ -180,6 +192,21 @@ async def test_the_bytes_of_answers():
         await world.settle()
         assert transport.written == answer
     assert transport.closed == "close"
+
+
+@pytest.mark.parametrize("path", ["empty204", "empty304", "emptystream204", "emptystream304"])
+async def test_answers_that_have_no_body_get_none(path: str):
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(POST % (path.encode(), 0, b"") + POST % (b"next", 1, b"2"))
+    await world.settle()
+    status = int(path[-3:])
+    assert transport.statuses == [status, 200]
+    first, after = transport.written.split(b"\r\n\r\n", 1)
+    assert after.startswith(b"HTTP/1.1 200 OK\r\n"), "the next answer, and nothing before it"
+    assert b"content-length" not in first
+    assert b"transfer-encoding" not in first
+    transport.abort()
 
 
 async def test_http_1_0_gets_no_chunks():

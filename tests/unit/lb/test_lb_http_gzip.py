@@ -9,10 +9,10 @@ import zlib
 import pytest
 
 from pinyon.core.errors import Unavailable
-from services.lb.budget import Budget
-from services.lb.http_error import HttpError
-from services.lb.http_gzip import INLINE_BYTES, Inflater
-from services.lb.off_loop import OffLoop
+from pinyon.frontdoor.gzip import INLINE_BYTES, Inflater
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.http.budget import Budget
+from pinyon.http.error import HttpError
 
 HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 EMPTY_BLOCK = b"\0\0\0\xff\xff"

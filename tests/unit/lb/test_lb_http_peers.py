@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from services.lb.http_error import HttpError
-from services.lb.http_peers import Peers, TrustedProxies
-from services.lb.http_proxy_line import SIGNATURE, read_proxy_line
+from pinyon.http.error import HttpError
+from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.proxy_line import SIGNATURE, read_proxy_line
 
 
 def forwarded(*values: str, name: str = "x-forwarded-for") -> list[tuple[bytes, bytes]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.lb.http_error import HttpError
-from services.lb.http_limits import HttpLimits
-from services.lb.http_reader import TURN_BYTES, RequestReader
+from pinyon.http.error import HttpError
+from pinyon.http.limits import HttpLimits
+from pinyon.http.reader import TURN_BYTES, RequestReader
 
 LIMITS = HttpLimits(line_bytes=200, head_bytes=1000, head_fields=10, body_bytes=5000)
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\n"

@@ -10,12 +10,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import InvalidArgument
-from services.lb.budget import Budget
-from services.lb.http_limits import HttpLimits
-from services.lb.http_peers import Peers, TrustedProxies
-from services.lb.http_server import HttpServer
-from services.lb.http_state import HttpState
-from services.lb.https import Https
+from pinyon.frontdoor.https import Https
+from pinyon.http.budget import Budget
+from pinyon.http.limits import HttpLimits
+from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.server import HttpServer
+from pinyon.http.state import HttpState
 from tests.tls_files import TestAuthority
 from tests.unit.lb.test_lb_http_connection import FakeApp
 

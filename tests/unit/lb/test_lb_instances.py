@@ -7,10 +7,10 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import Unavailable
+from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, InstanceView
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import Blind
-from services.lb.instances import FIRST_PAUSE_S, MAX_PAUSE_S, InstanceView
 
 MODEL = "m"
 

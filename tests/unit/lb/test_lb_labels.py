@@ -11,10 +11,10 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import RequestClass
-from services.lb.auth import PUBLIC, Client, load_api_keys
-from services.lb.http_head import Head, read_head
-from services.lb.labels import Labels, classify
-from services.lb.openai_parse import Call, parse_chat, parse_completion
+from pinyon.frontdoor.auth import PUBLIC, Client, load_api_keys
+from pinyon.frontdoor.head import Head, read_head
+from pinyon.frontdoor.labels import Labels, classify
+from pinyon.openai.parse import Call, parse_chat, parse_completion
 
 KEY = Client("anna", "file", 5, ("eu-west", "eu-north"))
 COMPLETION = Call("m", "text", "prompt")

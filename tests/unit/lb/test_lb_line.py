@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
+from pinyon.frontdoor.line import GRANTS_MAX, Line, Place
 from pinyon.routing.queue import RequestQueue
-from services.lb.line import GRANTS_MAX, Line, Place
 
 
 async def settle() -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pinyon.core.errors import Unavailable
-from services.lb.off_loop import OffLoop
+from pinyon.frontdoor.off_loop import OffLoop
 
 
 async def test_one_tenant_leaves_places_to_others():

@@ -11,9 +11,9 @@ from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import Usage
 from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
-from services.lb.openai_choices import Choice, CompletionChoices
-from services.lb.openai_parse import Call
-from services.lb.token_texts import TokenTexts
+from pinyon.openai.choices import Choice, CompletionChoices
+from pinyon.openai.parse import Call
+from pinyon.openai.token_texts import TokenTexts
 
 FOLDER = Path(__file__).parents[2] / "data" / "golden_text"
 

@@ -9,12 +9,12 @@ import pytest
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PermissionDenied
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.servicer import PeerServicer
 from pinyon.routing.geography import Geography
 from pinyon.runtime.identity import Identity, hosts_of
 from pinyon.runtime.security import NO_SECURITY, Security
-from services.lb.regions.federation import load_federation
-from services.lb.regions.peer import Peer
-from services.lb.regions.servicer import PeerServicer
+from services.lb.federation import load_federation
 from services.lb.settings import LbSettings
 from tests.tls_files import TestAuthority
 

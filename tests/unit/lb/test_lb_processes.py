@@ -13,15 +13,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.registry import Collector
 
 from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.frontdoor.auth import Client
 from pinyon.runtime.settings import load_settings
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import build
-from services.lb.auth import Client
-from services.lb.processes.held_port import HeldPort
-from services.lb.processes.merged import SUMMED, Merged
-from services.lb.processes.shares import DIVIDED, check_clients, check_processes, process_arguments
+from services.lb.held_port import HeldPort
+from services.lb.merged import SUMMED, Merged
 from services.lb.settings import LbSettings
-from services.lb.upstreams.app import build_upstream_lb
+from services.lb.shares import DIVIDED, check_clients, check_processes, process_arguments
+from services.lb.upstream_app import build_upstream_lb
 
 UPSTREAM = ["--upstream", "http://127.0.0.1:1"]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, Prompts
 from pinyon.model.card import load_card
 from pinyon.model.chat_template import JinjaChatTemplate
 from pinyon.model.tokenizer import HfTokenizer
-from services.lb.instances import InstanceView
-from services.lb.key_chains import KeyChains
-from services.lb.openai_parse import PLAIN
-from services.lb.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, Prompts
+from pinyon.openai.parse import PLAIN
 
 CARD = load_card(str(Path(__file__).parents[2] / "data" / "golden_text" / "qwen2-bytes"))
 

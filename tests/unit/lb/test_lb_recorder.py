@@ -11,9 +11,9 @@ import pytest
 from pinyon.api.admin.v1 import admin_pb2
 from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
-from services.lb import recorder as recorder_module
-from services.lb.recorder import RECORDINGS_MAX, Recorder
-from services.lb.request import Ask, Request
+from pinyon.frontdoor.instances import recorder as recorder_module
+from pinyon.frontdoor.instances.recorder import RECORDINGS_MAX, Recorder
+from pinyon.frontdoor.instances.request import Ask, Request
 
 SALT = b"s" * 16
 Messages = AsyncGenerator[admin_pb2.RecordResponse, None]

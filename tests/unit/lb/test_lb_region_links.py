@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
+from pinyon.frontdoor.regions.links import RegionLinks
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.servicer import PEER_CALLERS
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.grpc_server import GrpcServer
-from services.lb.regions.links import RegionLinks
-from services.lb.regions.peer import Peer
-from services.lb.regions.servicer import PEER_CALLERS
 from tests.tls_files import TestAuthority
 
 WAIT_S = 30.0

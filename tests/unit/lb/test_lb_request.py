@@ -11,8 +11,8 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
+from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Ask, Delta, Request
 from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
-from services.lb.request import QUICK_S, TRIES_MAX, Ask, Delta, Request
 
 NOTHING = common_pb2.Logprobs()
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from pinyon.core.errors import Unavailable
-from services.lb.seekers import SHARE, Seekers
+from pinyon.frontdoor.seekers import SHARE, Seekers
 
 
 def test_those_who_chose_regions_hold_a_share_of_the_slots() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.lb.regions.strangers import Stranger, Strangers, address_of
+from pinyon.frontdoor.regions.strangers import Stranger, Strangers, address_of
 
 LIMIT = 8
 

@@ -10,7 +10,7 @@ from math import inf
 
 import pytest
 
-from services.lb.time_limit import TICK_S, TimeLimits
+from pinyon.frontdoor.time_limit import TICK_S, TimeLimits
 
 FOREVER_S = 600.0
 

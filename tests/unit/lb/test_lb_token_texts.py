@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.model import ByteTokenizer, HfTokenizer, load_card
-from services.lb.token_texts import TokenTexts
+from pinyon.openai.token_texts import TokenTexts
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
+from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
+from pinyon.frontdoor.upstreams.fields import from_server, to_server
+from pinyon.frontdoor.upstreams.keys import read_upstream_keys
+from pinyon.frontdoor.upstreams.passing import Passing
+from pinyon.frontdoor.upstreams.pool import Pool
+from pinyon.frontdoor.upstreams.reading import read_asked
+from pinyon.frontdoor.upstreams.usage import Used, read_usage
+from pinyon.http.url import UpstreamUrl, parse_upstreams
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
-from services.lb.upstreams.answer import Sourced
-from services.lb.upstreams.connection import ConnectionLimits, UpstreamConnection
-from services.lb.upstreams.failures import Absent, Broke, ConnectionsFull
-from services.lb.upstreams.fields import from_server, to_server
-from services.lb.upstreams.keys import read_upstream_keys
-from services.lb.upstreams.passing import Passing
-from services.lb.upstreams.pool import Pool
-from services.lb.upstreams.reading import read_asked
-from services.lb.upstreams.url import UpstreamUrl, parse_upstreams
-from services.lb.upstreams.usage import Used, read_usage
 from tests.tls_files import TestAuthority
 
 WAIT_S = 60.0
@@ -123,7 +123,8 @@ def test_fields_that_are_for_one_hop_stay_there() -> None:
     "name",
     ["X-Forwarded-User", "X-Forwarded-Prefix", "X-Forwarded-Port", "X-Forwarded-For", "x_forwarded_user", "X-Api-Key",
      "api-key", "x_api_key", "Authorization", "Remote-User", "X-Remote-User", "X-Auth-Request-Email", "X-Original-URL",
-     "X-Real-IP", "Forwarded"],
+     "X-Real-IP", "Forwarded", "CF-Connecting-IP", "X-SSL-Client-Verify", "X-Amzn-Oidc-Identity",
+     "X-MS-Client-Principal"],
 )  # fmt: skip
 def test_clients_do_not_assert_who_they_are_to_servers(name: str) -> None:
     assert to_server([(name.lower().encode(), b"v"), (b"x-kept", b"1")]) == [b"x-kept: 1\r\n"]

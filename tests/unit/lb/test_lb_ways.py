@@ -8,11 +8,12 @@ import pytest
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.ways import Ways
+from pinyon.frontdoor.room import DEMANDS_MAX, WAITING_DEMANDS_MAX
+from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
-from services.lb.request import Ask, Request
-from services.lb.room import DEMANDS_MAX, WAITING_DEMANDS_MAX
-from services.lb.ways import Ways, WaysOptions
 
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:

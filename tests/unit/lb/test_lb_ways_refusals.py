@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.ways import Ways
+from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.target import Report
-from services.lb.request import Ask, Request
-from services.lb.ways import Ways, WaysOptions
 
 ROOM = Report(pending=0, room=4, available=2)
 

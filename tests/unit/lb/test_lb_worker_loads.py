@@ -10,8 +10,8 @@ import pytest
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
-from services.lb import worker_session, worker_sessions
-from services.lb.worker_sessions import WorkerSessions
+from pinyon.frontdoor.instances import worker_session, worker_sessions
+from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 
 
 class Stream:

@@ -11,10 +11,10 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.frontdoor.instances import worker_session
+from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
-from services.lb import worker_session
-from services.lb.request import Ask, Request
-from services.lb.worker_sessions import WorkerSessions
 
 
 class Stream:

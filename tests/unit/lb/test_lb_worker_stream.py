@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from services.lb.worker_stream import WorkerStream, WorkerStreams
+from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
 
 HOUR_S = 3600.0
 

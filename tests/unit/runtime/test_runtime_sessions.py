@@ -668,8 +668,25 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def close(self) -> None:
+        """What was written waits for a peer that reads nothing."""
+
     def abort(self) -> None:
         self.aborted = True
+
+
+async def test_who_reads_nothing_does_not_keep_a_closed_connection() -> None:
+    protocol, transport, loop = Http2Protocol(Connection), FakeTransport(), asyncio.get_running_loop()
+    protocol.connection_made(transport)  # type: ignore[arg-type]
+    protocol.close("it broke the rules")
+    looks = 0
+    while not transport.aborted and looks < 40:
+        looks += 1
+        protocol._tick.cancel()  # type: ignore[union-attr]
+        protocol._next_s = loop.time()
+        protocol._look()
+    protocol._tick.cancel()  # type: ignore[union-attr]
+    assert looks == DEAD_TICKS + 1
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.6])

@@ -62,10 +62,11 @@ def test_the_lists_name_what_is_there() -> None:
         assert [each for each in lists if not any(fnmatch(name, each) for name in names)] == []
     names = [path.relative_to(ROOT / "services").as_posix() for path in (ROOT / "services").rglob("*.py")]
     assert [each for each in (*SERVICES, *SERVICES_LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
-    assert Path("services/lb/upstreams/forwarding.py") in compiled_services(ROOT / "services")
+    assert Path("services/conductor/turns.py") in compiled_services(ROOT / "services")
     assert [each for each in (*PURE, *TESTS) if not list(ROOT.glob(each))] == []
     chosen = [path.as_posix() for path in compiled_modules(ROOT / "src")]
     assert "pinyon/placement/scheduler.py" in chosen
+    assert "pinyon/frontdoor/upstreams/forwarding.py" in chosen
     assert "pinyon/core/compiled.py" in chosen, "it speaks for the others"
     assert "pinyon_lab/simulator/virtual_time.py" in chosen
     assert not any(path.endswith(("/__init__.py", "/policies.py")) for path in chosen)
@@ -103,10 +104,10 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
     module = src / "pinyon" / "core" / "sum.py"
     module.write_text("def add(left: int, right: int) -> int:\n    return left + right\n")
     services = tmp_path / "services"
-    (services / "lb" / "upstreams").mkdir(parents=True)
-    for folder in (services, services / "lb", services / "lb" / "upstreams"):
+    (services / "conductor").mkdir(parents=True)
+    for folder in (services, services / "conductor"):
         (folder / "__init__.py").write_text("")
-    (services / "lb" / "upstreams" / "ask.py").write_text(
+    (services / "conductor" / "turns.py").write_text(
         "from pinyon.core.sum import add\n\n\nasync def ask() -> int:\n    return add(2, 3)\n"
     )
     assert make_tree(tree, src=src, services=services, optimize="0")
@@ -115,9 +116,9 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == f"5 {tree / 'pinyon' / 'core' / 'sum'}{sysconfig.get_config_var('EXT_SUFFIX')}", done
-    ask = "import asyncio; from services.lb.upstreams import ask as m; print(asyncio.run(m.ask()), m.__file__)"
+    ask = "import asyncio; from services.conductor import turns as m; print(asyncio.run(m.ask()), m.__file__)"
     done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=300)
-    where = tree / "services" / "lb" / "upstreams" / "ask"
+    where = tree / "services" / "conductor" / "turns"
     assert done.stdout.strip() == f"5 {where}{sysconfig.get_config_var('EXT_SUFFIX')}", done
     assert not make_tree(tree, src=src, services=services, optimize="0")
     assert not is_current(tree, src=src, services=services, optimize="1")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import repeat
-from tests.repeat import Result, Writer, busy_loops, read_results, run_once, table
+from tests.repeat import Result, Writer, append_line, busy_loops, read_results, run_once, table
 
 PLAIN = ("-n", "0", "-p", "no:cacheprovider", "-c", str(repeat.ROOT / "pyproject.toml"))
 TESTS = """
@@ -77,6 +77,11 @@ def test_results_survive_a_line_cut_off(tmp_path: Path) -> None:
     path.write_text('[1, "test_a", "passed", 0.1, "2026", "abcd", ""]\n1\n[2, "test_a", "pas')
     assert read_results(path) == ([Result(1, "test_a", "passed", 0.1, "2026", "abcd")], {1})
     assert read_results(tmp_path / "none") == ([], set())
+    append_line(path, "2")
+    append_line(path, "3")
+    assert read_results(path) == ([Result(1, "test_a", "passed", 0.1, "2026", "abcd")], {1, 2, 3}), (
+        "what follows it too"
+    )
 
 
 def test_the_table_names_what_ever_failed() -> None:

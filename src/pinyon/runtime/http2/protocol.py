@@ -145,7 +145,7 @@ class Http2Protocol(asyncio.Protocol):
             self._excused += 1
             return
         self._silent += 1 + int(late_s / TICK_S)
-        if self._silent > DEAD_TICKS and self._asked:
+        if self._silent > DEAD_TICKS and (self._asked or self._gone):
             self.abort("the peer is silent")
         elif self._silent > PING_TICKS and not self._asked and not self._gone:
             self._asked = True

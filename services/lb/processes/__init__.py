@@ -1,1 +1,0 @@
-"""Several load balancers on one host that listen at one address: their parent, who starts and ends them."""

@@ -1,0 +1,115 @@
+"""What each of several processes is told: its own addresses and name, and its share of what all together may hold.
+
+No I/O: settings in, command lines out. A limit on what clients can make a host hold stays a limit for all processes
+together (each has a part, rounded up); what is asked of each request stays as it is. What servers have room for each
+process divides by itself: it depends on what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pinyon.core.address import parse_address
+from pinyon.core.errors import InvalidArgument
+from pinyon.frontdoor.auth import Client
+from services.lb.settings import LbSettings
+
+__all__ = ["DIVIDED", "check_clients", "check_processes", "process_arguments", "process_id", "same_ports"]
+
+DIVIDED: Final = (
+    "in_flight_limit", "queue_limit", "connections_limit", "connections_per_peer", "requests_per_peer",
+    "bodies_limit_mib", "upstream_connections",
+)  # fmt: skip
+"""Settings that each process gets a part of."""
+INSTANCE_ID_MAX: Final = 64
+PORT_MAX: Final = (1 << 16) - 1
+
+
+def process_id(instance_id: str, number: int) -> str:
+    """What the process calls itself, to conductors, workers and other regions too."""
+    return f"{instance_id}-{number}"
+
+
+def check_processes(settings: LbSettings, instance_id: str, certified: str) -> None:
+    """Raises :class:`InvalidArgument` for what several processes cannot keep. ``certified`` is the instance that the
+    certificate names, empty: any, or there is none."""
+    count = settings.processes
+    if certified:
+        raise _bad(
+            f"the certificate is that of the load balancer {certified}, and each process has a name of its own: "
+            "it must be one of any load balancer"
+        )
+    if len(process_id(instance_id, count - 1)) > INSTANCE_ID_MAX:
+        raise _bad(f"--instance-id has no room for the number of a process: {INSTANCE_ID_MAX} characters are the most")
+    if settings.tenant_rpm or settings.tenant_tpm:
+        raise _bad("--tenant-rpm and --tenant-tpm would be counted by each process by itself")
+    for name in ("listen", "admin_listen"):
+        port = parse_address(getattr(settings, name))[1] if getattr(settings, name) else 0
+        if port and port + count - 1 > PORT_MAX:
+            raise _bad(f"--{name.replace('_', '-')} is the first of {count} ports, and there are none after {PORT_MAX}")
+    if (_share(settings.bodies_limit_mib, count) << 20) < 2 * settings.body_limit_bytes:
+        raise _bad(
+            f"--bodies-limit-mib {settings.bodies_limit_mib} leaves each process less than two bodies of "
+            f"--body-limit-bytes {settings.body_limit_bytes}"
+        )
+
+
+def check_clients(clients: Iterable[Client]) -> None:
+    """Raises :class:`InvalidArgument` if an API key has limits per minute."""
+    if any(client.rpm or client.tpm for client in clients):
+        raise _bad("the API keys file names limits per minute, which would be counted by each process by itself")
+
+
+def process_arguments(settings: LbSettings, instance_id: str, number: int, http_listen: str) -> list[str]:
+    """What comes after the parent's own command line, and overrules that and the environment. ``http_listen`` is where
+    all listen."""
+    values: dict[str, str] = {
+        "processes": "1",
+        "http_listen": http_listen,
+        "http_reuse_port": "true",
+        "instance_id": process_id(instance_id, number),
+        "listen": _next(settings.listen, number),
+        "admin_listen": _next(settings.admin_listen, number),
+        "metrics_listen": "127.0.0.1:0" if settings.metrics_listen else "",
+    }
+    if settings.journal:
+        values["journal"] = f"{settings.journal}.{number}"
+    if settings.upstream:
+        values["upstream_sharers"] = str(settings.processes)
+    for name in DIVIDED:
+        if name.startswith("upstream_") and not settings.upstream:
+            continue  # it is of use with servers only
+        values[name] = str(_share(getattr(settings, name), settings.processes))
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def same_ports(settings: LbSettings, endpoints: Mapping[str, str]) -> list[str]:
+    """What comes after that when the process is started again: where it served is known to others."""
+    words = []
+    for name, option, listen in (
+        ("grpc", "--listen", settings.listen), ("admin", "--admin-listen", settings.admin_listen),
+    ):  # fmt: skip
+        if listen and name in endpoints:
+            words += [option, _at(parse_address(listen)[0], parse_address(endpoints[name])[1])]
+    return words
+
+
+def _share(limit: int, count: int) -> int:
+    return -(-limit // count)
+
+
+def _next(address: str, number: int) -> str:
+    """The address of that process, if the first one has this: the ports that follow, or any."""
+    if not address:
+        return ""
+    host, port = parse_address(address)
+    return _at(host, port and port + number)
+
+
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bad(message: str) -> InvalidArgument:
+    return InvalidArgument(message, field="processes")

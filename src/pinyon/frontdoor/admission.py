@@ -1,0 +1,250 @@
+"""Who is let in: a tenant's limits per minute, and then a place in the queue. Before anything else is done for a
+request."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import ResourceExhausted
+from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.line import Line, Place
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels, RateLimited
+from pinyon.routing.rates import Rates, TenantRates
+
+__all__ = ["Admission", "LimitedTurn", "Ticket", "Turn"]
+
+
+class Turn(Protocol):
+    """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
+
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None: ...
+
+    def release(self) -> None: ...
+
+    async def again(self, demand: int) -> bool: ...
+
+    def leave(self, used_tokens: int = 0) -> None: ...
+
+
+class LimitedTurn(Protocol):
+    """Of one request whose way is decided as soon as its turn has come, and what is left of its tenant's limits."""
+
+    @property
+    def levels(self) -> Levels: ...
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    async def again(self, demand: int) -> bool: ...
+
+    def leave(self, used_tokens: int = 0) -> None: ...
+
+
+class Admission:
+    """``default`` is for tenants whose API key names no limits."""
+
+    def __init__(
+        self, line: Line, rates: TenantRates, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
+    ) -> None:
+        self._line = line
+        self._rates = rates
+        self._default = default
+        self._metrics = metrics
+        self._clock = clock
+
+    def admit(self, client: Client) -> Ticket:
+        """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
+        full."""
+        rates = self._rates_of(client)
+        if rates.rpm:
+            self._count(client.tenant, rates)
+        try:
+            place = self._line.reserve(client.tenant)
+        except ResourceExhausted:
+            self._metrics.refused("queue_full")
+            raise
+        return Ticket(self, place, client.tenant, rates)
+
+    def count(self, client: Client) -> Rates:
+        """One of the tenant's requests, whatever it is. Raises :class:`RateLimited`."""
+        rates = self._rates_of(client)
+        if rates.rpm:
+            self._count(client.tenant, rates)
+        return rates
+
+    def _count(self, tenant: str, rates: Rates) -> None:
+        with self._requests_limited(tenant, rates):
+            self._rates.request(tenant, rates, self._clock())
+
+    def check(self, client: Client) -> None:
+        """Raises as :meth:`admit` would now, before anything of a request is read, and takes nothing."""
+        rates = self._rates_of(client)
+        if rates.rpm:
+            with self._requests_limited(client.tenant, rates):
+                self._rates.check(client.tenant, rates, self._clock())
+        try:
+            self._line.check(client.tenant)
+        except ResourceExhausted:
+            self._metrics.refused("queue_full")
+            raise
+
+    def _rates_of(self, client: Client) -> Rates:
+        default, rpm, tpm = self._default, client.rpm, client.tpm
+        if rpm is None and tpm is None:
+            return default
+        return Rates(default.rpm if rpm is None else rpm, default.tpm if tpm is None else tpm)
+
+    @contextmanager
+    def _requests_limited(self, tenant: str, rates: Rates) -> Iterator[None]:
+        try:
+            yield
+        except ResourceExhausted as error:
+            self._metrics.refused("requests_per_minute")
+            raise RateLimited(error, self.levels(tenant, rates)) from None
+
+    def levels(self, tenant: str, rates: Rates) -> Levels:
+        if not rates.rpm and not rates.tpm:
+            return NO_LEVELS
+        return self._rates.levels(tenant, rates, self._clock())
+
+    async def turn(
+        self,
+        place: Place,
+        tenant: str,
+        rates: Rates,
+        tokens: int,
+        *,
+        priority: int = 0,
+        demand: int = 0,
+        deadline_s: float = math.inf,
+    ) -> None:
+        self.take(tenant, rates, tokens)
+        try:
+            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+        except ResourceExhausted:
+            self._metrics.refused("displaced")
+            raise
+
+    def take(self, tenant: str, rates: Rates, tokens: int) -> None:
+        """What a request may need. Raises :class:`RateLimited`."""
+        if rates.tpm:
+            try:
+                self._rates.take(tenant, rates, tokens, self._clock())
+            except ResourceExhausted as error:
+                self._metrics.refused("tokens_per_minute")
+                raise RateLimited(error, self.levels(tenant, rates)) from None
+
+    def enter(self, place: Place, tokens: int, priority: int, demand: int, room: bool) -> bool:
+        try:
+            return place.enter(tokens, priority=priority, demand=demand, room=room)
+        except ResourceExhausted:
+            self._metrics.refused("displaced")
+            raise
+
+    async def wait(self, place: Place) -> None:
+        with self._displaced():
+            await place.wait()
+
+    async def again(self, place: Place, demand: int) -> None:
+        with self._displaced():
+            await place.again(demand)
+
+    @contextmanager
+    def _displaced(self) -> Iterator[None]:
+        try:
+            yield
+        except ResourceExhausted:
+            self._metrics.refused("displaced")
+            raise
+
+    def spare(self, tenant: str, demand: int) -> Place | None:
+        """A slot if one is free, and there is room."""
+        return self._line.spare(tenant, demand)
+
+    def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
+        if rates.tpm and tokens > 0:
+            self._rates.give_back(tenant, rates, tokens, self._clock())
+
+
+class Ticket:
+    """One request that was let in: ``turn`` when it is known what it asks for, ``leave`` at its end."""
+
+    __slots__ = ("_admission", "_place", "_rates", "_taken", "_tenant")
+
+    def __init__(self, admission: Admission, place: Place, tenant: str, rates: Rates) -> None:
+        self._admission = admission
+        self._place = place
+        self._tenant = tenant
+        self._rates = rates
+        self._taken = 0
+
+    @property
+    def levels(self) -> Levels:
+        """What is left of the tenant's limits."""
+        return self._admission.levels(self._tenant, self._rates)
+
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+        """Take the ``tokens`` that the request may need and wait for its turn, and for room for its ``demand``. Raises
+        as :meth:`Admission.admit`, and :class:`DeadlineExceeded` at ``deadline_s``."""
+        self._taken = tokens
+        try:
+            await self._admission.turn(
+                self._place, self._tenant, self._rates, tokens,
+                priority=priority, demand=demand, deadline_s=deadline_s,
+            )  # fmt: skip
+        except RateLimited:
+            self._taken = 0
+            raise
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        """As :meth:`turn`, without waiting: whether its turn is now, and it is to be said at once where it goes. If
+        not, :meth:`wait` for it. ``room``: there is some, as who asks has just seen."""
+        if self._rates.tpm:
+            self._admission.take(self._tenant, self._rates, tokens)
+            self._taken = tokens
+        return self._admission.enter(self._place, tokens, priority, demand, room)
+
+    async def wait(self) -> None:
+        """Raises as :meth:`turn`."""
+        await self._admission.wait(self._place)
+
+    def release(self) -> None:
+        """It is known now where it goes: the room that was kept for it is anybody's."""
+        self._place.release()
+
+    async def again(self, demand: int) -> bool:
+        """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
+        taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
+        await self._admission.again(self._place, demand)
+        return True
+
+    @property
+    def has_slot(self) -> bool:
+        """Its turn has come, also where it was cancelled before it learned of that."""
+        return self._place.has_slot
+
+    def spare(self) -> Place | None:
+        """One more slot for the same request, if nobody waits for one: to be left for itself."""
+        return self._admission.spare(self._tenant, self._place.demand)
+
+    def leave(self, used_tokens: int = 0) -> None:
+        """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""
+        self._place.leave()
+        if self._taken:
+            taken, self._taken = self._taken, 0
+            self._admission.give_back(self._tenant, self._rates, taken - used_tokens)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()

@@ -1,0 +1,243 @@
+"""The HTTP front door: routes, keys, errors.
+
+No framework: per-request CPU is what a load balancer is judged by. The server cancels the task when its client
+disconnects, so a request ends in whatever phase it is in (:mod:`pinyon.http.connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from pinyon import __version__
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Internal, NotFound, PinyonError, Unavailable
+from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.auth import ApiKeys
+from pinyon.frontdoor.cors import Cors
+from pinyon.frontdoor.gzip import Inflater
+from pinyon.frontdoor.head import Head, id_field, read_head, sent_id
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.refusal import error_answer
+from pinyon.frontdoor.routes import Route, Routes
+from pinyon.http.answer import JSON, Reply
+from pinyon.http.error import HttpError
+from pinyon.http.request import RequestHead
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["HttpApp", "HttpCall"]
+
+CLIENT_GONE = 499
+METRICS_REST = 20
+"""A page of metrics is good for so many times what it took to make: anybody may ask, as often as he likes."""
+SHOWN_CHARS = 200
+
+_log = get_logger("lb.http")
+
+
+class HttpCall:
+    """One request for the app; see :class:`pinyon.http.state.Exchange`."""
+
+    __slots__ = (
+        *("error", "fields", "guarded", "head", "holder", "label", "method", "place", "plain", "request_id", "route"),
+    )
+
+    def __init__(self, path: str, method: str, arrived_s: float) -> None:
+        self.head = Head(path, arrived_s)
+        self.label = "other"
+        self.method = method
+        self.place = "other"
+        """The route for the log: one of ours, never what a client made up."""
+        self.route: Route | None = None
+        self.error: PinyonError | None = None
+        self.request_id = self.head.request_id
+        self.fields = b""
+        self.holder = ""
+        self.guarded = False
+        self.plain = True
+
+
+class HttpApp:
+    """``routes`` and those that every load balancer has. ``draining`` is set when the process is about to end:
+    readiness fails, requests still run.
+
+    ``lacks`` says why no request would be served now; empty: one would be. ``missing`` says it of single models.
+    ``registry`` is None where its figures are those of one process of several.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        lacks: Callable[[], str],
+        missing: Callable[[], dict[str, str]],
+        keys: ApiKeys,
+        metrics: DoorMetrics,
+        registry: CollectorRegistry | None,
+        inflater: Inflater,
+        cors: Cors,
+        clock: Clock,
+        access: AccessLog,
+    ) -> None:
+        self._routes = routes
+        self._lacks = lacks
+        self._missing = missing
+        self._keys = keys
+        self._metrics = metrics
+        self._registry = registry
+        self._inflater = inflater
+        self._cors = cors if cors else None
+        self._clock = clock
+        self._access = access
+        self.draining = False
+        self._metrics_page = b""
+        self._metrics_until_s = 0.0
+        pages = [
+            Route("version", "GET", False, "/version", self._version),
+            Route("health", "GET", False, "/health", self._live),
+            Route("health", "GET", False, "/health/live", self._live),
+            Route("health", "GET", False, "/health/ready", self._ready),
+            Route("metrics", "GET", False, "/metrics", self._prometheus),
+        ]
+        self._pages = {route.place: route for route in pages}
+        self._preflight_route = Route("preflight", "OPTIONS", False, "", self._preflight)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Of all routes, as the log names them."""
+        return (*self._pages, *self._routes.places)
+
+    # -- what the server asks for (pinyon.http.state.App)
+
+    def open(self, head: RequestHead) -> HttpCall:
+        """Who asks for what; whoever may not is refused before a byte of the body is kept."""
+        call = HttpCall(head.path, head.method, self._clock())
+        try:
+            self._open(head, call)
+        except PinyonError as error:
+            call.error = error
+            call.request_id = sent_id(head.fields) or call.request_id
+        call.fields = id_field(call.request_id)
+        if self._cors is not None:
+            call.fields += self._cors.fields(head.fields, preflight=call.route is self._preflight_route)
+        return call
+
+    def _open(self, head: RequestHead, call: HttpCall) -> None:
+        path, method = head.path, head.method
+        route = self._pages.get(path) or self._routes.find(path)
+        if route is None:
+            said = self._routes.nowhere(path)
+            raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]}){'. ' * bool(said)}{said}")
+        call.place = route.place
+        if method == "OPTIONS" and self._cors is not None:
+            route = self._preflight_route
+        call.route, call.label, call.guarded = route, route.label, route.guarded
+        call.plain = route.generate is None
+        if method != route.method and not (method == "HEAD" and route.method == "GET"):
+            allow = {b"allow": route.method.encode()}
+            raise HttpError(405, f"Not allowed to {method} on {head.path[:SHOWN_CHARS]}.", allow)
+        wanted = call.head
+        wanted.raw = head
+        read_head(wanted, head.fields)
+        call.request_id = wanted.request_id
+        if route.guarded:
+            wanted.client = self._keys.client(wanted.authorization)
+            call.holder = wanted.client.holder
+        if route.queued:
+            self._routes.check_place(wanted.client)
+
+    def answer(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
+        """A page."""
+        assert call.route is not None
+        assert call.route.page is not None
+        try:
+            page, content_type = call.route.page(call.head)
+        except PinyonError as error:
+            self._refuse(call, error, reply)
+            return
+        reply.whole(200, page, content_type)
+        self._answered(call, 200)
+
+    async def serve(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
+        """A generation. Cancelled when its client is gone: then all is released, and nobody reads an answer."""
+        assert call.route is not None
+        assert call.route.generate is not None
+        try:
+            if call.head.gzip:
+                async with self._inflater.inflated(body, call.holder) as inflated:
+                    status = await call.route.generate(call.head, inflated, reply)
+            else:
+                status = await call.route.generate(call.head, body, reply)
+        except PinyonError as error:
+            self._refuse(call, error, reply)
+        except asyncio.CancelledError:
+            self._answered(call, CLIENT_GONE)
+            raise
+        except Exception:
+            _log.exception("uncaught error in %s", call.label, extra={"request_id": call.request_id})
+            self._refuse(call, Internal("internal error"), reply)
+        else:
+            self._answered(call, status)
+
+    def refusal(self, error: PinyonError, *, named: bool) -> tuple[int, bytes, bytes]:
+        status, body, fields = error_answer(error)
+        return status, body, fields if named else fields + id_field()
+
+    def refused(self, call: HttpCall | None, status: int) -> None:
+        if call is None:
+            self._metrics.answered("other", status)
+        else:
+            self._answered(call, status)
+
+    def _refuse(self, call: HttpCall, error: PinyonError, reply: Reply) -> None:
+        status, body, fields = error_answer(error)
+        reply.whole(status, body, JSON, fields)
+        self._answered(call, status)
+
+    def _answered(self, call: HttpCall, status: int) -> None:
+        self._metrics.answered(call.label, status)
+        head = call.head
+        quiet = not call.guarded and call.route is not None
+        if not self._access.wants(quiet=quiet):
+            return
+        self._access.answered(
+            call.method,
+            call.place,
+            status,
+            arrived_s=head.arrived_s,
+            request_id=head.log_id,
+            holder=call.holder,
+            broken=head.broken,
+            facts=head.facts,
+            quiet=quiet,
+        )
+
+    # -- pages
+
+    def _version(self, head: Head) -> tuple[bytes, bytes]:
+        return json.dumps({"version": __version__}).encode(), JSON
+
+    def _preflight(self, head: Head) -> tuple[bytes, bytes]:
+        return b"", b"text/plain"
+
+    def _live(self, head: Head) -> tuple[bytes, bytes]:
+        return b'{"status":"ok"}', JSON
+
+    def _ready(self, head: Head) -> tuple[bytes, bytes]:
+        if missing := self._lacks():
+            raise Unavailable(missing, retry_after_s=None if self.draining else 1.0)
+        if some := self._missing():
+            return json.dumps({"status": "ready", "lacks": some}).encode(), JSON
+        return b'{"status":"ready"}', JSON
+
+    def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
+        if self._registry is None:
+            raise NotFound("One of several processes answers here. The metrics of all are at --metrics-listen.")
+        started_s = self._clock()
+        if started_s >= self._metrics_until_s:
+            self._metrics_page = generate_latest(self._registry)
+            self._metrics_until_s = started_s + METRICS_REST * (self._clock() - started_s)
+        return self._metrics_page, CONTENT_TYPE_LATEST.encode()

@@ -1,0 +1,49 @@
+"""What goes wrong with other people's servers. Messages are for clients: servers' addresses are in logs only."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pinyon.core.errors import Unavailable
+
+__all__ = ["REGION_FIELD", "REJECTED_FIELD", "Absent", "Broke", "ConnectionsFull", "NoRoom"]
+
+
+REGION_FIELD = "region"
+"""``error.field`` where a region has no room for what was forwarded to it."""
+REJECTED_FIELD = "region_rejects"
+"""The same where it will not have this one: none of its instances would be in time, or its law says no."""
+
+
+class Absent(Unavailable):
+    """No connection could be made. ``silent``: nor was it refused in time."""
+
+    http_status: ClassVar[int] = 502
+
+    def __init__(self, message: str, *, silent: bool = False, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.silent = silent
+
+
+class Broke(Unavailable):
+    """The connection was lost, or what came over it is no HTTP, or nothing came in time. ``begun``: a byte of the
+    answer had come. ``silent``: of a question, nothing came."""
+
+    http_status: ClassVar[int] = 502
+
+    def __init__(self, message: str, *, begun: bool, silent: bool = False) -> None:
+        super().__init__(message)
+        self.begun = begun
+        self.silent = silent
+
+
+class ConnectionsFull(Unavailable):
+    """There are as many connections as may be."""
+
+
+class NoRoom(Unavailable):
+    """Another region did not take it, whatever it had said. ``lasting``: and will not, as it may not serve it."""
+
+    def __init__(self, message: str, *, lasting: bool) -> None:
+        super().__init__(message, retry_after_s=1.0)
+        self.lasting = lasting

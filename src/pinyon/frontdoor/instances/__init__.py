@@ -1,0 +1,1 @@
+"""Instances of pinyon as targets of requests."""

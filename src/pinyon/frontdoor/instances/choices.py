@@ -1,0 +1,162 @@
+"""Answers to calls that want more than one text: several choices or prompts, echoes, log-probabilities, token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Internal
+from pinyon.core.request import Usage
+from pinyon.frontdoor.admission import Ticket
+from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
+from pinyon.frontdoor.lanes import GRANTED, run_side_by_side
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.frontdoor.rate_limits import rate_fields
+from pinyon.http.answer import JSON, Reply
+from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
+from pinyon.openai.format import DONE, Facts
+from pinyon.openai.parse import Call
+
+__all__ = ["ChoicesAnswer"]
+
+INLINE_ENTRIES = 4096
+"""Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
+
+
+class ChoicesAnswer:
+    """One call's. ``begin`` starts a streamed answer; it is called once."""
+
+    def __init__(
+        self,
+        call: Call,
+        asks: Sequence[Ask],
+        head: Head,
+        dispatcher: Dispatcher,
+        prompts: Prompts,
+        off_loop: OffLoop,
+        reply: Reply,
+        begin: Callable[[], None],
+        deadline_s: float,
+        created_s: int,
+        clock: Clock,
+    ) -> None:
+        self._call = call
+        self._head = head
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+        self._off_loop = off_loop
+        self._reply = reply
+        self._begin = begin
+        self._begun = False
+        self._clock = clock
+        self._writing = asyncio.Lock()
+        make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
+        self._format: Choices = make(head.unique, created_s, call, prompts.tokenizer, prompts.texts)
+        self._requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
+        head.facts = partial(facts_of, self._requests)
+        self._choices = [
+            Choice(index, memoryview(ask.tokens_le32).cast("I")) for index, ask in enumerate(asks)
+        ]  # fmt: skip
+
+    async def run(self, ticket: Ticket) -> None:
+        """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
+        requests = self._requests
+        try:
+            total, first = sum(request.total_tokens for request in requests), requests[0]
+            dispatcher = self._dispatcher
+            await ticket.turn(total, priority=dispatcher.priority(first), demand=dispatcher.demand(first))
+            ticket.release()  # each choice is chosen a target for itself
+            if self._call.echo:
+                await self._read_prompts()
+            await run_side_by_side(ticket, [self._runner(index) for index in range(len(requests))])
+        finally:
+            ticket.leave(sum(request.used_tokens for request in requests))
+        if self._call.stream:
+            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+        else:
+            arguments = (self._choices, self._usage(), self._facts())
+            if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
+                body = await self._off_loop.run(self._head.client.holder, self._format.whole, *arguments)
+            else:
+                body = self._format.whole(*arguments)
+            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
+
+    def _runner(self, index: int) -> Callable[[], Awaitable[None]]:
+        return lambda: self._run(self._requests[index], self._choices[index])
+
+    async def _read_prompts(self) -> None:
+        call = self._call
+        for number, prompt in enumerate((call.prompt, *call.others)):
+            first = number * call.n
+            text = prompt
+            if type(prompt) is bytes:
+                text = await self._prompts.decode(prompt, "prompt", self._head.client.holder)
+            for choice in self._choices[first : first + call.n]:
+                choice.prompt_text = str(text)
+
+    async def _run(self, request: Request, choice: Choice) -> None:
+        call = self._call
+        rich = call.logprobs >= 0 or call.return_token_ids
+
+        def take(delta: Delta) -> Awaitable[None] | None:
+            self._add(request, choice, delta)
+            if call.stream and not request.finished and (choice.text or (rich and choice.tokens)):
+                return self._send(choice)
+            return None
+
+        await self._dispatcher.run(request, GRANTED, take)
+        assert request.finish_reason is not None
+        choice.reason = "length" if call.unseen else request.finish_reason.value
+        if not call.unseen:
+            choice.completion_tokens = request.usage().completion_tokens
+        if call.stream:
+            await self._send(choice)
+
+    def _add(self, request: Request, choice: Choice, delta: Delta) -> None:
+        call = self._call
+        if call.logprobs >= 0:
+            missing = len(delta.logprobs.logprobs) != len(delta.tokens)
+            if call.prompt_logprobs and not choice.begun:
+                missing = missing or len(request.prompt_logprobs.logprobs) != len(choice.prompt_tokens) - 1
+                choice.prompt_logprobs = request.prompt_logprobs
+            if missing:
+                raise Internal("The instance did not tell the log-probabilities that were asked for.")
+        if call.unseen:
+            return
+        choice.text += delta.text
+        choice.tokens += delta.tokens
+        choice.logprobs.MergeFrom(delta.logprobs)
+        choice.completion_tokens += len(delta.tokens)
+
+    async def _send(self, choice: Choice) -> None:
+        """What is new of it. One at a time: the client reads one stream."""
+        async with self._writing:
+            events = b"" if choice.begun else self._format.begin(choice)
+            if self._format.entries(choice) > INLINE_ENTRIES:
+                events += await self._off_loop.run(self._head.client.holder, self._format.event, choice)
+            else:
+                events += self._format.event(choice)
+            if not self._begun:
+                self._begun = True
+                self._begin()
+            await self._reply.send(events)
+
+    def _usage(self) -> Usage:
+        """Each prompt counts once, and what was reused of it by its first choice."""
+        firsts = [request.usage() for request in self._requests[:: self._call.n]]
+        return Usage(
+            sum(usage.prompt_tokens for usage in firsts),
+            sum(choice.completion_tokens for choice in self._choices),
+            sum(usage.cached_tokens for usage in firsts),
+        )
+
+    def _facts(self) -> Facts | None:
+        if not self._head.report:
+            return None
+        reports = [request.report(self._clock()) for request in self._requests]
+        return reports[0] if len(reports) == 1 else {"choices": reports}

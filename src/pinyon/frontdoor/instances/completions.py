@@ -1,0 +1,224 @@
+"""``/v1/completions`` and ``/v1/chat/completions``: from a body to an answer, whole or as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
+from pinyon.core.request import RequestClass
+from pinyon.frontdoor.admission import Admission, Ticket
+from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.instances.choices import ChoicesAnswer
+from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.request import Delta, Request, facts_of
+from pinyon.frontdoor.labels import classify
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.frontdoor.rate_limits import rate_fields
+from pinyon.frontdoor.time_limit import TimeLimits
+from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
+from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
+from pinyon.openai.large import is_large
+from pinyon.openai.parse import Call, parse_chat, parse_completion
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Completions"]
+
+NO_CACHE = field(b"cache-control", "no-cache")
+
+Parse = Callable[[bytes | bytearray], Call]
+
+_log = get_logger("lb.http")
+
+
+class Completions:
+    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte.
+
+    ``broken`` is told the error's code of a stream that had begun.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        models: Models,
+        off_loop: OffLoop,
+        broken: Callable[[str], None],
+        timeout_s: float,
+        clock: Clock,
+        unix_clock: Clock = time.time,
+    ) -> None:
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._models = models
+        self._off_loop = off_loop
+        self._broken = broken
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._time_limits = TimeLimits(clock)
+
+    def check_place(self, client: Client) -> None:
+        """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
+        self._admission.check(client)
+
+    async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        return await self._answer(head, body, parse_completion, CompletionFormat, reply)
+
+    async def chat(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        return await self._answer(head, body, parse_chat, ChatFormat, reply)
+
+    async def _answer(
+        self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
+    ) -> int:
+        begun: list[bool] = []
+        deadline_s = head.arrived_s + self._timeout_s
+        try:
+            with self._time_limits.until(deadline_s), self._admission.admit(head.client) as ticket:
+                call, request_class = await self._read(head, body, parse)
+                if not call.plain:
+                    await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
+                    return 200
+                ask = await self._models.of(call.model).ask(
+                    call, head.log_id, request_class, holder=head.client.holder, no_reuse=head.no_reuse,
+                    ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent,
+                )  # fmt: skip
+                request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                head.facts = partial(facts_of, (request,))
+                answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                if call.stream:
+                    await self._stream(head, request, ticket, answer_format, call.include_usage, reply, begun)
+                else:
+                    await self._whole(head, request, ticket, answer_format, reply)
+        except TimeoutError:
+            error: PinyonError = DeadlineExceeded(
+                f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."
+            )
+        except PinyonError as raised:
+            error = raised
+        except Exception:
+            if not begun:
+                raise
+            _log.exception("uncaught error in a stream", extra={"request_id": head.log_id})
+            error = Internal("internal error")
+        else:
+            return 200
+        if not begun:
+            raise error
+        # The status line has gone out as 200: the error travels as an event.
+        head.broken = error.grpc_code.lower()
+        self._broken(head.broken)
+        await reply.end(error_event(error) + DONE)
+        return 200
+
+    async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, RequestClass]:
+        if is_large(body):
+            call = await self._off_loop.run(head.client.holder, parse, body)
+        else:
+            call = parse(body)
+        return call, classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
+
+    async def _several(
+        self,
+        head: Head,
+        call: Call,
+        request_class: RequestClass,
+        ticket: Ticket,
+        reply: Reply,
+        begun: list[bool],
+        deadline_s: float,
+    ) -> None:
+        prompts = self._models.of(call.model)
+        asks = await prompts.asks(
+            call, head.log_id, request_class, holder=head.client.holder, no_reuse=head.no_reuse,
+            ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent,
+        )  # fmt: skip
+
+        def begin() -> None:
+            _begin(ticket, reply, begun)
+
+        answer = ChoicesAnswer(
+            call, asks, head, self._dispatcher, prompts, self._off_loop, reply, begin, deadline_s,
+            int(self._unix_clock()), self._clock,
+        )  # fmt: skip
+        await answer.run(ticket)
+
+    async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
+        texts: list[str] = []
+        await self._dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
+        assert request.finish_reason is not None
+        facts = request.report(self._clock()) if head.report else None
+        body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
+        reply.whole(200, body, JSON, rate_fields(ticket.levels))
+
+    async def _stream(
+        self,
+        head: Head,
+        request: Request,
+        ticket: Ticket,
+        answer_format: Format,
+        include_usage: bool,
+        reply: Reply,
+        begun: list[bool],
+    ) -> None:
+        events = _Events(request, ticket, answer_format, reply, begun)
+        await self._dispatcher.run(request, ticket, events.take)
+        facts = request.report(self._clock()) if head.report else None
+        await events.end(include_usage, facts)
+
+
+def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
+    begun.append(True)
+    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+
+
+class _Events:
+    """A streamed answer. It begins with the first text: until then a failure still has a status of its own. From then
+    on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
+
+    def __init__(
+        self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply, begun: list[bool]
+    ) -> None:
+        self._request = request
+        self._ticket = ticket
+        self._format = answer_format
+        self._reply = reply
+        self._begun = begun
+        self._tail = ""
+        """Text that came with the end."""
+
+    def take(self, delta: Delta) -> Awaitable[None] | None:
+        request = self._request
+        if request.finished:
+            self._tail += delta.text
+            return None
+        if not delta.text:
+            return None
+        events = self._opened(self._format.text(delta.text)).encode("ascii")
+        request.listener = self._push
+        return None if self._reply.push(events) else self._reply.send(events)
+
+    def _push(self, text: str) -> bool:
+        return self._reply.push(self._format.text(text).encode("ascii"))
+
+    def _opened(self, events: str) -> str:
+        """Behind what an answer begins with, if it has not."""
+        if self._begun:
+            return events
+        _begin(self._ticket, self._reply, self._begun)
+        return self._format.first + events
+
+    async def end(self, include_usage: bool, facts: Facts | None) -> None:
+        request, answer_format = self._request, self._format
+        reason = request.finish_reason
+        assert reason is not None
+        events = answer_format.finish(self._tail, reason.value, None if include_usage else facts)
+        if include_usage:
+            events += answer_format.usage(request.usage(), facts)
+        await self._reply.end(self._opened(events).encode("ascii") + DONE)

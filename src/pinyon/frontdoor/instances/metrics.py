@@ -1,0 +1,122 @@
+"""What the load balancer shows of requests on instances of pinyon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from pinyon.frontdoor.instances.conductor_session import ConductorSession
+from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
+from pinyon.runtime.tally import Count, Tally
+
+__all__ = ["LbMetrics"]
+
+TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+
+
+class LbMetrics(DoorMetrics):
+    """And of whole requests of either front door, on our own instances. ``models``: those served."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        models: Sequence[str],
+        line: Line,
+        conductor: ConductorSession,
+        workers: WorkerSessions,
+        view: InstanceView,
+    ) -> None:
+        super().__init__(registry, line)
+        self._finished = Count(
+            "pinyon_lb_requests", "Generations by how they ended", ("finish", "model"), registry=registry
+        )
+        self._no_token = Count(
+            "pinyon_lb_no_token",
+            "Generations that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
+            ("finish", "model"),
+            registry=registry,
+        )
+        self._first = Tally(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to first token, of requests that got one",
+            "model",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._whole = Tally(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to last token, of finished requests",
+            "model",
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self._between = Tally(
+            "pinyon_lb_tbt_seconds",
+            "Mean time between the tokens of a request, of finished requests that have several",
+            "model",
+            buckets=TBT_BUCKETS_S,
+            registry=registry,
+        )
+        self._open: set[Request] = set()
+        of_model = ("model",)
+        self._prompt = Count(
+            "pinyon_lb_prompt_tokens", "Prompt tokens of finished requests", of_model, registry=registry
+        )
+        self._generated = Count("pinyon_lb_generated_tokens", "Tokens generated", of_model, registry=registry)
+        self._cached = Count("pinyon_lb_cached_tokens", "Prompt tokens reused", of_model, registry=registry)
+        for model in models:
+            self._first.show(model)
+            self._whole.show(model)
+            self._between.show(model)
+            for tokens in (self._prompt, self._generated, self._cached):
+                tokens.add((model,), 0)
+        self.retries = Count("pinyon_lb_retries", "Attempts after an instance failed", registry=registry)
+        self.resumes = Count("pinyon_lb_resumes", "Retries of requests that had tokens", registry=registry)
+        self.fallbacks = Count(
+            "pinyon_lb_fallback_placements", "Placements made without the conductor", registry=registry
+        )
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(name, text, registry=registry).set_function(value)
+
+        gauge("pinyon_lb_unfinished_tokens", "Tokens generated for requests that have not ended", self._unfinished)
+        gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
+        gauge("pinyon_lb_instances", "Instances that requests can be sent to", lambda: len(view.addresses))
+        gauge("pinyon_lb_unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
+              lambda: view.unconfirmed)  # fmt: skip
+        gauge("pinyon_lb_worker_streams", "Requests open on instances", lambda: workers.streams)
+        gauge("pinyon_lb_worker_sessions", "Sessions to instances", lambda: len(workers))
+        gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
+        gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
+
+    def began(self, request: Request) -> None:
+        """A generation; it will have :meth:`ended`."""
+        self._open.add(request)
+
+    def _unfinished(self) -> float:
+        # A copy in one go: the metrics server reads in a thread of its own.
+        return float(sum([len(request.tokens) for request in list(self._open)]))
+
+    def ended(self, request: Request, outcome: str, now_s: float) -> None:
+        """A generation ended; ``outcome`` is a finish reason or an error's code."""
+        self._open.discard(request)
+        model = request.ask.model
+        self._finished.add((outcome, model))
+        if request.first_token_s:
+            self._first.observe(request.first_token_s - request.arrived_s, model)
+        else:
+            self._no_token.add((outcome, model))
+        if request.tokens:
+            self._generated.add((model,), len(request.tokens))
+        if request.finish_reason is not None:
+            self._whole.observe(now_s - request.arrived_s, model)
+            if (gaps := len(request.tokens) - 1) > 0:
+                self._between.observe((now_s - request.first_token_s) / gaps, model)
+            usage = request.usage()
+            self._prompt.add((model,), usage.prompt_tokens)
+            self._cached.add((model,), usage.cached_tokens)

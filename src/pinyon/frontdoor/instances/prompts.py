@@ -1,0 +1,331 @@
+"""From what a client wrote for one model to what the suite works on: tokens, block keys, limits.
+
+Short prompts are worked on the event loop (a few µs), and so are longer ones that a tokenizer mostly knows; others in
+threads, and long texts for a tokenizer that keeps the GIL in a process, so that one long prompt does not hold up the
+streams of others.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import numpy as np
+
+from pinyon.core.block_keys import BlockKey, chain_block_keys
+from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
+from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.request import Ask
+from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
+from pinyon.model.tokenizer import MuchNew
+from pinyon.openai.format import ContextExceeded
+from pinyon.openai.parse import Call, PromptInput, Rendering
+from pinyon.openai.token_texts import TokenTexts
+
+__all__ = ["Prompts"]
+
+INLINE_CHARS = 2048
+NEW_CHARS = 2 * INLINE_CHARS
+"""Where a tokenizer remembers what it has seen: of what it has not; about 1 ms."""
+THREAD_CHARS = 64 << 10
+"""A tokenizer works on them for about 5 ms, if they are new."""
+INLINE_BYTE_CHARS = 128 << 10
+"""Where every byte is a token."""
+INLINE_MESSAGES = 64
+INLINE_TOKENS = 64 << 10
+"""Whose block keys are made on the event loop: about 1 ms."""
+PROMPT_TOKENS_MAX = 768 * 1024
+"""With its keys this many tokens still fit into one gRPC message of 4 MiB."""
+PROMPTS_LOGPROBS_MAX = 4 * PROMPT_LOGPROBS_MAX
+"""Of all prompts and choices of one call, likeliest ones included: all are in memory before the answer is written."""
+DECODED_TOKENS = 1024
+"""Decoded at once: a tokenizer keeps the GIL for about 2 ms."""
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for ``/v1/completions``."""
+
+
+class Prompts:
+    """Makes an :class:`Ask` of a :class:`Call` for the card's model. ``close`` ends its process."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        view: InstanceView,
+        off_loop: OffLoop,
+        chains: KeyChains,
+        chat_max_tokens: int,
+        chars_per_token_max: int,
+    ) -> None:
+        self._card = card
+        self._view = view
+        self._chat_max_tokens = chat_max_tokens
+        self._chars_per_token_max = chars_per_token_max
+        tokenizer = card.tokenizer
+        self._inline_chars = INLINE_BYTE_CHARS if isinstance(tokenizer, ByteTokenizer) else INLINE_CHARS
+        remembers = isinstance(tokenizer, HfTokenizer) and tokenizer.remembers
+        self._looked_at_chars = THREAD_CHARS if remembers else 0
+        """Of longer ones, what is known of them may be enough to be quick."""
+        self._process = None if card.path is None else TokenizerProcess(card.path)
+        self._off_loop = off_loop
+        self._chains = chains
+        self.texts = TokenTexts(card.tokenizer)
+
+    async def close(self) -> None:
+        if self._process is not None:
+            await self._process.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._card.tokenizer
+
+    @property
+    def model(self) -> str:
+        return self._card.name
+
+    def max_context(self) -> int:
+        """Longest prompt plus generation in tokens: what the instances take, or the model's while none is known."""
+        known = self._view.model(self._card.name)
+        limit = (known.max_context if known is not None else 0) or self._card.config.max_context
+        return min(limit, PROMPT_TOKENS_MAX)
+
+    async def ask(
+        self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
+        ttft_slo_ms: int = 0, traceparent: str = "",
+    ) -> Ask:  # fmt: skip
+        """``holder``: in whose name places are taken; empty: in nobody's.
+
+        Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
+        """
+        self._check(call)
+        context = self.max_context()
+        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
+        tokens = await self._tokens(call.prompt, call.prompt_field, rendering, context, holder)
+        sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
+        return Ask(
+            request_id, call.model, request_class, tokens,
+            await self._keys(call.model, request_class, tokens, holder),
+            sampling, no_reuse, ttft_slo_ms, traceparent,
+        )  # fmt: skip
+
+    async def asks(
+        self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
+        ttft_slo_ms: int = 0, traceparent: str = "",
+    ) -> list[Ask]:  # fmt: skip
+        """As :meth:`ask`, of all choices: ``n`` of the first prompt, ``n`` of the second one, and so on.
+
+        Choices of one prompt have seeds that follow each other; the first has the call's.
+        """
+        self._check(call)
+        context = self.max_context()
+        prompts = (call.prompt, *call.others)
+        # One call must not hold up the loop with many short prompts either.
+        inline = sum(map(_size, prompts)) <= self._inline_chars
+        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
+        all_tokens, total = [], 0
+        for prompt in prompts:
+            tokens = await self._tokens(prompt, call.prompt_field, rendering, context, holder, inline=inline)
+            total += self._count(call, tokens, context)
+            if total > PROMPT_TOKENS_MAX:
+                raise InvalidArgument(
+                    f"The prompts of one call have more than {PROMPT_TOKENS_MAX} tokens.", field=call.prompt_field
+                )
+            all_tokens.append(tokens)
+        entries = call.n * total * (1 + call.logprobs)
+        if call.prompt_logprobs and entries > PROMPTS_LOGPROBS_MAX:
+            raise InvalidArgument(
+                f"{call.n} choices for each of these prompts, with {call.logprobs} likeliest tokens beside each token, "
+                f"have {entries} log-probabilities, at most {PROMPTS_LOGPROBS_MAX} are allowed in one call.",
+                field="logprobs",
+            )
+        asks: list[Ask] = []
+        for tokens in all_tokens:
+            seed = _seed(call)
+            keys = await self._keys(
+                call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS
+            )  # fmt: skip
+            for choice in range(call.n):
+                sampling = self._sampling(call, len(tokens) // 4, context, (seed + choice) % (1 << 64))
+                number = f"{request_id}-{len(asks)}"
+                ask = Ask(number, call.model, request_class, tokens, keys, sampling, no_reuse, ttft_slo_ms, traceparent)
+                asks.append(ask)
+        return asks
+
+    async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
+        """A prompt's tokens as little-endian u32. Raises as :meth:`ask`, but it may be longer than the context."""
+        self._check_rendering(rendering)
+        rendering = self._owned(rendering, holder)
+        return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
+
+    async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
+        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary, or there are
+        too many: more than a text that is tokenized may become."""
+        limit = min(self.max_context() * self._chars_per_token_max, PROMPT_TOKENS_MAX)
+        if len(tokens) > 4 * limit:
+            count = len(tokens) // 4
+            raise InvalidArgument(f"{field} has {count} token ids, at most {limit} are allowed.", field=field)
+        self._check_tokens(tokens, field)
+        if len(tokens) <= 4 * INLINE_CHARS:
+            return self._decode(tokens, skip_special_tokens)
+        return await self._off_loop.run(holder, self._decode, tokens, skip_special_tokens)
+
+    def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
+        """Piece by piece, for others to have the GIL in between."""
+        ids = np.frombuffer(tokens, "<u4")
+        detokenizer = IncrementalDetokenizer(self._card.tokenizer, skip_special_tokens=skip_special_tokens)
+        starts = range(0, len(ids), DECODED_TOKENS)
+        texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
+        return "".join(texts) + detokenizer.flush()
+
+    def _check(self, call: Call) -> None:
+        self._check_rendering(call.rendering)
+        vocab_size = self._card.config.vocab_size
+        if call.logit_bias and call.logit_bias[-1][0] >= vocab_size:
+            raise InvalidArgument(
+                f"logit_bias names token {call.logit_bias[-1][0]}, which is outside the vocabulary of {vocab_size}.",
+                field="logit_bias",
+            )
+        if call.stop_token_ids and max(call.stop_token_ids) >= vocab_size:
+            raise InvalidArgument(
+                f"stop_token_ids names token {max(call.stop_token_ids)}, which is outside the vocabulary of "
+                f"{vocab_size}.",
+                field="stop_token_ids",
+            )
+
+    def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
+        """What is remembered of a text is for those who share its KV, too."""
+        if not self._looked_at_chars or not (holder or salt):
+            return rendering
+        return rendering._replace(whose=f"{len(holder)}:{holder}{salt}")
+
+    def _check_rendering(self, rendering: Rendering) -> None:
+        if rendering.variables is not None:
+            self._card.chat_template.check_variables(rendering.variables)
+
+    @staticmethod
+    def _count(call: Call, tokens: bytes, context: int) -> int:
+        count = len(tokens) // 4
+        if not count:
+            raise InvalidArgument(f"{call.prompt_field} must not be empty.", field=call.prompt_field)
+        if count >= context:
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens, answer included, and there are {count} in "
+                f"the {call.prompt_field}. Shorten the {call.prompt_field}.",
+                field=call.prompt_field,
+            )
+        return count
+
+    def _sampling(self, call: Call, count: int, context: int, seed: int) -> SamplingParams:
+        try:
+            return SamplingParams(
+                self._max_tokens(call, count, context), call.temperature, call.top_k, call.top_p, seed, call.stop,
+                call.ignore_eos, call.min_p, call.min_tokens, call.stop_token_ids, call.repetition_penalty,
+                call.frequency_penalty, call.presence_penalty, call.logit_bias, call.logprobs, call.prompt_logprobs,
+            )  # fmt: skip
+        except ContextExceeded:
+            raise
+        except PinyonError as error:  # its texts name fields as the core does; they are the same here
+            raise InvalidArgument(error.message, field=error.field) from None
+
+    def _max_tokens(self, call: Call, count: int, context: int) -> int:
+        if not call.max_tokens:
+            default = self._chat_max_tokens if call.prompt_field == "messages" else COMPLETION_MAX_TOKENS
+            return min(default, context - count)
+        if count + call.max_tokens > context:
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens. You asked for {count + call.max_tokens} "
+                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion). Shorten the "
+                f"{call.prompt_field}, or ask for at most {context - count}.",
+                field="max_tokens",
+            )
+        return call.max_tokens
+
+    async def keys_of(self, request_class: RequestClass, tokens: bytes, holder: str = "") -> bytes:
+        """Block keys of a prompt in the region's own layout, packed; empty while nobody told that. Raises
+        :class:`InvalidArgument` for tokens that the model has not."""
+        self._check_tokens(tokens, "prompt")
+        return await self._keys(self.model, request_class, tokens, holder)
+
+    async def _keys(
+        self, model: str, request_class: RequestClass, tokens: bytes, holder: str, *, inline: bool = True
+    ) -> bytes:
+        start = self._view.namespace(model, request_class.tenant, request_class.cache_salt)
+        known = self._view.model(model)
+        if start is None or known is None:
+            return b""  # nobody told the layout yet: the worker computes them
+        block_tokens = known.layout.block_tokens
+        if not inline or len(tokens) > 4 * INLINE_TOKENS:
+            return await self._off_loop.run(holder, _packed_keys, start, tokens, block_tokens)
+        return self._chains.packed(start, tokens, block_tokens)
+
+    async def _tokens(
+        self, prompt: PromptInput, field: str, rendering: Rendering, context: int, holder: str, *, inline: bool = True
+    ) -> bytes:
+        if type(prompt) is bytes:
+            self._check_tokens(prompt, field)
+            return prompt
+        chars = _size(prompt)
+        if chars > context * self._chars_per_token_max:
+            raise ContextExceeded(
+                f"This model's maximum context length is {context} tokens, and there are {chars} characters in the "
+                f"{field}. Shorten the {field}.",
+                field=field,
+            )
+        if type(prompt) is not str and rendering.variables is not None:
+            chars += _json_size(rendering.variables)  # its template may write them
+        try:
+            if inline and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
+                if chars <= self._inline_chars:
+                    return tokenize(self._card, prompt, rendering)
+                if chars <= self._looked_at_chars:
+                    with suppress(MuchNew):
+                        return tokenize(self._card, prompt, rendering, NEW_CHARS)
+            if chars > THREAD_CHARS and self._process is not None:
+                return await self._process.tokenize(holder, prompt, rendering)
+            return await self._off_loop.run(holder, tokenize, self._card, prompt, rendering)
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, field=field) from None
+
+    def _check_tokens(self, tokens: bytes, field: str) -> None:
+        vocab_size = self._card.config.vocab_size
+        if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
+            raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
+
+
+def _seed(call: Call) -> int:
+    if call.seed is not None:
+        return call.seed
+    return int.from_bytes(os.urandom(8), "little") if call.temperature else 0
+
+
+def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
+    return b"".join(chain_block_keys(start, tokens, block_tokens))
+
+
+def _size(prompt: PromptInput) -> int:
+    """Characters, or of tokens bytes; of what is malformed in a conversation, the template complains."""
+    if isinstance(prompt, str | bytes):
+        return len(prompt)
+    total = 0
+    for message in prompt:
+        content, name = message.get("content"), message.get("name")
+        total += len(name) if type(name) is str else 0
+        if type(content) is str:
+            total += len(content)
+        elif type(content) is list:
+            total += sum(len(part["text"]) for part in content
+                         if type(part) is dict and type(part.get("text")) is str)  # fmt: skip
+    return total
+
+
+def _json_size(value: object) -> int:
+    """About how many characters it has as JSON."""
+    if type(value) is str:
+        return len(value)
+    if type(value) is dict:
+        return sum(len(name) + _json_size(item) for name, item in value.items())
+    return sum(map(_json_size, value)) if type(value) is list else 8

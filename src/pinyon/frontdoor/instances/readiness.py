@@ -1,0 +1,140 @@
+"""Whether a request would be served now: what ``/health/ready`` and the gRPC health service say.
+
+While a conductor speaks, its list counts: it drops whoever's lease is over. Of those that no conductor vouches for (it
+is away, or has just started and has not listed them yet) nobody else says whether they still live: they are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pinyon.core.clock import Clock
+from pinyon.frontdoor.instances.conductor_session import ConductorSession
+from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.routing.groups import Candidate
+from pinyon.runtime.channel import Channels
+from pinyon.runtime.identity import WORKER, peer_name
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Readiness"]
+
+LOOK_S = 0.5
+ASK_EVERY_S = 1.0
+ASK_EACH_S = 0.02
+"""More between two rounds, for each instance that is asked: five hundred of them are asked every 11 s."""
+ANSWER_S = 1.0
+"""An instance that says nothing for so long is not there."""
+ASKED_AT_ONCE = 64
+
+_log = get_logger("lb")
+
+
+class Readiness:
+    """``start`` → ``lacks`` at any time → ``close``. ``tell`` hears each change, ``draining`` outdoes everything."""
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        view: InstanceView,
+        conductor: ConductorSession,
+        channels: Channels,
+        tell: Callable[[bool], Awaitable[None]],
+        draining: Callable[[], bool],
+        clock: Clock,
+        elsewhere: Callable[[str], bool] = lambda model: False,
+    ) -> None:
+        """``elsewhere``: other regions would serve a model."""
+        self._models = models
+        self._view = view
+        self._conductor = conductor
+        self._channels = channels
+        self._tell = tell
+        self._draining = draining
+        self._clock = clock
+        self._elsewhere = elsewhere
+        self._silent: frozenset[str] = frozenset()
+        """Of those that were asked, who did not say that it serves."""
+        self._next_round_s = 0.0
+        self._told: bool | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def lacks(self) -> str:
+        """Why no request for any model would be served, for people; empty if one would be."""
+        if self._draining():
+            return "The load balancer is about to end: draining."
+        missing = self.missing()
+        if len(missing) < len(self._models):
+            return ""
+        said = " ".join(missing.values())
+        if not self._conductor.connected:
+            said += " The conductor does not answer; the instances known from before were asked themselves."
+        return said
+
+    def missing(self) -> dict[str, str]:
+        """Models of which no request would be served, and why, a sentence each."""
+        now_s = self._clock()
+        found = {model: self._view.lacks(model, now_s, self._silent) for model in self._models}
+        return {model: why for model, why in found.items() if why and not self._elsewhere(model)}
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="readiness")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except Exception:
+                _log.exception("who is there cannot be found out")
+                await asyncio.sleep(LOOK_S)
+            await self._view.wait_change(LOOK_S)
+
+    async def _look(self) -> None:
+        await self._ask_round()
+        missing = self.lacks()
+        if self._told is not (not missing):
+            await self._tell(not missing)
+            self._told = not missing
+            _log.info("ready" if not missing else f"not ready: {missing}")
+
+    async def _ask_round(self) -> None:
+        everyone = not self._conductor.connected
+        asked = [each for model in self._models for each in self._view.unvouched(model, everyone=everyone)]
+        if not asked:
+            self._silent = frozenset()
+            return
+        now_s = self._clock()
+        if now_s < self._next_round_s:
+            return
+        self._next_round_s = now_s + ASK_EVERY_S + ASK_EACH_S * len(asked)
+        self._silent = await self._who_is_silent(asked)
+
+    async def _who_is_silent(self, asked: Collection[Candidate]) -> frozenset[str]:
+        places = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(candidate: Candidate) -> bool:
+            async with places:
+                return await self._serves(candidate)
+
+        answers = await asyncio.gather(*map(ask, asked))
+        return frozenset(each.instance_id for each, serves in zip(asked, answers, strict=True) if not serves)
+
+    async def _serves(self, candidate: Candidate) -> bool:
+        async with self._channels.to(peer_name(WORKER, candidate.instance_id))(candidate.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            try:
+                reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+            except grpc.aio.AioRpcError:
+                return False
+            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

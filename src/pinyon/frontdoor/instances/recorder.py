@@ -1,0 +1,132 @@
+"""The requests that this load balancer serves, for who records a trace of them. It alone sees them whole: their tokens,
+class and time when they come, and how much was generated for them.
+
+Nobody waits for who records: what he does not take in time is left out and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+
+from pinyon.api.admin.v1 import admin_pb2
+from pinyon.core.clock import Clock
+from pinyon.core.errors import ResourceExhausted, Unavailable
+from pinyon.frontdoor.instances.ask import Ask
+from pinyon.frontdoor.instances.request import Request
+from pinyon.traces.recording import hashed_blocks, hashed_name
+
+__all__ = ["Recorder"]
+
+RECORDINGS_MAX = 4
+WAITING_MAX = 4096
+WAITING_BYTES_MAX = 32 << 20
+"""Of prompts that wait to be told."""
+MESSAGE_BYTES = 1 << 20
+"""Of prompts whose hashes go into one message, the last one apart: a quarter of that on the wire."""
+
+
+class Recorder:
+    """Owned by the event loop's thread. While nobody records, a request costs one look at an empty list."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._recordings: list[_Recording] = []
+        self._closed = False
+
+    @property
+    def recordings(self) -> int:
+        return len(self._recordings)
+
+    def ended(self, request: Request) -> None:
+        """One that had tokens is told to those who record."""
+        if self._recordings and request.first_token_s:
+            for recording in self._recordings:
+                recording.offer(request)
+
+    async def record(self, salt: bytes) -> AsyncGenerator[admin_pb2.RecordResponse, None]:
+        """What is served from now on. Raises :class:`ResourceExhausted` if enough others record."""
+        if self._closed:
+            raise Unavailable("the load balancer is stopping")
+        if len(self._recordings) >= RECORDINGS_MAX:
+            raise ResourceExhausted(f"{RECORDINGS_MAX} traces are being recorded here", retry_after_s=60.0)
+        recording = _Recording(salt, self._clock())
+        self._recordings.append(recording)
+        try:
+            yield admin_pb2.RecordResponse()
+            while (message := await recording.take()) is not None:
+                yield message
+        finally:
+            self._recordings.remove(recording)
+
+    def close(self) -> None:
+        """Who records is told the rest, and that it was the end."""
+        self._closed = True
+        for recording in self._recordings:
+            recording.end()
+
+
+class _Recording:
+    def __init__(self, salt: bytes, began_s: float) -> None:
+        self._salt = salt
+        self._began_s = began_s
+        self._waiting: deque[tuple[Ask, int]] = deque()
+        self._waiting_bytes = 0
+        self._dropped = 0
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def offer(self, request: Request) -> None:
+        if request.arrived_s < self._began_s:
+            return
+        size = len(request.ask.tokens_le32)
+        if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+            self._dropped += 1
+        else:
+            self._waiting.append((request.ask, len(request.tokens)))
+            self._waiting_bytes += size
+        self._news.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def take(self) -> admin_pb2.RecordResponse | None:
+        """The next message; None after the last one."""
+        while not self._waiting and not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        batch: list[tuple[Ask, int]] = []
+        size = 0
+        while self._waiting and size < MESSAGE_BYTES:
+            batch.append(self._waiting.popleft())
+            size += len(batch[-1][0].tokens_le32)
+        self._waiting_bytes -= size
+        if not batch:
+            return None
+        requests = await asyncio.to_thread(_hashed, self._salt, batch)
+        return admin_pb2.RecordResponse(requests=requests, dropped=self._dropped)
+
+
+def _hashed(salt: bytes, batch: Sequence[tuple[Ask, int]]) -> list[admin_pb2.RecordedRequest]:
+    """In a thread: a microsecond for 16 tokens, and prompts may have a million."""
+    return [
+        admin_pb2.RecordedRequest(
+            arrived_unix_s=ask.request_class.arrived_unix_s,
+            kind=ask.request_class.kind,
+            turn=ask.request_class.turn,
+            user=hashed_name(salt, ask.request_class.tenant, ask.request_class.user),
+            session=_session(salt, ask),
+            prompt_tokens=ask.prompt_tokens,
+            generated_tokens=generated,
+            blocks=hashed_blocks(salt, ask.model, ask.request_class, ask.tokens_le32),
+        )
+        for ask, generated in batch
+    ]
+
+
+def _session(salt: bytes, ask: Ask) -> bytes:
+    """Two tenants, or two users of one, may call theirs the same."""
+    asked = ask.request_class
+    return hashed_name(salt, asked.tenant, asked.user, asked.session) if asked.session else b""

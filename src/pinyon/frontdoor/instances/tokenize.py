@@ -1,0 +1,77 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from pinyon.frontdoor.admission import Admission
+from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.http.answer import JSON, Reply
+from pinyon.openai.large import is_large
+from pinyon.openai.parse import parse_detokenize, parse_tokenize
+
+__all__ = ["Tokenization"]
+
+PIECE_TOKENS = 4096
+"""Written at once: less than 1 ms."""
+PIECE_CHARS = 64 << 10
+
+
+class Tokenization:
+    """Both take no place in the queue; what is long is worked beside the event loop, where places are bounded. Each is
+    a request of its tenant's limit per minute."""
+
+    def __init__(self, admission: Admission, models: Models, off_loop: OffLoop) -> None:
+        self._admission = admission
+        self._models = models
+        self._off_loop = off_loop
+
+    async def tokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Returns the status. Raises :class:`PinyonError`."""
+        self._admission.count(head.client)
+        holder = head.client.holder
+        call = await self._off_loop.run(holder, parse_tokenize, body) if is_large(body) else parse_tokenize(body)
+        prompts = self._models.of(call.model)
+        tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
+        arguments = (prompts, tokens, call.strings)
+        if len(tokens) // 4 > PIECE_TOKENS:
+            answer = await self._off_loop.run(holder, self._answer, *arguments)
+        else:
+            answer = self._answer(*arguments)
+        reply.whole(200, answer, JSON)
+        return 200
+
+    def _answer(self, prompts: Prompts, tokens: bytes, strings: bool) -> bytes:
+        ids = np.frombuffer(tokens, "<u4")
+        # Piece by piece, for others to have the GIL in between.
+        pieces = [ids[at : at + PIECE_TOKENS].tolist() for at in range(0, len(ids), PIECE_TOKENS)]
+        numbers = ",".join([",".join(map(str, piece)) for piece in pieces])
+        texts = "null"
+        if strings:
+            texts = "[" + ",".join([json.dumps(prompts.texts.pieces(piece))[1:-1] for piece in pieces]) + "]"
+        return (
+            f'{{"count":{len(ids)},"max_model_len":{prompts.max_context()},"tokens":[{numbers}],"token_strs":{texts}}}'
+        ).encode("ascii")
+
+    async def detokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Returns the status. Raises :class:`PinyonError`."""
+        self._admission.count(head.client)
+        holder = head.client.holder
+        if is_large(body):
+            model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
+        else:
+            model, tokens = parse_detokenize(body)
+        text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
+        answer = await self._off_loop.run(holder, _detokenized, text) if len(text) > PIECE_CHARS else _detokenized(text)
+        reply.whole(200, answer, JSON)
+        return 200
+
+
+def _detokenized(text: str) -> bytes:
+    pieces = [json.dumps(text[start : start + PIECE_CHARS])[1:-1] for start in range(0, len(text), PIECE_CHARS)]
+    return f'{{"prompt":"{"".join(pieces)}"}}'.encode("ascii")

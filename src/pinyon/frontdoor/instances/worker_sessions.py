@@ -1,0 +1,226 @@
+"""The sessions to all decode instances in use: one per address, opened when first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.avoidance import Avoidance
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Unavailable
+from pinyon.frontdoor.instances.worker_session import WorkerSession
+from pinyon.frontdoor.update_stream import WorkerStream
+from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
+from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S
+from pinyon.runtime.identity import WORKER, peer_name
+
+__all__ = ["OnLoad", "WorkerSessions"]
+
+SESSIONS_MAX = 4096
+DIALS = 16
+"""Sessions that are opened in one turn of the loop, for those that are only watched: each takes it some 0.7 ms."""
+EARLY_S = 0.001
+"""The event loop's timers have millisecond steps, and may be early by one."""
+
+
+OnLoad = Callable[[str, str, worker_pb2.Load, int], None]
+"""Address, instance id, what it says, and how many of our submissions were on their way to it then: it does not know of
+them."""
+
+
+class WorkerSessions:
+    """``unread_tokens`` bounds what one request's mailbox holds.
+
+    With ``on_load``, instances are asked to tell their load, at most every ``load_interval_s`` seconds, and those that
+    are to be :meth:`watch` ed do so even if nothing was sent to them. ``on_load_lost`` says of an instance that has
+    told some that no more will come, until it is heard of again: its session has ended, or is to a process that has
+    gone.
+    """
+
+    def __init__(
+        self,
+        unread_tokens: int,
+        clock: Clock = time.monotonic,
+        channels: Channels = PLAIN_CHANNELS,
+        on_load: OnLoad | None = None,
+        on_load_lost: Callable[[str, str], None] | None = None,
+        load_interval_s: float = 0.1,
+        delays_s: Mapping[str, float] | None = None,
+    ) -> None:
+        """``delays_s``: one way to instances whose ids begin so, for tests."""
+        self._unread_tokens = unread_tokens
+        self._channels = channels
+        self._clock = clock
+        self._on_load = on_load
+        self._on_load_lost = on_load_lost
+        self._load_interval_s = load_interval_s
+        self._delays_s = delays_s or {}
+        self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=SESSIONS_MAX)
+        self._sessions: dict[str, WorkerSession] = {}
+        self._retired: set[WorkerSession] = set()
+        """To instances that have restarted or gone: what runs there may end, nothing new begins."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._watched: dict[str, str] = {}
+        """Address → instance id."""
+        self._silent: dict[str, float] = {}
+        """Those of them without a session, and when the next one may be opened."""
+        self._redial: asyncio.TimerHandle | None = None
+        self._redial_s = math.inf
+        """When that is due."""
+
+    def __len__(self) -> int:
+        return len(self._sessions) + len(self._retired)
+
+    @property
+    def streams(self) -> int:
+        """Requests that an instance works on for us."""
+        return sum(session.streams for session in (*self._sessions.values(), *self._retired))
+
+    async def open(
+        self, address: str, size_bytes: int, gap_s: float, instance_id: str = ""
+    ) -> tuple[WorkerStream, worker_pb2.Submission]:
+        """A stream to the instance at ``address``, and the submission to fill in before the next ``await``.
+
+        Waits while more is to be sent there than it takes. With TLS, a new session is one to the instance of that id
+        (empty: any worker) or to nobody. Raises :class:`Unavailable`.
+        """
+        while True:
+            session = self._session(address, instance_id)
+            if session.has_room:
+                return session.open(size_bytes, gap_s)
+            await session.room()
+
+    def _session(self, address: str, instance_id: str) -> WorkerSession:
+        session = self._sessions.get(address)
+        if session is not None and session.ending:  # it says so itself only when all of it has ended
+            self._ended(session)
+            self._close(session)
+            session = None
+        if session is None:
+            if self._closed or len(self) + len(self._closing) >= SESSIONS_MAX:
+                raise Unavailable("no session to the instance can be opened", retry_after_s=1.0)
+            if self._pauses.avoids(address, self._clock()):
+                raise Unavailable(f"The instance at {address} was not there a moment ago.", retry_after_s=1.0)
+            connect = self._channels.sessions_to(peer_name(WORKER, instance_id))
+            session = WorkerSession(
+                *(address, self._unread_tokens, self._ended, self._idle, connect, instance_id),
+                on_load=None if self._on_load is None else self._heard,
+                load_interval_s=self._load_interval_s,
+                delay_s=self._delay_s(instance_id),
+            )
+            self._sessions[address] = session
+            self._silent.pop(address, None)
+        return session
+
+    def _delay_s(self, instance_id: str) -> float:
+        fitting = [seconds for prefix, seconds in self._delays_s.items() if instance_id.startswith(prefix)]
+        return max(fitting, default=0.0)
+
+    def keep_only(self, addresses: frozenset[str], renewed: Iterable[str] = (), restarted: Iterable[str] = ()) -> None:
+        """Let go of sessions to instances that are no longer there; the ``renewed`` may be dialed at once, and to the
+        ``restarted`` the present sessions may be to processes that are gone."""
+        for address in self._watched.keys() - addresses:
+            del self._watched[address]
+            self._silent.pop(address, None)
+        for address in {*(self._sessions.keys() - addresses), *restarted}:
+            self._retire(address)
+        for address in renewed:
+            self._pauses.succeeded(address)
+            if address in self._silent:
+                self._dial_at(address, self._clock())
+
+    def watch(self, instances: Mapping[str, str]) -> None:
+        """From now on hold a session to each of these (instance ids by address), and no more to those that were watched
+        before and are not needed. One that ends is opened again after a pause, which grows while nobody answers.
+
+        Those beyond :data:`SESSIONS_MAX` are left out. Nothing is opened for those that :meth:`keep_only` lets go.
+        """
+        before, self._watched = self._watched, dict(islice(instances.items(), SESSIONS_MAX))
+        for address in before.keys() - self._watched.keys():
+            self._silent.pop(address, None)
+            session = self._sessions.get(address)
+            if session is not None and not session.streams:
+                self._retire(address)
+        for address, instance_id in self._watched.items():
+            session = self._sessions.get(address)
+            if session is not None and session.instance_id not in ("", instance_id):
+                self._retire(address)
+            elif session is not None:
+                session.instance_id = instance_id
+            elif address not in self._silent:
+                self._dial_at(address, self._clock())
+
+    def _dial_at(self, address: str, when_s: float) -> None:
+        """Open a session to a watched instance then, unless there is one."""
+        self._silent[address] = when_s
+        if when_s < self._redial_s and not self._closed:
+            if self._redial is not None:
+                self._redial.cancel()
+            self._redial_s = when_s
+            delay_s = max(0.0, when_s - self._clock())
+            self._redial = asyncio.get_running_loop().call_later(delay_s, self._dial)
+
+    def _dial(self) -> None:
+        self._redial, self._redial_s = None, math.inf
+        now_s, silent = self._clock(), self._silent
+        due = [address for address, when_s in silent.items() if when_s <= now_s + EARLY_S]
+        for address in due[:DIALS]:
+            try:
+                self._session(address, self._watched[address])
+            except Unavailable:  # there are too many, or its pause has grown meanwhile
+                silent[address] = now_s + max(FIRST_PAUSE_S, self._pauses.left_s(address, now_s))
+        if silent:
+            next_s = min(silent, key=silent.__getitem__)
+            self._dial_at(next_s, silent[next_s])
+
+    def _heard(self, session: WorkerSession, load: worker_pb2.Load) -> None:
+        if self._on_load is not None and session.instance_id and self._sessions.get(session.address) is session:
+            self._on_load(session.address, session.instance_id, load, session.unseen(load))
+
+    def _gone(self, session: WorkerSession) -> None:
+        """It is the present session to its address no more."""
+        if self._on_load_lost is not None and session.heard and session.instance_id:
+            self._on_load_lost(session.address, session.instance_id)
+        if session.address in self._watched and not self._closed:
+            now_s = self._clock()
+            self._dial_at(session.address, now_s + max(FIRST_PAUSE_S, self._pauses.left_s(session.address, now_s)))
+
+    def _retire(self, address: str) -> None:
+        session = self._sessions.pop(address, None)
+        if session is not None:
+            self._retired.add(session)
+            self._idle(session)
+            self._gone(session)
+
+    def _idle(self, session: WorkerSession) -> None:
+        if session in self._retired and not session.streams:
+            self._retired.discard(session)
+            self._close(session)
+
+    def _close(self, session: WorkerSession) -> None:
+        task = asyncio.create_task(session.close(), name=f"close {session.address}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _ended(self, session: WorkerSession) -> None:
+        self._retired.discard(session)
+        if self._sessions.get(session.address) is session:
+            del self._sessions[session.address]
+            if session.spoke:
+                self._pauses.succeeded(session.address)
+            else:
+                self._pauses.failed(session.address, self._clock())
+            self._gone(session)
+
+    async def close(self) -> None:
+        """End all sessions and wait for them."""
+        self._closed = True
+        if self._redial is not None:
+            self._redial.cancel()
+        sessions = (*self._sessions.values(), *self._retired)
+        await asyncio.gather(*(session.close() for session in sessions), *self._closing)

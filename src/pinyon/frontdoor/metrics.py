@@ -1,0 +1,68 @@
+"""What the load balancer shows to Prometheus.
+
+The gauges read the state when they are scraped, so they are exact.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from pinyon.frontdoor.line import Line
+from pinyon.runtime.tally import Count
+
+__all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics"]
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class DoorMetrics:
+    """Of the door and the line behind it, wherever requests go then. ``answered`` counts HTTP answers."""
+
+    def __init__(self, registry: CollectorRegistry, line: Line) -> None:
+        self._http = Count("pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"), registry=registry)
+        self._refused = Count(
+            "pinyon_lb_refused", "Requests refused with 429 by the load balancer itself", ("reason",), registry=registry
+        )
+        self._broken = Count(
+            "pinyon_lb_http_broken_streams",
+            "Streams that began with 200 and ended with an error",
+            ("error",),
+            registry=registry,
+        )
+        self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
+        for name, text, value in (
+            ("queue", "Requests waiting for their turn", lambda: line.queued),
+            ("in_flight", "Requests being placed or running", lambda: line.in_flight),
+        ):
+            Gauge(f"pinyon_lb_{name}_requests", text, registry=registry).set_function(value)
+        self._forwarded = Count(
+            "pinyon_lb_forwarded", "Attempts forwarded to other regions", ("region",), registry=registry
+        )
+        self._accepted = Count(
+            "pinyon_lb_accepted", "Requests taken from other regions", ("region",), registry=registry
+        )
+        self.forwarded_by_region: dict[str, int] = {}
+        self.accepted_by_region: dict[str, int] = {}
+
+    def answered(self, route: str, status: int) -> None:
+        """``route`` must be one of a few: it is a label."""
+        self._http.add((route, status))
+
+    def refused(self, reason: str) -> None:
+        """``reason`` must be one of a few: it is a label."""
+        self._refused.add((reason,))
+
+    def broken(self, error: str) -> None:
+        """A stream ended with this error's code."""
+        self._broken.add((error,))
+
+    def forwarded(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._forwarded.add((region,))
+        self.forwarded_by_region[region] = self.forwarded_by_region.get(region, 0) + 1
+
+    def accepted(self, region: str) -> None:
+        """``region`` is a peer's: there are few."""
+        self._accepted.add((region,))
+        self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1

@@ -1,0 +1,51 @@
+"""What clients are told of their limits per minute: the headers that OpenAI's clients know."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Final
+
+from pinyon.core.errors import ResourceExhausted
+from pinyon.http.answer import field
+from pinyon.routing.rates import Level
+
+__all__ = ["NO_LEVELS", "Levels", "RateLimited", "rate_fields", "rate_headers"]
+
+Levels = tuple[Level | None, Level | None]
+"""Of requests and of tokens; None where there is no limit."""
+NO_LEVELS: Final[Levels] = (None, None)
+
+
+class RateLimited(ResourceExhausted):
+    """The tenant asked for more than it may in a minute. Without ``retry_after_s``, trying again never helps."""
+
+    def __init__(self, error: ResourceExhausted, levels: Levels) -> None:
+        super().__init__(error.message, retry_after_s=error.retry_after_s)
+        self.levels = levels
+
+
+def rate_headers(levels: Levels) -> dict[bytes, bytes]:
+    """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``; empty without limits."""
+    headers: dict[bytes, bytes] = {}
+    for what, level in zip((b"requests", b"tokens"), levels, strict=True):
+        if level is not None:
+            headers[b"x-ratelimit-limit-" + what] = b"%d" % level.limit
+            headers[b"x-ratelimit-remaining-" + what] = b"%d" % level.remaining
+            headers[b"x-ratelimit-reset-" + what] = _duration(level.full_s).encode("ascii")
+    return headers
+
+
+def rate_fields(levels: Levels) -> bytes:
+    """Returns the header fields that say what is left of a tenant's limits; nothing without limits."""
+    if levels is NO_LEVELS:
+        return b""
+    return b"".join(field(name, value) for name, value in rate_headers(levels).items())
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: ``17ms``, ``1.5s``, ``6m0s``."""
+    millis = ceil(seconds * 1e3)
+    if millis < 1000:
+        return f"{millis}ms"
+    minutes, millis = divmod(millis, 60_000)
+    return f"{minutes}m{millis / 1e3:g}s" if minutes else f"{millis / 1e3:g}s"

@@ -1,0 +1,1 @@
+"""Other regions: their load balancers as targets, and their requests as ours."""

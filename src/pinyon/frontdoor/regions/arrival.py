@@ -1,0 +1,112 @@
+"""What is looked at of each request from another region before it is served here, whatever it is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from pinyon.api.lb.v1 import peer_pb2
+from pinyon.core.errors import FailedPrecondition, ResourceExhausted
+from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
+from pinyon.frontdoor.line import Line, Place
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.room import Room
+from pinyon.routing.geography import Geography
+
+__all__ = ["Arrivals", "ForwardedTurn"]
+
+
+class Arrivals:
+    """Of one load balancer."""
+
+    def __init__(
+        self,
+        own: Peer,
+        geography: Callable[[], Geography],
+        line: Line,
+        metrics: DoorMetrics,
+        draining: Callable[[], bool],
+    ) -> None:
+        self._own = own
+        self._geography = geography
+        self._line = line
+        self._metrics = metrics
+        self._draining = draining
+
+    @property
+    def geography(self) -> Geography:
+        """Who may send to whom, as this region has it."""
+        return self._geography()
+
+    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> Place:
+        """A place in the line. Raises :class:`ResourceExhausted`: with :data:`REGION_FIELD` there is no room now, with
+        :data:`REJECTED_FIELD` it may not be served here; and :class:`FailedPrecondition` for a second hop."""
+        if hops != 1:
+            raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
+        # What the sender must not send, or this region must not serve, is refused here again.
+        verdict = self._geography().may(sender.region, self._own.region, geographies, tenant)
+        if not verdict.allowed:
+            raise ResourceExhausted(f"Not served in {self._own.region}: {verdict.reason}.", field=REJECTED_FIELD)
+        if self._draining():
+            raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
+        try:
+            place = self._line.reserve(tenant)
+        except ResourceExhausted as full:
+            raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
+        self._metrics.accepted(sender.region)
+        return place
+
+    def state(self, model: str, room: Room) -> peer_pb2.ModelState:
+        """What others are told of it."""
+        # While there is room here, nobody waits for it: those who do must not be served here.
+        queued = 0 if room.share or room.share is None else self._line.queued
+        return peer_pb2.ModelState(
+            model=model,
+            instances=room.targets,
+            available_instances=room.available,
+            queued=queued,
+            running=room.running,
+            credits=room.share,
+        )
+
+
+class ForwardedTurn:
+    """A forwarded request's :class:`pinyon.frontdoor.admission.Turn`: its tenant's rates were counted where it came
+    from."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def levels(self) -> Levels:
+        return NO_LEVELS
+
+    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+        try:
+            await self._place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
+        except ResourceExhausted as displaced:
+            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        try:
+            return self._place.enter(tokens, priority=priority, demand=demand, room=room)
+        except ResourceExhausted as displaced:
+            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
+
+    async def wait(self) -> None:
+        try:
+            await self._place.wait()
+        except ResourceExhausted as displaced:
+            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
+
+    def release(self) -> None:
+        self._place.release()
+
+    async def again(self, demand: int) -> bool:
+        await self._place.again(demand)
+        return True
+
+    def leave(self, used_tokens: int = 0) -> None:
+        self._place.leave()

@@ -1,0 +1,257 @@
+"""A session from another region's load balancer: who that is, what it is told of this region, and the requests that
+come over it. What these are made of is known by the :class:`Serving`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from pinyon.api.lb.v1 import peer_pb2
+from pinyon.core.errors import DeadlineExceeded, PermissionDenied, ResourceExhausted, Unavailable
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.proof import caller_proof, same
+from pinyon.routing.geography import Geography
+from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
+
+__all__ = ["REQUESTS_MAX", "Inbound", "InboundParts", "Requests", "Serving"]
+
+STATE_S = 0.1
+"""Between two states, if something has changed (SkyWalker §4.1)."""
+STATE_TICKS_MAX = 5
+"""A state is a sign of life, too: one comes at least every so many times."""
+REQUESTS_MAX = 4096
+"""Of one session at once."""
+OUTBOX_LIMIT = 65_536
+FAREWELL_S = 0.2
+SILENT_TICKS = 60
+"""Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
+served for it would have no end, and it would have its share of the room."""
+PROOF_S = 5.0
+"""From its first message until it has proved what it is."""
+
+
+class Requests(Protocol):
+    """Those of one session."""
+
+    def take(self, message: peer_pb2.SessionRequest) -> None:
+        """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
+        ...
+
+    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
+        """A message of parts that were :meth:`Inbound.put`."""
+        ...
+
+
+class Serving(Protocol):
+    """Of one load balancer: what serves what other regions send."""
+
+    @property
+    def kind(self) -> peer_pb2.PeerKind:
+        """What this stands in front of."""
+        ...
+
+    @property
+    def geography(self) -> Geography:
+        """Who may send to whom, as this region has it."""
+        ...
+
+    def requests(self, session: Inbound) -> Requests:
+        """For a session that has just begun."""
+        ...
+
+    def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
+        """Of each model, for each of so many load balancers that may send, and one of that region."""
+        ...
+
+
+class InboundParts:
+    """What sessions from other regions need of this load balancer."""
+
+    def __init__(self, own: Peer, secret: bytes, serving: Serving, draining: Callable[[], bool]) -> None:
+        self.own = own
+        self.secret = secret
+        self.serving = serving
+        self.draining = draining
+        self.sessions: set[Inbound] = set()
+        self.ending = False
+        """Sessions end as soon as they have no requests."""
+
+    def end(self) -> None:
+        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
+        self.ending = True
+        for session in list(self.sessions):
+            session.end_if_idle()
+
+    @property
+    def requests(self) -> int:
+        """Of other regions, being served."""
+        return sum(session.running for session in self.sessions)
+
+
+class Inbound:
+    """One session, after its welcome. ``run`` ends with it; then nothing of it is left."""
+
+    def __init__(self, parts: InboundParts, peer: Peer, nonce: bytes, on_known: Callable[[], None]) -> None:
+        """``on_known`` is called when it has proved what it is."""
+        self.peer = peer
+        self.nonce = nonce
+        self.received = 0
+        """Requests that have come, in all."""
+        self._parts = parts
+        self._outbox: Outbox[Message] = Outbox(OUTBOX_LIMIT)
+        self._news = asyncio.Event()
+        self._known = asyncio.Event()
+        """It has proved that it is of the federation."""
+        self._on_known = on_known
+        if not parts.secret:
+            self._prove()
+        self._silent = 0
+        self._probe = 0
+        self._state: peer_pb2.RegionState | None = None
+        self._version = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
+        self._requests = parts.serving.requests(self)
+
+    @property
+    def running(self) -> int:
+        """Requests."""
+        return len(self._tasks)
+
+    @property
+    def known(self) -> bool:
+        return self._known.is_set()
+
+    async def run(
+        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
+    ) -> None:
+        self._stream = stream
+        self._parts.sessions.add(self)
+        self.end_if_idle()
+        states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
+        try:
+            await stream.run(self._take, self._messages(welcome))
+        finally:
+            states.cancel()
+            self._parts.sessions.discard(self)
+            self._outbox.close()
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, states, return_exceptions=True)
+
+    def end_if_idle(self) -> None:
+        if self._parts.ending and not self._tasks and self._stream is not None:
+            self._stream.end()
+
+    # -- for who serves its requests
+
+    def has(self, stream_id: int) -> bool:
+        """A request of that number runs."""
+        return stream_id in self._tasks
+
+    def begin(
+        self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None] | None = None
+    ) -> None:
+        """It runs, until it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case."""
+        task = asyncio.create_task(serving, name=name)
+        self._tasks[stream_id] = task
+        if ended is not None:
+            task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: self._ended(stream_id))
+
+    def put(self, part: Message) -> None:
+        """It goes to the caller, in order, if that is there."""
+        try:
+            self._outbox.put(part)
+        except OutboxClosed:
+            return
+        except ResourceExhausted as full:  # who reads so slowly is not there
+            if self._stream is not None:
+                self._stream.end(full)
+            return
+        self._news.set()
+
+    # -- what comes
+
+    def _prove(self) -> None:
+        self._known.set()
+        self._on_known()
+
+    def _take(self, message: peer_pb2.SessionRequest) -> None:
+        self._silent = 0
+        if not self._known.is_set():
+            parts = self._parts
+            expected = caller_proof(parts.secret, self.nonce, self.peer.region, self.peer.name)
+            if not same(message.proof, expected):
+                raise PermissionDenied("the federation's secret is another one here", field="proof")
+            self._prove()
+        if message.probe:
+            self._probe = message.probe
+            self._news.set()
+        self._requests.take(message)
+        for stream_id in message.cancel_stream_ids:
+            task = self._tasks.get(stream_id)
+            if task is not None:
+                task.cancel()
+
+    def _ended(self, stream_id: int) -> None:
+        self._tasks.pop(stream_id, None)
+        if self._parts.ending and not self._tasks:
+            # Not before what it said last has gone: its caller would take that for lost.
+            asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
+
+    # -- what goes
+
+    async def _states(self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest]) -> None:
+        """Tell how the region is, whenever that has changed."""
+        try:
+            async with asyncio.timeout(PROOF_S):
+                await self._known.wait()
+        except TimeoutError:
+            stream.end(DeadlineExceeded(f"no proof came within {PROOF_S:g} s"))
+            return
+        ticks = 0
+        last: peer_pb2.RegionState | None = None
+        while True:
+            self._silent += 1
+            if self._silent > SILENT_TICKS:
+                stream.end(Unavailable("it is silent"))
+                return
+            state = self._now()
+            ticks += 1
+            if last is None or ticks >= STATE_TICKS_MAX or state != last:
+                last, ticks = state, 0
+                self._version += 1
+                self._state = peer_pb2.RegionState(version=self._version)
+                self._state.MergeFrom(state)
+                self._news.set()
+            await asyncio.sleep(STATE_S)
+
+    def _now(self) -> peer_pb2.RegionState:
+        parts = self._parts
+        sharing = sum(session.known for session in parts.sessions)
+        return peer_pb2.RegionState(
+            draining=parts.draining(), received=self.received, models=parts.serving.states(sharing, self.peer.region)
+        )
+
+    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
+        yield peer_pb2.SessionResponse(welcome=welcome)
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            waiting = await self._outbox.take_all() if len(self._outbox) else []
+            parts = list(in_messages(waiting)) or [[]]
+            probe, self._probe = self._probe, 0
+            state, self._state = self._state, None
+            for number, part in enumerate(parts):
+                message = self._requests.response(part)
+                if number == 0:
+                    message.probe = probe
+                    if state is not None:
+                        message.state.CopyFrom(state)
+                yield message

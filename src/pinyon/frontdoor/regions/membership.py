@@ -1,0 +1,136 @@
+"""This load balancer as a member of the federation: what it tells the controller, and what it does with what it is
+told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
+from pinyon.federation.view import Cluster, Federation
+from pinyon.frontdoor.controller_session import ControllerSession
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.regions.links import RegionLinks
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.routing.target import Target
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Membership"]
+
+LOOK_S = 1.0
+INSTANCES_MAX = 256
+
+_log = get_logger("lb.regions")
+
+
+class Instances(Protocol):
+    """What serves requests here; see :class:`pinyon.frontdoor.instances.ways.Ways`."""
+
+    def hits(self) -> tuple[int, int]: ...
+
+    def instances(self) -> Iterator[tuple[Target, bool]]: ...
+
+
+class Serves(Protocol):
+    """Who acts on what the controller says of instances; see :class:`pinyon.frontdoor.instances.clusters.Clusters`."""
+
+    def own(self, clusters: Sequence[Cluster]) -> None:
+        """That is what counts of its own."""
+        ...
+
+    def adopt(self, wanted: Mapping[str, Cluster]) -> None:
+        """From now on serve these for others, and no others. It takes those of its own kind."""
+        ...
+
+
+class Membership:
+    """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
+
+    def __init__(
+        self,
+        lb_id: str,
+        ways: Instances,
+        line: Line,
+        links: RegionLinks,
+        metrics: DoorMetrics,
+        clusters: Serves,
+    ) -> None:
+        self._lb_id = lb_id
+        self._ways = ways
+        self._line = line
+        self._clusters = clusters
+        self._links = links
+        self._metrics = metrics
+        self.session: ControllerSession
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, info: LbInfo) -> None:
+        self.session.start(info)
+        self._task = asyncio.create_task(self._watch(), name="adoptions")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self.session.close()
+
+    # -- what it is told
+
+    def told(self, federation: Federation) -> None:
+        """The federation has changed."""
+        self._links.know(
+            [
+                Peer(each.info.lb_id, each.info.region, each.info.grpc_address)
+                for each in federation.peers_of(self._lb_id)
+                if each.state is not LbState.LEFT
+            ]
+        )
+        self._clusters.own(federation.owned_by(self._lb_id))
+        self._adopt()
+
+    def _adopt(self) -> None:
+        reachable = [link.peer.name for link in self._links.links if link.connected]
+        adopted = self.session.adopted(reachable)
+        self._clusters.adopt({f"{each.region}/{each.name}": each for each in adopted})
+
+    async def _watch(self) -> None:
+        """What it serves for others changes by itself while the controller is silent."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self._adopt()
+            except Exception:
+                _log.exception("what is served for others cannot be found out")
+
+    # -- what it tells
+
+    def load(self) -> LbLoad:
+        hits, asked = self._ways.hits()
+        instances = [
+            InstanceLoad(
+                target.name, max(0, target.report.pending), max(0, target.report.running), target.outstanding, available
+            )
+            for target, available in self._ways.instances()
+        ]
+        forwarded, accepted = self._metrics.forwarded_by_region, self._metrics.accepted_by_region
+        return LbLoad(
+            queue=self._line.queued,
+            in_flight=self._line.in_flight,
+            available_instances=sum(each.available for each in instances),
+            instances=len(instances),
+            forwarded_total=sum(forwarded.values()),
+            accepted_total=sum(accepted.values()),
+            hit_chunks_total=hits,
+            asked_chunks_total=asked,
+            forwarded_by_region=dict(forwarded),
+            accepted_by_region=dict(accepted),
+            per_instance=tuple(instances[:INSTANCES_MAX]),
+        )
+
+    def latencies_ms(self) -> dict[str, float]:
+        """There and back to others, as measured."""
+        return {link.peer.name: link.distance_s * 1e3 for link in self._links.links if link.distance_s}

@@ -1,0 +1,195 @@
+"""HTTP requests on their way to another region, and their answers: bytes in pieces, no faster than they are taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from pinyon.api.lb.v1 import peer_pb2
+from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD, Broke, NoRoom
+from pinyon.messages.error import error_from_proto
+
+__all__ = ["PIECE_BYTES", "WINDOW_BYTES", "RawStreams", "read_fields"]
+
+PIECE_BYTES: Final = 256 << 10
+"""Of a body in one part of a message."""
+WINDOW_BYTES: Final = 256 << 10
+"""Of an answer that were sent and are not taken; then its sender waits."""
+TAKEN_BYTES: Final = WINDOW_BYTES // 4
+"""So much is taken before its sender is told."""
+UNTAKEN_MAX: Final = 4 * WINDOW_BYTES
+"""Beyond, it does not keep to the rules: a whole small answer, or what one read brought, may be above the window."""
+HEAD_BYTES_MAX: Final = 64 << 10
+
+_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9a-z-]+): ([^\x00\r\n]*)")
+
+
+class RawStreams:
+    """Those of one session. ``send`` takes messages for it, which go in order."""
+
+    def __init__(self, region: str, send: Callable[[peer_pb2.SessionRequest], None]) -> None:
+        self._region = region
+        self._send = send
+        self._streams: dict[int, _Stream] = {}
+        self._opened = 0
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(
+        self, head: peer_pb2.RawHead, body: bytes | bytearray, prove: Callable[[bytes], bytes], hops: int = 1
+    ) -> Sourced:
+        """Send a request, whose number is chosen here. ``prove`` makes its proof of its head. The caller closes the
+        answer, also if it does not come."""
+        self._opened = head.stream_id = self._opened + 1
+        stream = self._streams[head.stream_id] = _Stream(self, head.stream_id, body)
+        data = head.SerializeToString()
+        request = peer_pb2.RawRequest(head=data, hops=hops, proof=prove(data), body=stream.next_piece())
+        self._send(peer_pb2.SessionRequest(raw_requests=[request]))
+        self._send_more(stream)
+        return stream.answer
+
+    def take(self, pieces: Iterable[peer_pb2.RawPiece]) -> None:
+        """What has come for them."""
+        for piece in pieces:
+            stream = self._streams.get(piece.stream_id)
+            if stream is not None:
+                stream.take(piece)
+
+    def written(self, message: peer_pb2.SessionRequest) -> None:
+        """It has gone: the next pieces of bodies may. So there is one of each on its way, and others' are between."""
+        for each in message.raw_bodies:
+            stream = self._streams.get(each.stream_id)
+            if stream is not None:
+                self._send_more(stream)
+
+    def end(self) -> int:
+        """The session has ended: so have they all; how many."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.answer.broke(f"The region {self._region} went away.")
+        return len(streams)
+
+    # -- a stream's part
+
+    def forget(self, stream_id: int) -> None:
+        self._streams.pop(stream_id, None)
+
+    def cancel(self, stream_id: int) -> None:
+        if self._streams.pop(stream_id, None) is not None:
+            self._send(peer_pb2.SessionRequest(cancel_stream_ids=[stream_id]))
+
+    def taken(self, stream_id: int, size: int) -> None:
+        if stream_id in self._streams:
+            self._send(peer_pb2.SessionRequest(raw_taken=[peer_pb2.RawTaken(stream_id=stream_id, bytes=size)]))
+
+    def _send_more(self, stream: _Stream) -> None:
+        if piece := stream.next_piece():
+            self._send(peer_pb2.SessionRequest(raw_bodies=[peer_pb2.RawBody(stream_id=stream.stream_id, data=piece)]))
+
+
+class _Stream:
+    """The source of one answer."""
+
+    __slots__ = ("_at", "_body", "_owner", "_paused", "_untaken", "answer", "stream_id")
+
+    def __init__(self, owner: RawStreams, stream_id: int, body: bytes | bytearray) -> None:
+        self._owner = owner
+        self._body = body
+        self._at = 0
+        self._paused = False
+        self._untaken = 0
+        self.stream_id = stream_id
+        self.answer = Sourced(self)
+
+    def next_piece(self) -> bytes:
+        """Of the body; empty at its end."""
+        piece = bytes(memoryview(self._body)[self._at : self._at + PIECE_BYTES])
+        self._at += len(piece)
+        return piece
+
+    def take(self, piece: peer_pb2.RawPiece) -> None:
+        answer = self.answer
+        try:
+            if piece.HasField("answer"):
+                answer.begun = True
+                self._head(piece.answer)
+            if piece.HasField("error"):
+                self._owner.forget(self.stream_id)
+                answer.failed(_failure(error_from_proto(piece.error), begun=answer.has_head))
+                return
+            if piece.data or piece.end:
+                if not answer.has_head:
+                    raise InvalidArgument("an answer without a head")
+                self._data(piece.data)
+        except InvalidArgument:
+            self._owner.cancel(self.stream_id)
+            answer.broke("The other region's answer cannot be understood.")
+            return
+        if piece.end:
+            self._owner.forget(self.stream_id)
+            answer.got_all()
+        answer.arrived()
+
+    def _head(self, head: peer_pb2.RawAnswer) -> None:
+        if self.answer.has_head or not 200 <= head.status <= 599:
+            raise InvalidArgument("a second head, or no status")
+        length = head.length if head.HasField("length") else -1
+        self.answer.got_head(head.status, read_fields(head.fields), length)
+
+    def _data(self, data: bytes) -> None:
+        if not data:
+            return
+        if self.answer.status in (204, 304):
+            raise InvalidArgument("a body where there is none")
+        self._untaken += len(data)
+        if self._untaken > UNTAKEN_MAX:
+            raise InvalidArgument("more than may be sent")
+        self.answer.got(data)
+        if not self._paused and self._untaken >= TAKEN_BYTES:
+            self._tell()
+
+    def _tell(self) -> None:
+        untaken, self._untaken = self._untaken, 0
+        self._owner.taken(self.stream_id, untaken)
+
+    # -- the answer's part
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._untaken:
+            self._tell()
+
+    def give_up(self, answer: Sourced) -> None:
+        self._owner.cancel(self.stream_id)
+
+
+def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
+    """Header fields as they are written between regions. Raises :class:`InvalidArgument`."""
+    if len(lines) > HEAD_BYTES_MAX:
+        raise InvalidArgument("the header fields are too large")
+    *found, rest = lines.split(b"\r\n")
+    fields = []
+    for line in found:
+        field = _LINE.fullmatch(line)
+        if field is None:
+            raise InvalidArgument("that is no header field")
+        fields.append((field[1], field[2]))
+    if rest:
+        raise InvalidArgument("that is no header field")
+    return fields
+
+
+def _failure(error: PinyonError, *, begun: bool) -> PinyonError:
+    """What the other region's word means here."""
+    if not begun and error.field in (REGION_FIELD, REJECTED_FIELD):
+        return NoRoom(error.message, lasting=error.field == REJECTED_FIELD)
+    if not begun and isinstance(error, InvalidArgument):
+        return error
+    return Broke(error.message, begun=begun)

@@ -1,0 +1,1 @@
+"""OpenAI servers of other makers as targets of requests."""

@@ -1,0 +1,275 @@
+"""One HTTP/1.1 connection to a server: one request at a time, and the next one when its answer is here.
+
+llhttp (by httptools) reads the answers, strictly. Interim answers (1xx) and trailers are dropped; the bytes of a body
+go on as they are, without their transfer coding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from pinyon.frontdoor.answer import Sourced
+from pinyon.http.deadline import Deadline
+
+__all__ = ["ConnectionLimits", "UpstreamConnection"]
+
+HEAD_BYTES_MAX = 64 << 10
+"""Trailers among them."""
+HEAD_FIELDS_MAX = 256
+INTERIM_MAX = 16
+"""Interim answers before one that counts."""
+LENGTH_DIGITS_MAX = 18
+KEEPALIVE_S = 15
+KEEPALIVE_PROBE_S = 5
+KEEPALIVE_PROBES = 3
+"""A host that is gone is found out within half a minute, also where an answer may take long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """In seconds. ``idle_s``: between an answer and the next request; shorter than servers', so that it is seldom they
+    who close. ``stall_s``: between two pieces of an answer."""
+
+    connect_s: float = 2.0
+    idle_s: float = 4.0
+    stall_s: float = 120.0
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """``ended`` is told when a request may follow (True), or never will (False)."""
+
+    __slots__ = ("_answer", "_bytes", "_chunked", "_deadline", "_ended", "_fields", "_head_bytes", "_interim", "_keep",
+                 "_length", "_limits", "_loop", "_parser", "_reusable", "_transport", "idle_s",
+                 "idle_since_s")  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: ConnectionLimits,
+        ended: Callable[[UpstreamConnection, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._ended = ended
+        self._deadline = Deadline(loop, self._late)
+        self._parser = HttpResponseParser(self)
+        self._answer: Sourced | None = None
+        self._transport: asyncio.Transport | None = None
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._bytes = self._head_bytes = self._interim = 0
+        self._length = -1
+        self._chunked = self._keep = False
+        self._reusable = True
+        self.idle_s = limits.idle_s
+        self.idle_since_s = 0.0
+
+    # -- what the pool asks for
+
+    @property
+    def usable(self) -> bool:
+        """A request may be sent."""
+        return self._reusable and self._answer is None and self._transport is not None
+
+    def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Sourced:
+        """Send a request, and have its answer; ``first_byte_s`` is how long that may take to begin."""
+        assert self._transport is not None
+        assert self._answer is None
+        answer = self._answer = Sourced(self)
+        self._fields = []
+        self._bytes = self._head_bytes = self._interim = 0
+        self._deadline.set(self._loop.time() + first_byte_s if first_byte_s < inf else inf)
+        if body:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+        return answer
+
+    def close(self) -> None:
+        """At once. An answer that is not complete breaks off."""
+        self._reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def break_unanswered(self) -> None:
+        """Stops waiting for an answer of which no byte has come."""
+        if self._answer is not None and not self._answer.begun:
+            self._fail("The server stopped answering.")
+
+    # -- asyncio's part
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reusable = False
+        self._transport = None
+        self._deadline.close()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.broke("The server closed the connection before its answer was complete.")
+        self._ended(self, False)
+
+    def eof_received(self) -> bool:
+        self._reusable = False
+        answer = self._answer
+        if answer is not None and answer.has_head and self._length < 0 and not self._chunked:
+            self._answer = None
+            answer.got_all()  # that is how an answer without a length ends
+            answer.arrived()
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # nobody asked
+            self.close()
+            return
+        answer.begun = True
+        if not answer.has_head:
+            self._bytes += len(data)
+        if self._limits.stall_s < inf:
+            self._deadline.set(self._loop.time() + self._limits.stall_s)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):  # nobody asked for an upgrade
+            self._fail("The server's answer is not valid HTTP.")
+            return
+        if self._answer is None:
+            self._over()
+        elif not answer.has_head:
+            if self._bytes > HEAD_BYTES_MAX:
+                self._fail("The head of the server's answer is too large.")
+            return
+        answer.arrived()
+
+    # -- httptools' part
+
+    def on_message_begin(self) -> None:
+        if self._answer is None:  # something follows the answer
+            self._reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if len(self._fields) >= HEAD_FIELDS_MAX or self._head_bytes > HEAD_BYTES_MAX:
+            self._fail("The head of the server's answer is too large.")
+        elif self._answer is not None and not self._answer.has_head:  # else it is a trailer
+            self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._interim += 1
+            if status < 100 or status == 101 or self._interim > INTERIM_MAX:
+                self._fail("The server's answer is not valid HTTP.")
+            return
+        self._keep = self._parser.should_keep_alive()
+        if self._read_framing(status):
+            answer.got_head(status, self._fields, self._length)
+
+    def on_body(self, data: bytes) -> None:
+        if self._answer is not None:
+            self._answer.got(data)
+
+    def on_message_complete(self) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        if not answer.has_head:  # an interim answer
+            self._fields = []
+            return
+        self._answer = None
+        self._deadline.set(inf)
+        self._fields = []
+        transport = self._transport
+        written = transport is not None and not transport.get_write_buffer_size()
+        self._reusable = self._reusable and self._keep and written
+        answer.got_all()
+        self.idle_since_s = self._loop.time()
+
+    # -- the answer's part
+
+    def pause(self) -> None:
+        """Its bytes are not taken: how long that goes on is no fault of the server."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._deadline.set(inf)
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
+            self._transport.resume_reading()
+            if self._limits.stall_s < inf:
+                self._deadline.set(self._loop.time() + self._limits.stall_s)
+
+    def give_up(self, answer: Sourced) -> None:
+        if answer is self._answer:
+            self.close()  # HTTP/1.1 has no other way to say so
+
+    # -- the parts
+
+    def _over(self) -> None:
+        """The answer is here, or will never be; before its reader runs, so that the next request finds this one."""
+        if self._reusable and self._transport is not None:
+            if not self._transport.is_reading():
+                self._transport.resume_reading()
+            self._ended(self, True)
+        else:
+            self.close()
+
+    def _read_framing(self, status: int) -> bool:
+        """How the body ends, and for how long the server keeps the connection."""
+        self._length, self._chunked = -1, False
+        self.idle_s = self._limits.idle_s
+        for name, value in self._fields:
+            if name == b"content-length":
+                digits = value.strip()
+                if not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:
+                    self._fail("The server's answer is not valid HTTP.")
+                    return False
+                self._length = int(digits)
+            elif name == b"transfer-encoding":
+                if value.strip().lower() != b"chunked":
+                    self._fail("The server's answer has a transfer coding that is not understood.")
+                    return False
+                self._chunked = True
+            elif name == b"keep-alive":
+                self.idle_s = min(self.idle_s, _idle_s(value))
+        if status in (204, 304):
+            self._length = 0
+        return True
+
+    def _fail(self, message: str) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.broke(message)
+        self.close()
+
+    def _late(self) -> None:
+        began = self._answer is not None and self._answer.begun
+        self._fail("The server's answer stopped coming." if began else "The server did not answer in time.")
+
+
+def _idle_s(value: bytes) -> float:
+    """Of ``keep-alive: timeout=5, max=100``: a second less than it says."""
+    for option in value.lower().split(b","):
+        name, _, seconds = option.strip().partition(b"=")
+        if name == b"timeout" and seconds.isdigit() and len(seconds) < 9:
+            return max(0.0, int(seconds) - 1.0)
+    return inf

@@ -1,0 +1,255 @@
+"""All servers: who may get a request now, and what became of those that did."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from pinyon.core.clock import Clock
+from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.upstreams.exchange import Outgoing
+from pinyon.frontdoor.upstreams.served import Served
+from pinyon.frontdoor.upstreams.served_models import MODELS_MAX, ServedModels
+from pinyon.frontdoor.upstreams.server import Server
+from pinyon.routing.breaker import Breaker
+from pinyon.routing.layer import Layer
+from pinyon.routing.target import Report, Target
+from pinyon.routing.target_policy import Routed
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Fleet"]
+
+REST_MAX_S = 10.0
+"""A server that wants to be left alone for longer is asked sooner all the same."""
+
+CONTEXT_MAX = 1 << 53
+"""Tokens; a server may say any number, and not all of them fit a float."""
+
+_log = get_logger("lb.upstreams")
+
+
+class Fleet:
+    """All on one event loop."""
+
+    def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
+        """``cluster`` is the name of one of another region, which is served from here for a while."""
+        self.servers: dict[str, Server] = {}
+        self._leaving: dict[str, Server] = {}
+        """They get nothing new, and have something of ours still."""
+        self._models = models
+        self._clock = clock
+        self._cluster = cluster
+        self._breaker = Breaker()
+        self.use(servers)
+
+    def use(self, servers: Sequence[Server]) -> None:
+        """These are all there are from now on. Of others, what runs there runs on."""
+        wanted = {server.name: server for server in servers}
+        for name, server in list(self.servers.items()):
+            if name not in wanted:
+                del self.servers[name]
+                for model in server.models:
+                    self._layer(model).leave(name)
+                    self._models.drop_unserved(model)
+                server.models = {}
+                self._breaker.remove(name)
+                self._leaving[name] = server
+                self._let_go(name)
+        for name, server in wanted.items():
+            if name not in self.servers:
+                self.servers[name] = self._leaving.pop(name, server)
+                self._breaker.add(name, self._clock())
+        self._models.tell()
+
+    def known(self, name: str) -> Server | None:
+        """Also one that leaves."""
+        return self.servers.get(name) or self._leaving.get(name)
+
+    def _let_go(self, name: str) -> None:
+        if name in self._leaving and not self._leaving[name].outstanding:
+            self._leaving.pop(name).close()
+
+    def _layer(self, model: str) -> Layer:
+        return self._models.layer(model, self._cluster)
+
+    @property
+    def models(self) -> Mapping[str, Served]:
+        return self._models.by_name
+
+    def described(self) -> Iterator[Mapping[str, Any]]:
+        """Each model as a server describes it. Of several, the shortest context is all that one can count on."""
+        for name in self.models:
+            best: Mapping[str, Any] = {}
+            for target in self._layer(name):
+                said = self.servers[target.name].models.get(name)
+                if said is not None and (not best or _context(said) < _context(best)):
+                    best = said
+            yield {"object": "model", "created": 0, "owned_by": "upstream", **best, "id": name}
+
+    # -- what is found out about servers
+
+    def listed(self, server: Server, models: Mapping[str, Mapping[str, Any]]) -> None:
+        """It serves these, and no others."""
+        for name in server.models:
+            if name not in models and name in self.models:
+                self._layer(name).leave(server.name)
+                self._models.drop_unserved(name)
+        server.models = dict(models)
+        for name in list(server.models):
+            known = self._models.add(name)
+            if known is None:
+                _log.warning("%s serves %s, and there are %d models already", server.name, name, MODELS_MAX)
+                del server.models[name]
+            elif self._layer(name).get(server.name) is None:
+                self._join(self._layer(name), server)
+        self.refresh(server)
+
+    @staticmethod
+    def _join(layer: Layer, server: Server) -> None:
+        """With an empty cache; whether it gets requests is for :meth:`refresh` to say, and to tell."""
+        layer.join(server.name, server.room_for)
+        layer.set_live(server.name, False)
+
+    def found(self, server: Server) -> None:
+        """It says that it is well."""
+        self._breaker.found(server.name)
+        if server.gone:
+            server.gone = False
+            server.pool.drop_idle()
+            for name in server.models:
+                self._join(self._layer(name), server)
+        if not server.healthy:
+            server.healthy = True
+            server.lacks = ""
+            _log.info("%s serves", server.name)
+        self.refresh(server)
+
+    def missing(self, server: Server, why: str, *, gone: bool = False, silent: bool = False) -> None:
+        """It is not well, or nobody is there (``gone``). ``silent``: it does not even say so, as it would if it only
+        took nothing new, so what it has not begun to answer goes elsewhere."""
+        server.gone = server.gone or gone
+        server.lacks = why
+        if server.healthy:
+            server.healthy = False
+            _log.warning("%s gets no requests: %s", server.name, why)
+        self.refresh(server)
+        if silent:
+            server.pool.break_unanswered()
+
+    def refresh(self, server: Server) -> None:
+        """Whether it gets requests may have changed."""
+        now_s = self._clock()
+        live = server.healthy and self._breaker.allows(server.name, now_s)
+        rests = now_s < server.rests_until_s or server.removed
+        changed = False
+        for name in server.models:
+            served = self.models[name]
+            layer = self._layer(name)
+            target = layer.get(server.name)
+            if target is None:
+                continue
+            if target.capacity != server.room_for:
+                layer.set_capacity(server.name, server.room_for)
+                changed = True
+            if target.live != live or target.draining != rests:
+                layer.set_live(server.name, live)
+                layer.set_draining(server.name, rests)
+                changed = True
+                served.look()
+        if changed:
+            self._models.tell()
+
+    def marks(self, server: Server) -> dict[str, int]:
+        """By model: what of ours it can know of, now that it is asked."""
+        found: dict[str, int] = {}
+        for name in server.models:
+            target = self._layer(name).get(server.name)
+            if target is not None:
+                found[name] = target.sent
+        return found
+
+    def report(self, server: Server, report: Report, marks: Mapping[str, int]) -> None:
+        """It says so; it was asked when ``marks`` were taken."""
+        server.report = report
+        now_s = self._clock()
+        for name in server.models:
+            layer = self._layer(name)
+            target = layer.get(server.name)
+            if target is not None:
+                mark = marks.get(name, 0)
+                layer.report(
+                    server.name, Report(report.pending, report.running, report.room, min(mark, target.sent)), now_s
+                )
+        self.refresh(server)
+        self._models.tell()
+
+    # -- a request's way (pinyon.frontdoor.upstreams.exchange.Targets)
+
+    def _server(self, name: str) -> Server:
+        server = self.known(name)
+        assert server is not None
+        return server
+
+    def exchange(
+        self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
+    ) -> Awaitable[Answer]:
+        """The caller sees to the deadline."""
+        return (self.servers.get(target) or self._leaving[target]).send(head, body, first_byte_s)
+
+    def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
+        server = self.servers.get(target) or self._leaving[target]
+        server.outstanding += 1
+        if self._breaker.is_open(target):
+            self._breaker.tried(target, self._clock())
+            self.refresh(server)  # that was the one request it is tried with
+        return self._layer(served.name).sent(routed, target)
+
+    def ended(self, target: str, sent: Target | None) -> None:
+        server = self.servers.get(target) or self._leaving[target]
+        server.outstanding -= 1
+        Layer.ended(sent)
+        if self._leaving:
+            self._let_go(target)
+
+    def answered(self, target: str, began_s: float) -> None:
+        server = self.servers.get(target) or self._leaving[target]
+        was_open = self._breaker.is_open(target)
+        self._breaker.succeeded(target, began_s, self._clock())
+        grown = server.kind is None and server.learned.served(server.outstanding)
+        if was_open or grown:
+            self.refresh(server)
+
+    def failed(self, target: str, *, absent: bool = False) -> None:
+        self._breaker.failed(target, self._clock(), absent=absent)
+        self.refresh(self._server(target))
+
+    def refused(self, target: str, rest_s: float) -> None:
+        server = self._server(target)
+        if server.kind is None:
+            server.learned.refused(server.outstanding)
+        if rest_s > 0 and any(each.healthy and each is not server for each in self.servers.values()):
+            server.rests_until_s = self._clock() + min(rest_s, REST_MAX_S)
+        self.refresh(server)
+
+    def closed(self, server: Server) -> bool:
+        """It gets nothing now for what became of earlier requests."""
+        return not self._breaker.allows(server.name, self._clock())
+
+    async def wait_news(self, seconds: float) -> None:
+        """Until there may be room for more, or so long."""
+        await self._models.wait_news(seconds)
+
+    @property
+    def leaves(self) -> bool:
+        """Servers that are not of it any more have requests still."""
+        return bool(self._leaving)
+
+    def close(self) -> None:
+        for server in (*self.servers.values(), *self._leaving.values()):
+            server.close()
+
+
+def _context(said: Mapping[str, Any]) -> float:
+    length = said.get("max_model_len")
+    return float(length) if type(length) is int and 0 <= length <= CONTEXT_MAX else float("inf")

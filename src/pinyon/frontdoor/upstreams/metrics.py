@@ -1,0 +1,122 @@
+"""What the load balancer shows of other people's servers, and of requests that went to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
+from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.server import Server
+from pinyon.frontdoor.upstreams.usage import Used
+from pinyon.runtime.tally import Count, Tally
+
+__all__ = ["UpstreamMetrics"]
+
+
+Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
+"""All there are now, each name once."""
+
+
+class UpstreamMetrics(DoorMetrics):
+    """Of one load balancer. Labels are servers that were named in settings, and models that these serve."""
+
+    def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:
+        super().__init__(registry, line)
+        self._finished = Count(
+            "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"), registry=registry
+        )
+        self._answers = Count(
+            "pinyon_lb_upstream_answers",
+            "Answers of servers by the first digit of their status; 0: none came",
+            ("upstream", "status"),
+            registry=registry,
+        )
+        self._first = Tally(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to an answer's first bytes",
+            "model",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._whole = Tally(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to an answer's last bytes",
+            "model",
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self._prompt, self._generated, self._cached = [
+            Count(f"pinyon_lb_{name}_tokens", text, ("model",), registry=registry)
+            for name, text in (
+                ("prompt", "Prompt tokens, as servers say"),
+                ("generated", "Tokens generated, as servers say"),
+                ("cached", "Prompt tokens reused, as servers say"),
+            )
+        ]
+        self.retries = Count("pinyon_lb_retries", "Requests sent again, to another server", registry=registry)
+        registry.register(_Servers(servers))
+
+    def got_answer(self, upstream: str, status: int) -> None:
+        """Of one attempt."""
+        self._answers.add((upstream, status // 100))
+
+    def ended(self, model: str, finish: str, first_s: float, whole_s: float, used: Used | None) -> None:
+        """A request ended; ``first_s``: after its arrival, 0: without an answer. ``finish`` is one of a few words."""
+        self._finished.add((finish, model))
+        if first_s:
+            self._first.observe(first_s, model)
+        if finish == "answered":
+            self._whole.observe(whole_s, model)
+        if used is not None:
+            labels = (model,)
+            self._prompt.add(labels, used.prompt)
+            self._generated.add(labels, used.completion)
+            self._cached.add(labels, used.cached)
+
+
+class _Servers(Collector):
+    """Read when they are scraped, so that they are exact."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+
+    def describe(self) -> Iterator[Metric]:
+        yield from self._gauges().values()
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = self._gauges()
+        for fleet, server in self._servers():
+            for name, value in self._values(fleet, server).items():
+                gauges[name].add_metric([server.name], value)
+        yield from gauges.values()
+
+    def _values(self, fleet: Fleet, server: Server) -> dict[str, float]:
+        return {
+            "live": float(server.healthy and not fleet.closed(server)),
+            "requests": server.outstanding,
+            "connections": server.pool.open,
+            "pending": server.report.pending,
+            "running": server.report.running,
+            "capacity": server.room_for,
+            "models": len(server.models),
+        }
+
+    @staticmethod
+    def _gauges() -> dict[str, GaugeMetricFamily]:
+        return {
+            name: GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
+            for name, text in (
+                ("live", "1 for a server that gets requests"),
+                ("requests", "Requests of ours that a server has"),
+                ("connections", "Connections to a server, idle ones too"),
+                ("pending", "Requests that wait at a server, as it said last; -1: it does not say"),
+                ("running", "Requests that a server runs, as it said last; -1: it does not say"),
+                ("capacity", "Requests in a server's batch, as set, said or learned; 0: unknown"),
+                ("models", "Models that a server lists"),
+            )
+        }

@@ -1,0 +1,169 @@
+"""An answer on its way from a server to a client: the bytes as they are, as they come, no faster than the client
+reads."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from pinyon.core.clock import Clock
+from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.upstreams.fields import from_server
+from pinyon.frontdoor.upstreams.stream_error import has_ended
+from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, Used, read_usage
+from pinyon.http.answer import STREAM, Reply
+
+__all__ = ["WHOLE_BYTES", "Passing"]
+
+WHOLE_BYTES: Final = 256 << 10
+"""An answer that is no stream of events and not larger is passed on when all of it is here: if it breaks off before,
+the client is told so with a status."""
+EVENT_BYTES: Final = 64 << 10
+"""Of an event that is not here to its end are kept back: a client can do nothing with them, and an error may have to
+follow."""
+_EVENTS: Final = b"text/event-stream"
+_ENDS: Final = (b"\n\n", b"\n\r\n")
+
+
+class Passing:
+    """One answer. ``begun`` says whether the client has seen anything of it."""
+
+    __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
+                 "begun", "events", "first_s", "is_stream")  # fmt: skip
+
+    def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
+        """``rates``: lines that tell the client of its own limits."""
+        self._answer = answer
+        self._reply = reply
+        self._clock = clock
+        kind, fields = from_server(answer.fields, own_rates=bool(rates))
+        self._kind, self._fields = kind, fields + rates
+        self.is_stream = kind[: len(_EVENTS)].lower() == _EVENTS
+        self._recent: list[bytes] = []
+        """What was passed on last: the end of it at least, and the last piece whole."""
+        self._recent_bytes = 0
+        self._held = bytearray()
+        """The beginning of an event."""
+        self._behind = b""
+        """What the client had no room for."""
+        self.begun = False
+        self.events = 0
+        """Lines of data, about as many as tokens."""
+        self.first_s = 0.0
+        """When the first byte of its body was here."""
+
+    @property
+    def status(self) -> int:
+        return self._answer.status
+
+    @property
+    def said_all(self) -> bool:
+        """A stream that breaks off now has ended all the same."""
+        return has_ended(b"".join(self._recent))
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""
+        return self._stream() if self.is_stream else self._whole()
+
+    def used(self) -> Used | None:
+        """What it took, if it says so."""
+        return read_usage(b"".join(self._recent)[-TAIL_BYTES:])
+
+    async def _stream(self) -> None:
+        """While the client keeps up, what comes is passed on where it comes in, and nobody is woken for it."""
+        answer, reply = self._answer, self._reply
+        while True:
+            await answer.pour(self._push)
+            if self._behind:
+                behind, self._behind = self._behind, b""
+                await reply.send(behind)
+            data = await answer.read()
+            if answer.complete:
+                break
+            if events := self._events(data):
+                self._begin(STREAM)
+                await reply.send(events)
+        self._came(data)
+        last = bytes(self._held) + data
+        self._note(last)
+        self._begin(STREAM)
+        await reply.end(last)
+
+    def _push(self, data: bytes) -> bool:
+        if self._held or not self.begun or not data.endswith(_ENDS):
+            events = self._events(data)
+            if not events:
+                return True
+            self._begin(STREAM)
+        else:  # as nearly all do
+            events = data
+            self.events += data.count(b"data:")
+            self._note(data)
+        if self._reply.push(events):
+            return True
+        self._behind = events
+        return False
+
+    def _events(self, data: bytes) -> bytes:
+        """What may be passed on now, of that and what was held back."""
+        self._came(data)
+        held = self._held
+        seen = max(0, len(held) - 2)  # an end may begin in what was looked through before
+        held += data
+        end = len(held)
+        if not held.endswith(_ENDS) and end <= EVENT_BYTES:
+            end = max(held.rfind(b"\n\n", seen) + 2, held.rfind(b"\n\r\n", seen) + 3)
+            if end < 3:  # 2: nothing was found
+                return b""
+        events = bytes(held[:end])
+        del held[:end]
+        self._note(events)
+        return events
+
+    async def _whole(self) -> None:
+        answer, reply, length = self._answer, self._reply, self._answer.length
+        pieces: list[bytes] = []
+        size = 0
+        while size <= WHOLE_BYTES and length <= WHOLE_BYTES:
+            data = await answer.read()
+            if not data:
+                break
+            self._came(data)
+            pieces.append(data)
+            size += len(data)
+            if answer.complete:
+                break
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if length <= WHOLE_BYTES and size <= WHOLE_BYTES:
+            self._note(body)
+            self.begun = True
+            reply.whole(answer.status, body, self._kind, self._fields)
+            return
+        self._begin(length)
+        if body:
+            await reply.send(body)
+        while data := await answer.read():
+            self._note(data)
+            await reply.send(data)
+        await reply.end(b"")
+
+    def _begin(self, length: int) -> None:
+        if not self.begun:
+            self.begun = True
+            self._reply.begin(self._kind, self._fields, self._answer.status, length)
+
+    def _came(self, data: bytes) -> None:
+        if not self.first_s and data:
+            self.first_s = self._clock()
+        if self.is_stream:
+            self.events += data.count(b"data:")
+
+    def _note(self, data: bytes) -> None:
+        """For :meth:`used`: of much that came in small pieces the end is put together now and then."""
+        recent = self._recent
+        self._recent_bytes += len(data)
+        if self._recent_bytes > 2 * TAIL_BYTES and recent:
+            tail = b"".join(recent)[-TAIL_BYTES:]
+            recent[:] = [tail]
+            self._recent_bytes = len(tail) + len(data)
+        recent.append(data)

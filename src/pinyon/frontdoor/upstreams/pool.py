@@ -1,0 +1,166 @@
+"""The connections to one server: those that are in use are counted, those that are not wait a while for the next
+request."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
+from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
+from pinyon.http.url import UpstreamUrl
+
+__all__ = ["Pool"]
+
+STALE_S = 1.0
+"""A connection that was kept and breaks so soon after a request was sent, without a byte, was closed before that."""
+
+
+class Pool:
+    """All on one event loop. ``close`` ends what is open."""
+
+    def __init__(
+        self, url: UpstreamUrl, limits: ConnectionLimits, most: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """``tls``: for https."""
+        self._url = url
+        self._limits = limits
+        self._most = most
+        self._tls = tls
+        self._idle: list[UpstreamConnection] = []
+        """The one that was used last at the end: it is used next, so that those that are too many grow old."""
+        self._open: set[UpstreamConnection] = set()
+        self._connecting = 0
+        self.made = 0
+        """Connections, ever."""
+        self._sweep: asyncio.TimerHandle | None = None
+        self._breaks = 0
+        """How often what was not answered was broken off."""
+        self._closed = False
+
+    @property
+    def open(self) -> int:
+        """Connections."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    async def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Sourced:
+        """Send a request; returns when the answer's head is here. The caller closes the answer.
+
+        Raises:
+            Absent: nobody is there, and nothing was sent.
+            Broke: the answer does not come, or is none.
+            ConnectionsFull: nothing was sent.
+        """
+        loop = asyncio.get_running_loop()
+        broke: Broke | None = None
+        connection = self._take(loop.time())
+        if connection is not None:
+            sent_s, breaks = loop.time(), self._breaks
+            answer = connection.send(head, body, first_byte_s)
+            try:
+                await answer.head()
+                return answer
+            except Broke as error:
+                if error.begun or loop.time() - sent_s > STALE_S or breaks != self._breaks:
+                    raise
+                broke = error
+        try:
+            connection = await self._connect(loop)
+        except (Absent, ConnectionsFull):
+            if broke is not None:
+                raise broke from None  # the request was sent, and may be what ended the server
+            raise
+        answer = connection.send(head, body, first_byte_s)
+        await answer.head()
+        return answer
+
+    def drop_idle(self) -> None:
+        """Whoever is there now is another one."""
+        for connection in list(self._idle):
+            connection.close()
+        self._idle.clear()
+
+    def break_unanswered(self) -> None:
+        """Breaks every request that has had no byte of an answer."""
+        self._breaks += 1
+        for connection in list(self._open):
+            connection.break_unanswered()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for connection in list(self._open):
+            connection.close()
+        self._idle.clear()
+
+    def _take(self, now_s: float) -> UpstreamConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and now_s - connection.idle_since_s < connection.idle_s:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> UpstreamConnection:
+        if self._closed:
+            raise Absent("The load balancer is shutting down.")
+        if len(self._open) + self._connecting >= self._most:
+            raise ConnectionsFull("There are too many connections to the server.", retry_after_s=1.0)
+        url = self._url
+        self._connecting += 1
+        try:
+            async with asyncio.timeout(self._limits.connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(loop, self._limits, self._ended),
+                    url.host,
+                    url.port,
+                    ssl=self._tls if url.tls else None,
+                    server_hostname=url.host if url.tls else None,
+                )
+        except TimeoutError:
+            raise Absent(
+                f"No connection to the server could be made in {self._limits.connect_s:g} s.", silent=True
+            ) from None
+        except (OSError, UnicodeError) as error:  # ssl's errors among them
+            raise Absent("No connection to the server could be made.") from error
+        finally:
+            self._connecting -= 1
+        self._open.add(connection)
+        self.made += 1
+        if self._closed or not connection.usable:
+            connection.close()
+            raise Absent("The server closed the connection at once.")
+        return connection
+
+    def _ended(self, connection: UpstreamConnection, more: bool) -> None:
+        """A request is over, or the connection is."""
+        if not more:
+            self._open.discard(connection)
+            if connection in self._idle:
+                self._idle.remove(connection)
+        elif self._closed or not connection.usable:
+            connection.close()
+        else:
+            self._idle.append(connection)
+            if self._sweep is None:
+                loop = asyncio.get_running_loop()
+                self._sweep = loop.call_later(max(0.05, connection.idle_s), self._sweep_idle)
+
+    def _sweep_idle(self) -> None:
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        old = [each for each in self._idle if now_s - each.idle_since_s >= each.idle_s]
+        for connection in old:
+            self._idle.remove(connection)
+            connection.close()
+        if self._idle:
+            due_s = min(each.idle_since_s + each.idle_s for each in self._idle)
+            self._sweep = loop.call_later(max(0.05, due_s - now_s), self._sweep_idle)

@@ -1,0 +1,137 @@
+"""What is read of a request that goes on as it came: for whom it is, and what its way depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import PRIORITY_MAX
+from pinyon.openai.large import read_large
+from pinyon.routing.prompt_text import prompt_text
+from pinyon.routing.routing_keys import byte_keys, routing_root
+
+__all__ = ["Asked", "read_asked"]
+
+MODEL_CHARS_MAX: Final = 256
+USER_CHARS_MAX: Final = 512
+TOKENS_MAX: Final = 1 << 20
+CHARS_PER_TOKEN: Final = 4
+"""Of English, about: nobody here has the tokenizer."""
+FORM_BYTES: Final = 64 << 10
+"""At the beginning of a form, and as much at its end, are looked through for the model's name."""
+
+_PROMPTS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
+"""Routes whose prompts servers keep the KV of."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_USERS = ("user", "safety_identifier", "prompt_cache_key")
+_FORM_MODEL: Final = b'name="model"\r\n'
+
+
+class Asked(NamedTuple):
+    """``model`` is empty where none is named. ``keys`` are the prompt's routing keys, for routes that have a prompt.
+    ``tokens`` is a guess at what it takes, prompt and generation; ``prompt_tokens`` at the first of these."""
+
+    model: str = ""
+    stream: bool = False
+    keys: bytes = b""
+    user: str = ""
+    priority: int | None = None
+    prompt_tokens: int = 0
+    tokens: int = 1
+
+
+def read_asked(
+    path: str, content_type: bytes, body: bytes | bytearray, secret: bytes, default_tokens: int, *, large: bool = False
+) -> Asked:
+    """Of one request. ``secret`` is what routing keys start from, ``default_tokens`` what is generated where the client
+    names no limit; ``large``: the body :func:`is_large`. Raises :class:`InvalidArgument`."""
+    if content_type[:10].lower() == b"multipart/":
+        return Asked(_model_of_form(body), tokens=max(1, len(body) // CHARS_PER_TOKEN))
+    try:
+        values = read_large(body) if large else from_json(body, cache_strings="none")
+    except ValueError:
+        raise InvalidArgument("The request's body is not valid JSON.") from None
+    if type(values) is not dict:
+        raise InvalidArgument("The request's body must be a JSON object.")
+    model = values.get("model")
+    if model is None:
+        model = ""
+    elif type(model) is not str or len(model) > MODEL_CHARS_MAX:
+        raise InvalidArgument(f"model must be a string of at most {MODEL_CHARS_MAX} characters.", field="model")
+    if path not in _PROMPTS:
+        return Asked(model, values.get("stream") is True, b"", _user(values), tokens=_guess(len(body)))
+    text = prompt_text(values)
+    salt = values.get("cache_salt")
+    # One server's cache serves all tenants, so what one of them sent tells where another one's prompt is reused.
+    root = routing_root(model, "", secret, salt) if type(salt) is str else _unsalted_root(model, secret)
+    prompt_tokens = _guess(len(text))
+    generated = _limit(values, default_tokens)
+    return Asked(
+        model,
+        values.get("stream") is True,
+        byte_keys(root, text),
+        _user(values),
+        _priority(values),
+        prompt_tokens,
+        prompt_tokens + generated,
+    )
+
+
+@lru_cache(maxsize=256)
+def _unsalted_root(model: str, secret: bytes) -> bytes:
+    return routing_root(model, "", secret)
+
+
+def _guess(size: int) -> int:
+    return max(1, size // CHARS_PER_TOKEN)
+
+
+def _limit(values: Mapping[str, Any], default: int) -> int:
+    for name in _LIMITS:
+        limit = values.get(name)
+        if type(limit) is int:
+            return min(TOKENS_MAX, max(0, limit))
+    return default
+
+
+def _user(values: Mapping[str, Any]) -> str:
+    """Whose it is; servers have several words for that."""
+    for name in _USERS:
+        user = values.get(name)
+        if type(user) is str and user:
+            return user[:USER_CHARS_MAX]
+    metadata = values.get("metadata")
+    user = metadata.get("user_id") if type(metadata) is dict else None
+    return user[:USER_CHARS_MAX] if type(user) is str else ""
+
+
+def _priority(values: Mapping[str, Any]) -> int | None:
+    """vLLM's: lower is more urgent. What we do not understand is the server's to refuse."""
+    priority = values.get("priority")
+    return priority if type(priority) is int and -PRIORITY_MAX <= priority <= PRIORITY_MAX else None
+
+
+def _model_of_form(body: bytes | bytearray) -> str:
+    """Of ``multipart/form-data``, such as a recording to be written down."""
+    for start in {0, max(0, len(body) - FORM_BYTES)}:
+        if (name := _model_within(body[start : start + FORM_BYTES])) is not None:
+            return name
+    return ""
+
+
+def _model_within(form: bytes | bytearray) -> str | None:
+    """The first part that is named so and has a value of one line: each byte is looked at once."""
+    at = 0
+    while (at := form.find(_FORM_MODEL, at)) >= 0:
+        head_end = form.find(b"\r\n\r\n", at + len(_FORM_MODEL) - 2)
+        if head_end < 0:
+            return None
+        at = head_end + 4
+        value = form[at : at + MODEL_CHARS_MAX + 2].partition(b"\r\n")
+        if value[0] and value[1] and b"\n" not in value[0] and b"\r" not in value[0]:
+            return value[0].decode("utf-8", "replace")
+    return None

@@ -1,0 +1,106 @@
+"""One inference server: how it is reached, and what is known of it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Mapping
+from math import inf
+from typing import Any
+
+from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.upstreams.connection import ConnectionLimits
+from pinyon.frontdoor.upstreams.exchange import Outgoing
+from pinyon.frontdoor.upstreams.pool import Pool
+from pinyon.http.url import UpstreamUrl
+from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
+from pinyon.routing.server_load import ServerKind
+from pinyon.routing.target import Report
+
+__all__ = ["Server"]
+
+PROBE_CONNECTIONS = 4
+"""Of its own: how a server is must be found out also while all others are taken."""
+
+
+class Server:
+    """Changed by the :class:`pinyon.frontdoor.upstreams.fleet.Fleet` and who watches servers for it."""
+
+    __slots__ = ("_fixed", "_prefix", "capacity", "gone", "healthy", "kind", "lacks", "learned", "models", "name",
+                 "outstanding", "pool", "probes", "removed", "report", "rests_until_s", "sharers",
+                 "told_capacity", "url")  # fmt: skip
+
+    def __init__(
+        self,
+        url: UpstreamUrl,
+        limits: ConnectionLimits,
+        connections: int,
+        capacity: int,
+        key: str = "",
+        tls: ssl.SSLContext | None = None,
+        sharers: int = 1,
+    ) -> None:
+        """``capacity`` in requests; 0: it is not set. ``key`` is for its Authorization field. So many load balancers
+        on this host send to it, this one among them."""
+        self.url = url
+        self.name = str(url)
+        self.pool = Pool(url, limits, connections, tls)
+        self.probes = Pool(url, limits, PROBE_CONNECTIONS, tls)
+        self.capacity = capacity
+        self.told_capacity = 0
+        """What it said of itself."""
+        self.sharers = sharers
+        self.learned = LearnedCapacity(self.share_of(CAPACITY_GUESS))
+        self.kind: ServerKind | None = None
+        """By its metrics; None: it shows none that are understood."""
+        self.models: dict[str, Mapping[str, Any]] = {}
+        """What it lists, by name; still there while it is away."""
+        self.healthy = False
+        self.gone = False
+        """Nobody listened there: whoever does next has an empty cache."""
+        self.lacks = "it has not been asked yet"
+        """Why it serves nothing, if it does not; one sentence without a capital."""
+        self.removed = False
+        """Somebody has said that it gets nothing new."""
+        self.rests_until_s = 0.0
+        """It asked to be left alone until then."""
+        self.outstanding = 0
+        """Requests of ours that it has, of all models."""
+        self.report = Report()
+        """Its last one."""
+        self._prefix = url.prefix.encode("ascii")
+        self.use_key(key)
+
+    def use_key(self, key: str) -> None:
+        """From the next request on."""
+        authorization = b"authorization: Bearer %b\r\n" % key.encode("ascii") if key else b""
+        self._fixed = b"host: %b\r\n%b" % (self.url.authority.encode("ascii"), authorization)
+
+    @property
+    def room_for(self) -> int:
+        """Requests its batch holds, as it was set or said; 0: unknown. Of who says nothing of its load, and so of what
+        others send: our share of what was set, or what is learned."""
+        if self.kind is not None:
+            return self.capacity or self.told_capacity
+        return self.share_of(self.capacity or self.told_capacity) or self.learned.value
+
+    def share_of(self, requests: int) -> int:
+        """Rounded up."""
+        return -(-requests // self.sharers)
+
+    def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Sourced]:
+        """See :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
+        return self.pool.send(self._head(head, len(body)), body, first_byte_s)
+
+    async def probe(self, path: bytes) -> Sourced:
+        """Ask how it is. The caller sees to the time."""
+        return await self.probes.send(self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0), b"", inf)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.probes.close()
+
+    def _head(self, head: Outgoing, size: int) -> bytes:
+        length = b"content-length: %d\r\n" % size if head.method == b"POST" else b""
+        return b"%b %b%b HTTP/1.1\r\n%b%b%b\r\n" % (
+            head.method, self._prefix, head.target, self._fixed, length, head.fields,
+        )  # fmt: skip

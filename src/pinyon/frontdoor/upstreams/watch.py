@@ -1,0 +1,230 @@
+"""How servers are: whether they answer, what they serve, and how busy they are.
+
+Of each server one task asks whether it is well, every second, and now and then for its models; another one asks how
+busy it is, ten times a second (SkyWalker §4.1), one question at a time: a server that is slow to answer is asked less
+often. What it said last is good for a second or so (the pushing rule knows), so that a server that says nothing gets
+nothing new; if it is well for all that, its outstanding requests are counted instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Unavailable
+from pinyon.frontdoor.failures import Absent, Broke
+from pinyon.frontdoor.upstreams.asking import ask
+from pinyon.frontdoor.upstreams.discovery import discover_capacity, discover_models
+from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.server import Server
+from pinyon.routing.server_load import kind_of_page, read_load
+from pinyon.routing.target import Report
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Watch", "WatchTimes"]
+
+PAGE_BYTES_MAX = 4 << 20
+HEALTH_BYTES_MAX = 64 << 10
+FAILURES = 2
+"""In a row, before a server that is there counts as not well."""
+MISSES = 4
+"""In a row, before a server that does not say how busy it is counts as one that never does."""
+REST = 5
+"""A server is asked how busy it is after so many times what the last answer took, at least, unless what it said would
+be too old before it answers again (:class:`pinyon.routing.pushing.PendingSettings`)."""
+FRESH_S = 0.8
+"""Between two answers, if they take no longer than half of this; what takes longer says nothing of now."""
+MODELS_S = 10.0
+"""Between two questions for its models."""
+METRICS_S = 60.0
+"""Between two questions for metrics, of a server that had none that we understand."""
+
+_log = get_logger("lb.upstreams")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTimes:
+    """In seconds. ``load_s``: between two reports. ``health_s``: between two questions whether it is well. A question
+    that is not answered within ``answer_s`` has failed."""
+
+    load_s: float = 0.1
+    health_s: float = 1.0
+    answer_s: float = 2.0
+
+
+class Watch:
+    """``start`` → ``close``."""
+
+    def __init__(self, fleet: Fleet, times: WatchTimes, clock: Clock) -> None:
+        self._fleet = fleet
+        self._times = times
+        self._clock = clock
+        self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
+
+    def start(self) -> None:
+        """Look at each server there is now, and no longer at those that are not there; to be called when that
+        changes."""
+        servers = list(self._fleet.servers.values())
+        for server in [each for each in self._tasks if each not in servers]:
+            for task in self._tasks.pop(server):
+                task.cancel()
+        for server in servers:
+            if server not in self._tasks:
+                self._tasks[server] = [
+                    asyncio.create_task(self._forever(_Health(self, server)), name="upstream health"),
+                    asyncio.create_task(self._forever(_Load(self, server)), name="upstream load"),
+                ]
+
+    async def close(self) -> None:
+        tasks = [task for each in self._tasks.values() for task in each]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def fleet(self) -> Fleet:
+        return self._fleet
+
+    @property
+    def times(self) -> WatchTimes:
+        return self._times
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    async def _forever(self, asker: _Health | _Load) -> None:
+        while True:
+            try:
+                pause_s = await asker.ask()
+            except Exception:
+                _log.exception("how %s is cannot be found out", asker.server.name)
+                pause_s = self._times.health_s
+            await asyncio.sleep(pause_s)
+
+
+class _Health:
+    """Whether it is well, and its models."""
+
+    def __init__(self, watch: Watch, server: Server) -> None:
+        self.server = server
+        self._fleet, self._times, self._clock = watch.fleet, watch.times, watch.clock
+        self._path = b"/health"
+        self._failures = 0
+        self._models_due_s = 0.0
+
+    async def ask(self) -> float:
+        server = self.server
+        try:
+            status = await self._status()
+            if status == 200:
+                self._failures = 0
+                if server.gone or self._clock() >= self._models_due_s:
+                    await self._ask_models()
+                elif server.models:
+                    self._fleet.found(server)
+                return self._times.health_s
+            why, gone, silent = f"its {self._path.decode()} answers {status}", False, False
+        except Unavailable as error:
+            why, gone = _plain(error.message), isinstance(error, Absent)
+            silent = isinstance(error, Absent | Broke) and error.silent
+        self._failures += 1
+        if gone or self._failures >= FAILURES or not server.healthy:
+            self._models_due_s = 0.0  # it may come back with others
+            self._fleet.missing(server, why, gone=gone, silent=silent and self._failures >= FAILURES)
+        return self._times.health_s
+
+    async def _status(self) -> int:
+        kind = self.server.kind
+        if kind is not None and kind.name == "pinyon":
+            self._path = b"/health/ready"  # the other one is about its process
+        said = await ask(self.server, self._path, self._times.answer_s, HEALTH_BYTES_MAX)
+        if said.status in (404, 405, 501) and self._path == b"/health":
+            self._path = b"/v1/models"  # all have that
+            said = await ask(self.server, self._path, self._times.answer_s, PAGE_BYTES_MAX)
+        return said.status
+
+    async def _ask_models(self) -> None:
+        server = self.server
+        found = await discover_models(server)
+        if isinstance(found, str):
+            self._fleet.missing(server, found)
+            return
+        self._models_due_s = self._clock() + MODELS_S
+        self._fleet.listed(server, found)
+        self._fleet.found(server)
+
+
+class _Load:
+    """How busy it is."""
+
+    def __init__(self, watch: Watch, server: Server) -> None:
+        self.server = server
+        self._fleet, self._times, self._clock = watch.fleet, watch.times, watch.clock
+        self._path = b"/metrics"
+        self._metrics_due_s = 0.0
+        self._misses = 0
+
+    async def ask(self) -> float:
+        server = self.server
+        if not server.healthy:
+            if server.gone:  # what comes back may be something else
+                self._metrics_due_s = 0.0
+                server.kind = None
+            return self._times.load_s
+        if server.kind is None and self._clock() >= self._metrics_due_s:
+            self._metrics_due_s = self._clock() + METRICS_S
+            await self._find_kind()
+        if server.kind is None:
+            self._fleet.report(server, Report(), self._fleet.marks(server))
+            return self._times.load_s
+        began_s = self._clock()
+        marks = self._fleet.marks(server)
+        try:
+            page = await ask(server, self._path, self._times.answer_s, PAGE_BYTES_MAX)
+            load = read_load(server.kind, page.body) if page.status == 200 else None
+        except Unavailable:  # whether it is well, others find out
+            load = None
+        took_s = self._clock() - began_s
+        if load is None or took_s > FRESH_S:
+            self._missed()
+        else:
+            self._misses = 0
+        if load is not None:
+            if capacity := server.room_for:
+                load = Report(load.pending, load.running, server.share_of(max(0, capacity - load.running)))
+            self._fleet.report(server, load, marks)
+        return max(self._times.load_s, min(REST * took_s, FRESH_S - 2 * took_s))
+
+    def _missed(self) -> None:
+        self._path = b"/metrics"
+        self._misses += 1
+        if self._misses >= MISSES:
+            _log.warning("%s shows no load any longer: its outstanding requests are counted", self.server.name)
+            self._misses = 0
+            self.server.kind = None
+
+    async def _find_kind(self) -> None:
+        server = self.server
+        try:
+            page = await ask(server, b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
+            kind = kind_of_page(page.body) if page.status == 200 else None
+            if kind is None:
+                _log.info("%s shows no load: its outstanding requests are counted", server.name)
+                return
+            server.kind = kind
+            server.told_capacity = await discover_capacity(server)
+            _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
+            # Some servers make only those metrics that are asked for.
+            few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
+            page = await ask(server, few, self._times.answer_s, PAGE_BYTES_MAX)
+            self._path = few if page.status == 200 and read_load(kind, page.body) is not None else b"/metrics"
+        except Unavailable:
+            return
+
+
+def _plain(message: str) -> str:
+    """A sentence as a part of another one."""
+    return message[:1].lower() + message[1:].rstrip(".")

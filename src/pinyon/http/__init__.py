@@ -1,0 +1,1 @@
+"""An HTTP/1.1 server. It knows no model, no tenant and no route."""

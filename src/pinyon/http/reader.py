@@ -1,0 +1,150 @@
+"""What a connection has received, read request by request. No I/O: bytes in, heads and bodies out.
+
+Nothing behind the request that is being read is looked at: a pipelined request stays bytes until it is its turn.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pinyon.http.chunks import ChunkReader
+from pinyon.http.error import HttpError
+from pinyon.http.limits import HttpLimits
+from pinyon.http.request import RequestHead, parse_head
+
+__all__ = ["RequestReader"]
+
+TURN_BYTES = 64 << 10
+"""A call reads no more of a chunked body than this: whoever sends chunks of one byte must not stop everyone else."""
+
+_BLANK = re.compile(rb"(?:\r\n)*")
+_METHOD = re.compile(rb"[A-Z][A-Z-]{0,19}(?: |\Z)")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+
+
+class RequestReader:
+    """``receive``, then ``head`` until there is one, then ``body`` until it is whole, then ``take_body``; and again."""
+
+    __slots__ = ("_body", "_chunks", "_data", "_discard", "_left", "_limits", "_searched", "_start", "turn_over")
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._data: bytes | bytearray = b""
+        self._start = 0
+        """Of what is unread in ``_data``."""
+        self._searched = 0
+        self._left = 0
+        self._chunks: ChunkReader | None = None
+        self._body: bytes | bytearray = b""
+        self._discard = False
+        self.turn_over = False
+        """:meth:`body` stopped for the sake of others, not for want of bytes."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes received and not read yet."""
+        return len(self._data) - self._start
+
+    @property
+    def held(self) -> int:
+        """Bytes of body and unread ones."""
+        return len(self._body) + len(self._data) - self._start
+
+    def receive(self, data: bytes) -> None:
+        if self._start == len(self._data):
+            self._data = data
+            self._start = self._searched = 0
+            return
+        if type(self._data) is bytes:
+            self._data = bytearray(memoryview(self._data)[self._start :])
+            self._searched = max(0, self._searched - self._start)
+            self._start = 0
+        self._data += data
+
+    def drop(self) -> None:
+        """Forget what is unread."""
+        self._data, self._start, self._searched = b"", 0, 0
+
+    def head(self) -> RequestHead | None:
+        """The next request's head, or None until it is here. Raises :class:`HttpError` as soon as it is known."""
+        data = self._data
+        start = self._start
+        if start == len(data):
+            return None
+        if data[start] == 13:  # empty lines before a request are skipped
+            start = self._move(_BLANK.match(data, start).end())  # type: ignore[union-attr]
+            data = self._data
+        end = data.find(b"\r\n\r\n", max(start, self._searched - 3))
+        if end < 0:
+            self._check_unfinished(start)
+            self._searched = len(data)
+            return None
+        if end + 4 - start > self._limits.head_bytes:
+            raise self._head_too_large()
+        head = parse_head(bytes(data[start : end + 4]), self._limits)
+        self._move(end + 4)
+        self._discard = self.turn_over = False
+        self._left = max(0, head.content_length)
+        self._chunks = ChunkReader(self._limits.body_bytes) if head.content_length < 0 else None
+        self._body = b"" if self._chunks is None else bytearray()
+        return head
+
+    def _check_unfinished(self, start: int) -> None:
+        """What cannot become a head any more is not waited for."""
+        data, limits = self._data, self._limits
+        size = len(data) - start
+        if not size or (size == 1 and data[start] == 13):
+            return
+        if not _METHOD.match(data[start : start + 21]) or _BARE_LF.search(data, max(start, self._searched - 1)):
+            raise HttpError(400, "Invalid HTTP request received.")
+        if size > limits.line_bytes and data.find(b"\r\n", start, start + limits.line_bytes + 2) < 0:
+            raise HttpError(414, f"The request line is longer than {limits.line_bytes} bytes.")
+        if size >= limits.head_bytes:
+            raise self._head_too_large()
+
+    def body(self) -> bool:
+        """Read on; whether the body is whole. Raises :class:`HttpError`."""
+        if self._chunks is not None:
+            end = min(len(self._data), self._start + TURN_BYTES)
+            self.turn_over = end < len(self._data)
+            into = None if self._discard else self._body
+            self._move(self._chunks.read(self._data, self._start, end, into))  # type: ignore[arg-type]
+            return self._chunks.done
+        left, start = self._left, self._start
+        if not left:
+            return True
+        taken = min(left, len(self._data) - start)
+        if taken and not self._discard:
+            if taken == left and not self._body:
+                self._body = bytes(memoryview(self._data)[start : start + taken])
+            else:
+                if type(self._body) is bytes:
+                    self._body = bytearray()
+                self._body += memoryview(self._data)[start : start + taken]
+        self._left = left - taken
+        self._move(start + taken)
+        return not self._left
+
+    def discard(self) -> None:
+        """The rest of this body is of no use."""
+        self._discard = True
+        self._body = b""
+
+    def take_body(self) -> bytes | bytearray:
+        body, self._body = self._body, b""
+        return body
+
+    def _move(self, start: int) -> int:
+        """``start`` is where what is unread begins; returns where that is now."""
+        data = self._data
+        if start == len(data):
+            self.drop()
+            return 0
+        if type(data) is bytearray:
+            del data[:start]
+            start = 0
+        self._start = self._searched = start
+        return start
+
+    def _head_too_large(self) -> HttpError:
+        return HttpError(431, f"The request's head is larger than {self._limits.head_bytes} bytes.")

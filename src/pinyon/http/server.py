@@ -1,0 +1,141 @@
+"""The HTTP server: listens, keeps the connections, and ends them in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+
+from pinyon.core.address import parse_address
+from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.http.answer import field
+from pinyon.http.connection import Connection
+from pinyon.http.listeners import Listeners
+from pinyon.http.state import HttpState
+from pinyon.http.tls_acceptor import TlsAcceptor
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["HttpServer"]
+
+FAREWELL_S = 0.5
+"""For the last answers to leave, once the time for draining is over."""
+HANDSHAKES_S = 1.0
+"""For connections without TLS yet when the server ends."""
+
+_log = get_logger("lb.http")
+
+
+class HttpServer:
+    """``start`` → ``announce`` → ``drain``."""
+
+    def __init__(
+        self,
+        shared: HttpState,
+        listen: str,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        reuse_port: bool = False,
+    ) -> None:
+        """``tls`` gives the context for a connection that is made now. With ``reuse_port`` other processes may listen
+        there, too."""
+        if tls is not None and shared.proxy_protocol:
+            raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
+        self._shared = shared
+        self._listen = listen
+        self._reuse_port = reuse_port
+        self._secure = TlsAcceptor(shared, tls) if tls is not None else None
+        self._date: asyncio.TimerHandle | None = None
+        self._listeners = Listeners()
+        self._servers: list[asyncio.Server] = []
+        self._started = False
+
+    async def start(self) -> str:
+        """Bind and serve. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
+        host, port = parse_address(self._listen)
+        loop = asyncio.get_running_loop()
+        try:
+            bound = await self._listeners.open(host, port, reuse_port=self._reuse_port)
+            for each in self._listeners.sockets if self._secure is None else ():
+                self._servers.append(await loop.create_server(self._connection, sock=each.dup()))
+        except OSError as error:
+            for server in self._servers:
+                server.close()
+            self._listeners.close()
+            raise Unavailable(f"cannot listen on {self._listen}: {error.strerror or error}") from None
+        if self._secure is not None:
+            self._secure.start(self._listeners.sockets)
+        self._tick()
+        self._started = True
+        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    @property
+    def connections(self) -> set[Connection]:
+        """Open ones."""
+        return self._shared.connections
+
+    @property
+    def held_bytes(self) -> int:
+        """Of requests, on all connections."""
+        return self._shared.budget.used
+
+    def announce(self) -> None:
+        """All is served as before, but each answer is the last one on its connection: clients go elsewhere in time."""
+        self._shared.closing = True
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing new, let requests finish for ``seconds``, then cancel them and close all connections."""
+        if not self._started:
+            return
+        self._started = False
+        shared = self._shared
+        shared.closing = True
+        await self._accept_last(seconds)
+        for connection in list(shared.connections):
+            connection.shutdown()  # idle ones close, the others do so after their answer
+        tasks = shared.tasks
+        if shared.connections and seconds > 0:
+            shared.emptied = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(shared.emptied.wait(), seconds)
+        if tasks:
+            _log.warning("%d requests are cut off at the end of the drain", len(tasks))
+        for connection in list(shared.connections):
+            connection.end()
+        if tasks:
+            await asyncio.wait(list(tasks), timeout=FAREWELL_S)
+        for connection in list(shared.connections):
+            connection.abort()
+        if tasks:
+            await asyncio.wait(list(tasks))
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
+        if self._date is not None:
+            self._date.cancel()
+
+    async def _accept_last(self, seconds: float) -> None:
+        """Stop listening, and take what has connected by then: its requests are under way."""
+        for server in self._servers:
+            server.close()
+        if self._secure is not None:
+            await self._secure.stop()
+        clients = self._listeners.waiting()
+        self._listeners.close()
+        if self._secure is not None:
+            for client, host in clients:
+                self._secure.take(client, host)
+            await self._secure.close(min(seconds, HANDSHAKES_S))
+        else:
+            loop = asyncio.get_running_loop()
+            made = [loop.connect_accepted_socket(self._connection, client) for client, _ in clients]
+            await asyncio.gather(*made, return_exceptions=True)  # an error: the client has left
+
+    def _connection(self) -> Connection:
+        return Connection(self._shared, asyncio.get_running_loop())
+
+    def _tick(self) -> None:
+        """The Date header, made once per second."""
+        self._shared.date = field(b"date", formatdate(usegmt=True))
+        self._date = asyncio.get_running_loop().call_later(1.0, self._tick)

@@ -1,0 +1,124 @@
+"""Accepts connections to an HTTPS server and counts them from then on: who says nothing holds a socket, too.
+
+``create_server`` with TLS would make a connection's protocol known only after the handshake, and nobody would count
+those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from pinyon.http.connection import Connection
+from pinyon.http.state import HttpState
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["TlsAcceptor"]
+
+HANDSHAKE_S = 10.0
+PAUSE_S = 0.5
+"""After a failure to accept, such as for want of descriptors: what is there would fail again."""
+
+_log = get_logger("lb.http")
+
+
+class TlsAcceptor:
+    """``start`` → ``close``."""
+
+    def __init__(self, shared: HttpState, tls: Callable[[], ssl.SSLContext]) -> None:
+        """``tls`` gives the context for a connection that is made now."""
+        self._shared = shared
+        self._tls = tls
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    def start(self, listeners: Iterable[socket.socket]) -> None:
+        for bound in listeners:
+            self._run(self._accept(bound), self._accepting)
+
+    async def stop(self) -> None:
+        """Accept no more."""
+        await _end(self._accepting)
+
+    async def close(self, seconds: float) -> None:
+        """Who has not shown by then that it speaks TLS is cut."""
+        if self._handshakes and seconds > 0:
+            await asyncio.wait(list(self._handshakes), timeout=seconds)
+        await _end(self._handshakes)
+
+    def take(self, client: socket.socket, host: str) -> None:
+        """Begin with an accepted connection."""
+        place = _Place(self._shared)
+        if place.take(host):
+            self._run(self._handshake(client, place), self._handshakes)
+        else:
+            client.close()  # before there is TLS nothing can be said
+
+    def _run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _accept(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, address = await loop.sock_accept(bound)
+            except OSError as error:
+                _log.warning("cannot accept connections: %s", error.strerror or error)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            self.take(client, address[0])
+
+    async def _handshake(self, client: socket.socket, place: _Place) -> None:
+        loop, shared = asyncio.get_running_loop(), self._shared
+        try:
+            with contextlib.suppress(OSError):  # no TLS, one that does not fit, none in time, or the client left
+                await loop.connect_accepted_socket(
+                    lambda: Connection(shared, loop, place.give_back),
+                    client,
+                    ssl=self._tls(),
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                )
+        finally:
+            place.give_back()
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
+    if tasks:
+        await asyncio.wait(list(tasks))
+
+
+class _Place:
+    """What a connection counts for until it is one."""
+
+    def __init__(self, shared: HttpState) -> None:
+        self._shared = shared
+        self._peer: str | None = None
+        self._taken = False
+
+    def take(self, address: str) -> bool:
+        shared = self._shared
+        if shared.admitted >= shared.limits.connections:
+            return False
+        if not shared.proxies.trusts(address):
+            self._peer = shared.peer_connections.take(address)
+            if self._peer is None:
+                return False
+        shared.admitted += 1
+        self._taken = True
+        return True
+
+    def give_back(self) -> None:
+        """Calling it twice is fine."""
+        if self._taken:
+            self._taken = False
+            self._shared.admitted -= 1
+            if self._peer is not None:
+                self._shared.peer_connections.give(self._peer)

@@ -1,0 +1,102 @@
+"""Who is at the other end of a connection, and what is counted against that address."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import cast
+
+from pinyon.http.error import HttpError
+from pinyon.http.half_closed import HalfClosed
+from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
+from pinyon.http.request import RequestHead
+from pinyon.http.state import HttpState
+
+__all__ = ["Visitor"]
+
+
+class Visitor:
+    """``arrive``, then for each costly request ``ask`` and ``answered``; ``leave`` gives all back."""
+
+    __slots__ = ("_connection", "_request", "_shared", "_transport", "_trusted", "_watch", "address", "preface")
+
+    def __init__(self, shared: HttpState, transport: asyncio.BaseTransport) -> None:
+        self._shared = shared
+        self._transport = cast("asyncio.Transport", transport)
+        self._watch: HalfClosed | None = None
+        self._trusted = False
+        self._connection: str | None = None
+        self._request: str | None = None
+        self.preface: bytes | None = None
+        """What has come of the PROXY header; None: none is expected, or it is read."""
+        self.address = ""
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A peer that acknowledges nothing for this long is dead, also after its answer was written.
+            stall_ms = int(shared.limits.write_stall_s * 1e3)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+            self.address = (transport.get_extra_info("peername") or ("",))[0]
+
+    def arrive(self) -> None:
+        """Raises :class:`HttpError` for an address that has too many connections."""
+        shared = self._shared
+        self._trusted = shared.proxies.trusts(self.address)
+        if self._trusted and shared.proxy_protocol:
+            self.preface = b""
+        else:
+            self._take()
+
+    def _take(self) -> None:
+        if self._trusted or not self.address:
+            return  # a proxy's connections are those of many
+        self._connection = self._shared.peer_connections.take(self.address)
+        if self._connection is None:
+            raise HttpError(503, "Too many connections from this address.", retry_after_s=1.0)
+
+    def introduce(self, data: bytes) -> bytes:
+        """Read the PROXY header; returns what follows it. Raises :class:`HttpError`."""
+        data = (self.preface or b"") + data
+        line = read_proxy_line(data[:HEADER_MAX])
+        if line is None:
+            self.preface = data
+            return b""
+        self.preface = None
+        address, size = line
+        if address:
+            self.address = address
+            self._trusted = self._shared.proxies.trusts(address)
+            self._take()
+        return data[size:]
+
+    def ask(self, head: RequestHead) -> None:
+        """Raises :class:`HttpError` if the client that a trusted proxy names has too many requests."""
+        if not self._trusted:
+            return  # one request at a time on a connection, and those are counted
+        self._request = self._shared.peer_requests.take(self._shared.proxies.client(self.address, head.fields))
+        if self._request is None:
+            raise HttpError(429, "Too many requests at once from this address.", retry_after_s=1.0)
+
+    def answered(self) -> None:
+        """The request that :meth:`ask` was asked for is over."""
+        if self._request is not None:
+            self._shared.peer_requests.give(self._request)
+            self._request = None
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """It sends nothing more; whether that it is gone would show, and end the connection."""
+        if self._watch is None and HalfClosed.can_tell(self._transport):
+            self._watch = HalfClosed(loop, self._transport, self._transport.abort)
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        return self._watch is not None
+
+    def leave(self) -> None:
+        self.answered()
+        if self._watch is not None:
+            self._watch.close()
+        if self._connection is not None:
+            self._shared.peer_connections.give(self._connection)
+            self._connection = None

@@ -1,0 +1,294 @@
+"""Answers with several choices, echoed prompts or log-probabilities, as OpenAI and vLLM write them.
+
+Plain answers of one choice are written by :mod:`pinyon.openai.format`, from templates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.request import Usage
+from pinyon.messages.logprobs import logprobs_between
+from pinyon.model import IncrementalDetokenizer, Tokenizer
+from pinyon.openai.format import Facts
+from pinyon.openai.parse import Call
+from pinyon.openai.token_texts import TokenTexts
+
+__all__ = ["ChatChoices", "Choice", "Choices", "CompletionChoices", "usage_object"]
+
+LOGPROB_MIN = -9999.0
+"""Written for what is less: JSON has no minus infinity."""
+PIECE_ENTRIES = 4096
+"""Log-probabilities or token ids that are made into JSON at once. Nobody else has the GIL so long, about 5 ms."""
+
+
+class Written(str):
+    """JSON already."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Choice:
+    """What has become of one choice, and what is new of it: ``text``, ``tokens``, ``logprobs``."""
+
+    index: int
+    prompt_tokens: Sequence[int]
+    prompt_text: str = ""
+    """To be echoed."""
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
+    """As they came: as values, those of a long answer would take a hundred times the room."""
+    prompt_logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
+    reason: str | None = None
+    completion_tokens: int = 0
+    """In all, as far as they are shown."""
+    begun: bool = False
+    """Something of it was written."""
+    offsets: IncrementalDetokenizer | None = None
+    offset: int = 0
+    """Characters of its text up to the next token."""
+
+    def written(self) -> None:
+        self.begun = True
+        self.text = ""
+        self.tokens, self.logprobs = [], common_pb2.Logprobs()
+
+
+class Choices:
+    """One call's answer. ``event`` and ``whole`` take what is new of a choice."""
+
+    id_prefix = ""
+    object = ""
+    stream_object = ""
+
+    def __init__(self, request_id: str, created_s: int, call: Call, tokenizer: Tokenizer, texts: TokenTexts) -> None:
+        self._call = call
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._head = {"id": f"{self.id_prefix}{request_id}", "object": "", "created": created_s, "model": call.model}
+
+    def entries(self, choice: Choice) -> int:
+        """Log-probabilities and token ids that are to be written of it: so long it takes."""
+        call, count = self._call, 0
+        if call.return_token_ids:
+            count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
+        if call.logprobs >= 0:
+            told = len(choice.logprobs.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs.logprobs))
+            count += told * max(1, call.logprobs)
+        return count
+
+    # -- streams
+
+    def event(self, choice: Choice) -> bytes:
+        """One event with what is new, or that it has ended."""
+        chunk = self._chunk(choice, self._part(choice), choice.completion_tokens) | self._top_level(choice)
+        choice.written()
+        return _event(chunk)
+
+    def _chunk(self, choice: Choice, part: Written, completion_tokens: int) -> dict[str, Any]:
+        """One event's object, with the usage so far if that is told with each."""
+        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": _array([part])}
+        if self._call.continuous_usage:
+            chunk["usage"] = usage_object(Usage(len(choice.prompt_tokens), completion_tokens, 0))
+            del chunk["usage"]["prompt_tokens_details"]  # known at the end
+        elif self._call.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def begin(self, choice: Choice) -> bytes:
+        """What comes before a choice's first event."""
+        return b""
+
+    def usage(self, usage: Usage, facts: Facts | None) -> bytes:
+        """The last event, if there is anything to say."""
+        if not self._call.include_usage and facts is None:
+            return b""
+        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": []}
+        if self._call.include_usage:
+            chunk["usage"] = usage_object(usage)
+        return _event(chunk | ({} if facts is None else {"pinyon": facts}))
+
+    # -- whole answers
+
+    def whole(self, choices: Sequence[Choice], usage: Usage, facts: Facts | None) -> bytes:
+        body: dict[str, Any] = {**self._head, "object": self.object}
+        body["choices"] = _array([self._whole(choice) for choice in choices])
+        body["usage"] = usage_object(usage)
+        body |= self._top_level(choices[0])
+        return _object(body if facts is None else body | {"pinyon": facts}).encode("ascii")
+
+    # -- the parts
+
+    def _part(self, choice: Choice) -> Written:
+        raise NotImplementedError
+
+    def _whole(self, choice: Choice) -> Written:
+        raise NotImplementedError
+
+    def _top_level(self, choice: Choice) -> dict[str, Any]:
+        return {}
+
+    def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
+        """Of so many tokens' log-probabilities, what is written at once."""
+        return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.logprobs))), count])
+
+    def _token(self, token: int) -> str:
+        return f"token_id:{token}" if self._call.return_tokens_as_token_ids else self._texts.text(token)
+
+
+class CompletionChoices(Choices):
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    stream_object = "text_completion"
+
+    def _part(self, choice: Choice) -> Written:
+        echo = self._call.echo and not choice.begun
+        part: dict[str, Any] = {
+            "index": choice.index,
+            "text": choice.prompt_text + choice.text if echo else choice.text,
+            "logprobs": self._logprobs(choice, echo=echo) if self._call.logprobs >= 0 else None,
+            "finish_reason": choice.reason,
+        }
+        if self._call.return_token_ids:
+            if not choice.begun:
+                part["prompt_token_ids"] = _ids(choice.prompt_tokens)
+            part["token_ids"] = _ids(choice.tokens)
+        return _object(part)
+
+    _whole = _part
+
+    def _logprobs(self, choice: Choice, *, echo: bool) -> Written:
+        columns: dict[str, list[str]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if echo:
+            # Nothing is before the first token, so nothing says how likely it was.
+            first, others = choice.prompt_tokens[:1], choice.prompt_tokens[1:]
+            detokenizer, text = IncrementalDetokenizer(self._tokenizer), choice.prompt_text
+            offset = self._append(columns, first, [None], detokenizer, 0, text)
+            for start, end in self._pieces(len(others)):
+                told = logprobs_between(choice.prompt_logprobs, start, end)
+                offset = self._append(columns, others[start:end], told, detokenizer, offset, text)
+            choice.offset = len(text)
+        if choice.offsets is None:
+            choice.offsets = IncrementalDetokenizer(self._tokenizer)
+        for start, end in self._pieces(len(choice.tokens)):
+            told = logprobs_between(choice.logprobs, start, end)
+            choice.offset = self._append(columns, choice.tokens[start:end], told, choice.offsets, choice.offset)
+        return _object({name: _array(pieces) for name, pieces in columns.items()})
+
+    def _append(
+        self,
+        columns: dict[str, list[str]],
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob | None],
+        detokenizer: IncrementalDetokenizer,
+        offset: int,
+        text: str = "",
+    ) -> int:
+        """Returns the offset of the next token. A special token has no place, but where it is written in ``text``."""
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(detokenizer.push((token,)))
+            if text and not self._texts.data(token) and text.startswith(marker := self._texts.text(token), offset):
+                offset += len(marker)
+        pairs = list(zip(tokens, logprobs, strict=True))
+        columns["tokens"].append(_items(list(map(self._token, tokens))))
+        columns["token_logprobs"].append(
+            _items([None if one is None else max(one.logprob, LOGPROB_MIN) for one in logprobs])
+        )
+        columns["top_logprobs"].append(_items([None if one is None else self._top(token, one) for token, one in pairs]))
+        columns["text_offset"].append(_items(offsets))
+        return offset
+
+    def _top(self, token: int, one: TokenLogprob) -> dict[str, float]:
+        """By text: of two tokens with one text, the likelier. The token itself is always among them."""
+        top: dict[str, float] = {}
+        for each, logprob in (*one.top, (token, one.logprob)):
+            text = self._token(each)
+            top[text] = max(logprob, top.get(text, LOGPROB_MIN))
+        return top
+
+
+class ChatChoices(Choices):
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    stream_object = "chat.completion.chunk"
+
+    def begin(self, choice: Choice) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _event(self._chunk(choice, _object(part), 0))
+
+    def _part(self, choice: Choice) -> Written:
+        return self._choice(choice, "delta", {"content": choice.text} if choice.text or choice.tokens else {})
+
+    def _whole(self, choice: Choice) -> Written:
+        return self._choice(choice, "message", {"role": "assistant", "content": choice.text, "refusal": None})
+
+    def _choice(self, choice: Choice, name: str, message: dict[str, Any]) -> Written:
+        part = {"index": choice.index, name: message, "logprobs": None, "finish_reason": choice.reason}
+        if self._call.logprobs >= 0:
+            told = [self._several(choice, start, end) for start, end in self._pieces(len(choice.tokens))]
+            part["logprobs"] = _object({"content": _array(told)})
+        if self._call.return_token_ids:
+            part["token_ids"] = _ids(choice.tokens)
+        return _object(part)
+
+    def _top_level(self, choice: Choice) -> dict[str, Any]:
+        shown = self._call.return_token_ids and not choice.begun
+        return {"prompt_token_ids": _ids(choice.prompt_tokens)} if shown else {}
+
+    def _several(self, choice: Choice, start: int, end: int) -> str:
+        pairs = zip(choice.tokens[start:end], logprobs_between(choice.logprobs, start, end), strict=True)
+        return _items([self._one(*each) for each in pairs])
+
+    def _one(self, token: int, one: TokenLogprob) -> dict[str, Any]:
+        top = [self._entry(each, logprob) for each, logprob in one.top]
+        return self._entry(token, one.logprob) | {"top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self._token(token), "logprob": max(logprob, LOGPROB_MIN), "bytes": self._texts.data(token)}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + _object(chunk).encode("ascii") + b"\n\n"
+
+
+def _json(value: Any) -> str:
+    return value if type(value) is Written else json.dumps(value, separators=(",", ":"))
+
+
+def _object(values: Mapping[str, Any]) -> Written:
+    return Written("{" + ",".join([f"{_json(name)}:{_json(value)}" for name, value in values.items()]) + "}")
+
+
+def _array(parts: Sequence[str]) -> Written:
+    """Of what :func:`_items` has made, or single values."""
+    return Written("[" + ",".join(parts) + "]")
+
+
+def _items(values: list[Any]) -> str:
+    """A list's items, one at least, without its brackets."""
+    return _json(values)[1:-1]
+
+
+def _ids(tokens: Sequence[int]) -> Written:
+    pieces = [tokens[start : start + PIECE_ENTRIES] for start in range(0, len(tokens), PIECE_ENTRIES)]
+    return _array([",".join(map(str, piece)) for piece in pieces])
