@@ -9,8 +9,8 @@ import time
 from bench.e2e_cluster import BLOCK_TOKENS, card_of
 from bench.e2e_model import new_words
 from bench.router_prompts import GROUPS, Prompts
+from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
-from services.cluster import LocalCluster
 from services.lb.key_chains import KeyChains
 from services.lb.tokenizer_process import tokenize
 

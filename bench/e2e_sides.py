@@ -12,9 +12,9 @@ from bench.e2e_cluster import BLOCK_TOKENS, card_of
 from bench.e2e_direct import DirectClient, Work
 from bench.load import HttpClient, Sample
 from bench.router_prompts import Prompts
+from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
 from pinyon.runtime.identity import LB
-from services.cluster import LocalCluster
 from services.lb.key_chains import KeyChains
 from services.lb.tokenizer_process import tokenize
 

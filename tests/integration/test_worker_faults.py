@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from launch.process import ROOT
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.process import child_environment
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
-from services.process import child_environment
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
@@ -231,7 +232,7 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
         *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
         pass_fds=(writer,),
         stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(os.getpid()),
+        env=child_environment(ROOT, os.getpid()),
     )
     os.close(writer)
     try:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.restarts import Restarts
 from pinyon.runtime.service import ServiceContext
 from services.lb.auth import load_api_keys
 from services.lb.processes.child import Child, command_of
@@ -25,7 +26,6 @@ from services.lb.processes.held_port import HeldPort
 from services.lb.processes.merged import Merged
 from services.lb.processes.shares import check_clients, check_processes, process_arguments, same_ports
 from services.lb.settings import LbSettings
-from services.restarts import Restarts
 
 __all__ = ["Family", "run_processes"]
 

@@ -1,12 +1,16 @@
-"""Settings of the process itself: memory, garbage collection, open files."""
+"""Settings of the process itself: memory, garbage collection, open files; and the environment of one that it starts."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
+from pathlib import Path
 
-__all__ = ["spare_collector", "tune_process"]
+import pinyon
+
+__all__ = ["child_environment", "spare_collector", "tune_process"]
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -30,6 +34,19 @@ def tune_process() -> None:
     # One descriptor per connection, and the usual soft limit is 1024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def child_environment(root: Path, parent_pid: int) -> dict[str, str]:
+    """The environment of a process that ends with its parent and finds the packages of this one, compiled ones if these
+    are; those that are not beside ``pinyon`` are below ``root``."""
+    source = Path(pinyon.__file__).resolve().parent.parent
+    return {
+        **os.environ,
+        "PINYON_PARENT_PID": str(parent_pid),
+        "PYTHONSAFEPATH": "1",  # modules are not looked for in the working folder, which is anybody's
+        "PYTHONPATH": os.pathsep.join((str(source), str(root), os.environ.get("PYTHONPATH", ""))),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _keep_freed_memory() -> bool:

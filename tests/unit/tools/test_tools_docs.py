@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import command_line
+from launch.__main__ import main as services
+from launch.preflight import option_faults
+from launch.process import ROOT
 from pinyon.cli import main as pinyon
 from pinyon.cli.main import _parser
 from pinyon.runtime.settings import ServiceSettings
-from services.__main__ import command_line
-from services.__main__ import main as services
-from services.preflight import option_faults
-from services.process import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from launch import preflight
+from launch.__main__ import command_line, main
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.local_controller import LocalController
+from launch.preflight import Port, file_faults, option_faults, port_faults
+from launch.process import ServiceProcess, first_ready
+from launch.regions import LocalRegions, RegionsSpec
 from pinyon.core.errors import InvalidArgument, Unavailable
-from services import preflight
-from services.__main__ import command_line, main
-from services.cluster import ClusterSpec, LocalCluster
-from services.local_controller import LocalController
-from services.preflight import Port, file_faults, option_faults, port_faults
-from services.process import ServiceProcess, first_ready
-from services.regions import LocalRegions, RegionsSpec
 
 DEFAULTS = vars(command_line().parse_args(["up"]))
 
@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_made_hides_no_missing_model(no_start, tmp_path,
 @pytest.fixture
 def no_start(monkeypatch):
     monkeypatch.setattr(ServiceProcess, "spawn", lambda self: pytest.fail("it was started"))
-    monkeypatch.setattr("services.cluster.find_redis", lambda *_, **__: pytest.fail("Redis was started"))
+    monkeypatch.setattr("launch.cluster.find_redis", lambda *_, **__: pytest.fail("Redis was started"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
@@ -185,7 +185,7 @@ def test_services_take_no_modules_from_the_working_folder(tmp_path, monkeypatch)
         service.kill()
 
 
-@pytest.mark.parametrize(("called", "shown"), [("./dev", "./dev up"), ("", "python -m services up")])
+@pytest.mark.parametrize(("called", "shown"), [("./dev", "./dev up"), ("", "python -m launch up")])
 def test_help_names_the_command_as_it_was_called(called, shown, capsys, monkeypatch):
     monkeypatch.setenv("PINYON_DEV", called)
     with pytest.raises(SystemExit, match="0"):

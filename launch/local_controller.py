@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from launch.free_port import is_free
+from launch.process import INTERPRETER, Launch, ServiceProcess
 from pinyon.runtime.identity import CONTROLLER
 from pinyon.runtime.redis_server import RedisServer
-from services.free_port import is_free
-from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["LocalController"]
 

@@ -20,6 +20,10 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from launch.access import Access, role_of
+from launch.free_port import is_free, next_port
+from launch.preflight import Port
+from launch.process import INTERPRETER, Launch, ServiceProcess, first_ready
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
@@ -35,10 +39,6 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
-from services.access import Access, role_of
-from services.free_port import is_free, next_port
-from services.preflight import Port
-from services.process import INTERPRETER, Launch, ServiceProcess, first_ready
 
 __all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
 

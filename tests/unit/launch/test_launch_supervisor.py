@@ -14,12 +14,12 @@ from typing import BinaryIO
 
 import pytest
 
+from launch import free_port
+from launch.cluster import ClusterSpec, lb_ports
+from launch.process import ServiceProcess
+from launch.supervisor import Supervisor
 from pinyon.core.errors import InvalidArgument
-from services import free_port
-from services.cluster import ClusterSpec, lb_ports
-from services.process import ServiceProcess
-from services.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
-from services.supervisor import Supervisor
+from pinyon.runtime.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
 from tests.ports import kept_port
 
 

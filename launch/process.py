@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-import pinyon
 from pinyon.core.errors import DeadlineExceeded, Unavailable
+from pinyon.runtime.process import child_environment
 
 __all__ = [
     "INTERPRETER",
@@ -24,7 +24,6 @@ __all__ = [
     "Interpreter",
     "Launch",
     "ServiceProcess",
-    "child_environment",
     "first_ready",
 ]
 
@@ -70,24 +69,12 @@ class Interpreter:
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=(ready_fd,),
-            env=child_environment(os.getpid()),
+            env=child_environment(ROOT, os.getpid()),
             start_new_session=True,
         )
 
 
 INTERPRETER = Interpreter()
-
-
-def child_environment(parent_pid: int) -> dict[str, str]:
-    """Of a process that ends with its parent and finds the same packages, compiled ones if these are."""
-    source = Path(pinyon.__file__).resolve().parent.parent
-    return {
-        **os.environ,
-        "PINYON_PARENT_PID": str(parent_pid),
-        "PYTHONSAFEPATH": "1",  # modules are not looked for in the working folder, which is anybody's
-        "PYTHONPATH": os.pathsep.join((str(source), str(ROOT), os.environ.get("PYTHONPATH", ""))),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 class ServiceProcess:

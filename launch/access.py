@@ -8,10 +8,10 @@ from pathlib import Path
 
 import grpc
 
+from launch.process import ServiceProcess
 from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, PLAIN_CHANNELS, Channels, OpenSession, tls_options
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
-from services.process import ServiceProcess
 
 __all__ = ["Access", "role_of"]
 
