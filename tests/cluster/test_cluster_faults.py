@@ -16,7 +16,8 @@ import pytest
 from launch.cluster import LocalCluster
 from launch.scrape import Scrape
 from pinyon.api.lb.v1 import lb_pb2_grpc
-from pinyon.runtime.interceptors import ERROR_METADATA_KEY, error_from_rpc
+from pinyon.messages.error import ERROR_METADATA_KEY
+from pinyon.runtime.interceptors import error_from_rpc
 from tests.cluster.fault_tools import (
     WAIT_S,
     WORKERS,
