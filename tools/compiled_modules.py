@@ -69,9 +69,10 @@ SERVICES = (
     *(
         f"worker/{name}.py"
         for name in (
-            *("abort", "convert", "engine_loop", "ledger", "load", "metrics", "orders", "parts", "report", "served"),
-            *("step_members", "step_observer", "decode/*", "engines/checks", "engines/instant", "engines/paced"),
-            *("engines/uniform", "kv/cache", "prefill/job", "prefill/prefills"),
+            *("load", "metrics", "report", "step_observer", "decode/*", "engines/checks", "engines/instant"),
+            *("engines/paced", "engines/uniform", "instance/engine_loop", "instance/parts", "instance/step_members"),
+            *("kv/cache", "orders/abort", "orders/convert", "orders/ledger", "orders/order", "orders/served"),
+            *("prefill/job", "prefill/prefills"),
         )
     ),
 )

@@ -19,14 +19,14 @@ from pinyon.runtime.eviction_metrics import show_eviction
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import EngineStep, StepOutcome
 from services.worker.kv.storage import Drop, Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.load import WorkerLoad
-from services.worker.orders import PrefillOutcome
-from services.worker.parts import Parts
+from services.worker.orders.order import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.step_members import EngineStep, StepOutcome
 
 __all__ = ["WorkerMetrics", "register_gauges"]
 

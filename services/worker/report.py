@@ -10,9 +10,9 @@ from pinyon.core.block_keys import secret_id
 from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from services.worker.convert import first_token_to_proto, measurement_to_proto
-from services.worker.ledger import Ledger
-from services.worker.served import Served
+from services.worker.orders.convert import first_token_to_proto, measurement_to_proto
+from services.worker.orders.ledger import Ledger
+from services.worker.orders.served import Served
 
 __all__ = ["WorkerReport", "instance_info"]
 

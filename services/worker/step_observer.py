@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
+from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.kv.cache import KvCache
-from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics
-from services.worker.step_members import EngineStep, StepMembers, StepOutcome
+from services.worker.orders.ledger import Ledger
 
 __all__ = ["StepObserver"]
 

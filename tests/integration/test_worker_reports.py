@@ -12,7 +12,7 @@ from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from pinyon.core.shared_prefix import SharedPrefix
-from services.worker import step_members
+from services.worker.instance import step_members
 from services.worker.kv.push import Push
 from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, submission

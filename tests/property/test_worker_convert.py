@@ -13,8 +13,8 @@ from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role
 from pinyon.model import load_card
 from pinyon.transfer import SegmentDescriptor
-from services.worker.convert import parse_hello, parse_prefill, parse_submission, parse_target
-from services.worker.served import Served
+from services.worker.orders.convert import parse_hello, parse_prefill, parse_submission, parse_target
+from services.worker.orders.served import Served
 from tests.long import usually
 
 u32 = st.integers(0, 2**32 - 1)

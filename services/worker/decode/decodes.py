@@ -6,11 +6,11 @@ import asyncio
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
-from services.worker.convert import parse_submission
 from services.worker.decode.observer import DecodeObserver
 from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
+from services.worker.orders.convert import parse_submission
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
@@ -58,11 +58,11 @@ class Decodes:
         """
         parts = self.parts
         parts.check_serving("decode_instance")
-        if len(self._tasks) >= parts.settings.max_requests:
+        if len(self._tasks) >= parts.limits.max_requests:
             raise ResourceExhausted(
-                f"{parts.settings.max_requests} requests are here", field="decode_instance", retry_after_s=1.0
+                f"{parts.limits.max_requests} requests are here", field="decode_instance", retry_after_s=1.0
             )
-        order = parse_submission(submission, parts.served, parts.settings.request_timeout_s)
+        order = parse_submission(submission, parts.served, parts.limits.request_timeout_s)
         request = DecodeRequest(
             parts,
             self._prefills,

@@ -10,12 +10,12 @@ from typing import Any, cast
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.runtime.pace import Pace
-from services.worker.convert import failed_update
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.load_news import LoadNews, LoadTeller
 from services.worker.decode.outgoing_updates import LbStream, OutgoingUpdates
 from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
+from services.worker.orders.convert import failed_update
 
 __all__ = ["LbSession", "LbSessions"]
 
@@ -69,11 +69,11 @@ class LbSession:
     """``run`` ends when the load balancer has closed its side and everything is answered, or when it is gone."""
 
     def __init__(self, sessions: LbSessions) -> None:
-        settings = sessions.decodes.parts.settings
-        self.updates = UpdateBuffer(settings.outbox_tokens)
+        limits = sessions.decodes.parts.limits
+        self.updates = UpdateBuffer(limits.outbox_tokens)
         pace = Pace(lambda: len(self._requests), time.monotonic)
         self._outgoing = OutgoingUpdates(self.updates, self._load, pace)
-        self._write_timeout_s = settings.write_timeout_s
+        self._write_timeout_s = limits.write_timeout_s
         self._sessions = sessions
         self._decodes = sessions.decodes
         self._teller: LoadTeller | None = None
@@ -110,7 +110,7 @@ class LbSession:
                 self._decodes.cancel(request, "cancelled by the load balancer")
         if message.load_interval_ms and self._teller is None:
             parts = self._decodes.parts
-            interval_s = max(parts.settings.load_interval_s, message.load_interval_ms / 1e3)
+            interval_s = max(parts.limits.load_interval_s, message.load_interval_ms / 1e3)
             self._teller = LoadTeller(LoadNews(self._told, interval_s), self.updates.nudge, parts.clock)
 
     @property

@@ -23,17 +23,17 @@ from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
-from services.worker.abort import Abort
-from services.worker.convert import failed_update, parse_first_token, prefill_to_proto, report_to_proto
 from services.worker.decode.observer import DecodeObserver
 from services.worker.decode.transcript import Transcript
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import DecodeMember
+from services.worker.orders.abort import Abort
+from services.worker.orders.convert import failed_update, parse_first_token, prefill_to_proto, report_to_proto
+from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
-from services.worker.step_members import DecodeMember
 
 __all__ = ["DecodeRequest"]
 
@@ -205,7 +205,7 @@ class DecodeRequest:
             raise RuntimeError("no blocks were asked for")
         full = ResourceExhausted("no KV memory free", field="decode_instance", retry_after_s=1.0)
         # Who has tokens already comes before all others, and waits for as long as he has.
-        limit_s = self.order.timeout_s if self._started else self._parts.settings.room_timeout_s
+        limit_s = self.order.timeout_s if self._started else self._parts.limits.room_timeout_s
         return await self.abort.wait(self._waiting, full, limit_s)
 
     def _preempted(self) -> None:

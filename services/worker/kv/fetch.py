@@ -24,10 +24,10 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.reader import Mover, ReadResult
 from pinyon.transfer import Region, TransferEngine
-from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.kv.storage import ObjectStore
-from services.worker.orders import PrefillOrder, SpanFetched
+from services.worker.orders.abort import Abort
+from services.worker.orders.order import PrefillOrder, SpanFetched
 
 __all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
 

@@ -19,14 +19,14 @@ from pinyon.messages.logprobs import append_logprob_rows
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
-from services.worker.abort import Abort
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import PrefillMember
 from services.worker.kv.arrivals import LayerLost
 from services.worker.kv.fetch import Fetched, LayeredFetch
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
-from services.worker.orders import PrefillOrder, PrefillOutcome, PushTarget
-from services.worker.parts import Parts
-from services.worker.step_members import PrefillMember
+from services.worker.orders.abort import Abort
+from services.worker.orders.order import PrefillOrder, PrefillOutcome, PushTarget
 
 __all__ = ["PrefillJob"]
 
@@ -196,7 +196,7 @@ class PrefillJob:
             self._queue.waits_for_room(self.prompt.number)
             self._wake()
         try:
-            self._reservation = await self.abort.wait(waiting, full, self._parts.settings.room_timeout_s)
+            self._reservation = await self.abort.wait(waiting, full, self._parts.limits.room_timeout_s)
         except BaseException:
             cache.withdraw(number, waiting)
             raise
@@ -258,7 +258,7 @@ class PrefillJob:
             parts.served.layout,
             reservation.table,
             self._target,
-            parts.settings.push_timeout_s,
+            parts.limits.push_timeout_s,
         )
         self._push.blocks(0, complete)
 

@@ -27,7 +27,7 @@ PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name i
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILE = re.compile(r"(?:src|services|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
+FILE = re.compile(r"(?:src|services|launch|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
 PATTERN = re.compile(r"[A-Z]{3,}")
 """In a path: somebody's own name stands there."""
 FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}

@@ -14,9 +14,9 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
-from services.worker.abort import Abort
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, LayeredFetch
-from services.worker.orders import PrefillOrder, SpanFetched
+from services.worker.orders.abort import Abort
+from services.worker.orders.order import PrefillOrder, SpanFetched
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]

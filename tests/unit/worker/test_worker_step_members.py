@@ -12,7 +12,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservations
-from services.worker.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
+from services.worker.instance.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
 from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=8)

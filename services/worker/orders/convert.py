@@ -29,8 +29,8 @@ from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
 from pinyon.messages.segment import region_from_proto, segment_from_proto, segment_to_proto
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
-from services.worker.served import Served
+from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
+from services.worker.orders.served import Served
 
 __all__ = [
     "failed_update",
