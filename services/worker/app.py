@@ -52,7 +52,7 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
-from services.worker.kv.lending import CachedBlockServicer, LeaseLimits
+from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import ObjectStore, Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.load import WorkerLoad
@@ -157,14 +157,8 @@ class Worker:
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,
-            fetcher=Fetcher(
-                *(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
-                store=store,
-            ),
-            storage=Storage(
-                *(cache, region, store, settings.store_queue_blocks, settings.store_queue_s, settings.store_timeout_s),
-                clock,
-            ),
+            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings, layered, store=store),
+            storage=Storage(cache, region, store, settings, clock),
             ledger=ledger,
             telemetry=self._telemetry,
             clock=clock,
@@ -196,12 +190,7 @@ class Worker:
         )
         self.server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
-            CachedBlockServicer(
-                cache,
-                segment_to_proto(self.transfer.descriptor([])),
-                LeaseLimits(settings.lease_s, settings.max_lease_s),
-                self._telemetry,
-            ),
+            CachedBlockServicer(cache, segment_to_proto(self.transfer.descriptor([])), settings, self._telemetry),
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
             BLOCK_READ_CALLERS,
         )

@@ -90,17 +90,6 @@ class WorkerSettings(TransferSettings, JournalSettings, Limits):
     step_timeout_s: float = Field(
         20.0, gt=0, le=3600, description="an engine step that takes longer hangs: requests go elsewhere"
     )
-    fetch_timeout_s: float = Field(
-        2.0, gt=0, le=600, description="wait for reused KV before it is computed instead, and 1 s more for each GiB"
-    )
-    lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
-    max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
-
-    store_queue_blocks: int = Field(
-        512, ge=0, le=65536, description="blocks waiting for the KV store, at most 1/4 of the pool; 0: never store"
-    )
-    store_queue_s: float = Field(5.0, gt=0, le=600, description="how long a block may wait for the KV store")
-    store_timeout_s: float = Field(2.0, gt=0, le=600, description="time for one put into the KV store")
 
     def exposed(self) -> list[str]:
         return super().exposed() + plain_redis(self, self.redis_url)

@@ -46,7 +46,7 @@ class Decodes:
 
     def unfinished(self) -> list[str]:
         """Ids of the requests whose last update was not given out yet."""
-        return [request.order.request_id for request in self._tasks if not request.ended.done()]
+        return [request.order.prompt.request_id for request in self._tasks if not request.ended.done()]
 
     def submit(self, submission: worker_pb2.Submission, updates: UpdateBuffer) -> DecodeRequest:
         """Take a request in; its updates go to ``updates``.
@@ -68,14 +68,13 @@ class Decodes:
             self._prefills,
             self._peers,
             self._observer,
-            parts.cache.number(),
             order,
             submission.stream_id,
             updates,
             self._ended,
         )
         self._unfinished += 1
-        parts.ledger.decode_begun(order.request_id)
+        parts.ledger.decode_begun(order.prompt.request_id)
         task = asyncio.get_running_loop().create_task(request.run(), name="decode")
         self._tasks[request] = task
         task.add_done_callback(lambda _: self._gone(request))

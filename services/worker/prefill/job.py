@@ -22,7 +22,7 @@ from pinyon.runtime.telemetry import Span
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import PrefillMember
 from services.worker.kv.arrivals import LayerLost
-from services.worker.kv.fetch import Fetched, LayeredFetch
+from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
@@ -68,7 +68,7 @@ class PrefillJob:
         self._behind: asyncio.Future[None] | None = None
         """Done when nobody computes what it needs next."""
         self._finishing: asyncio.Task[None] | None = None
-        self._layered: LayeredFetch | None = None
+        self._layered: SpanRead | None = None
         self._swapping: Swapping | None = None
         """What the present chunk waits for."""
         self._complete = 0
@@ -158,7 +158,7 @@ class PrefillJob:
         except LayerLost as error:
             _log.info("%s: computing it instead", error.message, extra={"request_id": order.request_id})
             await self._forget_layers(reservation, local)
-            fetched = Fetched(seconds=fetched.seconds)
+            fetched = Fetched(fetched.start_s, begun_s=fetched.begun_s)
             token = await self._compute(reservation, local)
         reused = reservation.held * parts.served.layout.block_tokens
         pushed_from = parts.clock()
@@ -167,7 +167,7 @@ class PrefillJob:
         outcome = PrefillOutcome(
             token=token,
             queue_s=queue_s,
-            fetch_s=fetched.seconds if fetched.layered is None else fetched.layered.seconds,
+            fetch_s=fetched.seconds,
             compute_s=self._compute_s,
             push_s=parts.clock() - pushed_from,
             computed_tokens=len(order.tokens) - reused,
@@ -303,18 +303,20 @@ class PrefillJob:
             await self._settle_layers(layered, start)
         return token
 
-    async def _settle_layers(self, layered: LayeredFetch, start: int) -> None:
+    async def _settle_layers(self, layered: SpanRead, start: int) -> None:
         """All layers were used; now the reader says whether they may be."""
         await self.abort.wait(asyncio.ensure_future(asyncio.wait((layered.reading,))))
         if not layered.came:
             raise LayerLost("the lease did not cover the reused KV")
-        self._compute_s -= layered.arrivals.stalled_s
+        if layered.arrivals is not None:
+            self._compute_s -= layered.arrivals.stalled_s
         self._layered = None
         self._publish(start, store=False)
         self._publish(len(self.order.tokens))
 
     def _hooks(self, start: int, end: int) -> tuple[LayerHook | None, LayerHook | None]:
-        push, layered, reservation = self._push, self._layered, self._reservation
+        push, reservation = self._push, self._reservation
+        arrivals = None if self._layered is None else self._layered.arrivals
         if reservation is None:
             raise RuntimeError("a prompt is computed without blocks")
         layout = self._parts.served.layout
@@ -333,8 +335,8 @@ class PrefillJob:
             def wait_layer(layer: int) -> None:
                 if swapping is not None:
                     swapping.wait(layer)
-                if begins and layered is not None:
-                    layered.arrivals.wait(layer)
+                if begins and arrivals is not None:
+                    arrivals.wait(layer)
                 if begins and push is not None:
                     push.layer(layer, first, last)
 

@@ -34,7 +34,7 @@ def order_of(sampling: SamplingParams, prompt: int = 5, generated: int = 0, inst
     message = worker_pb2.Submission(
         request_id="r", prompt_tokens_le32=tokens, generated_tokens=generated, sampling=sampling_to_proto(sampling)
     )
-    return parse_submission(message, instance or served(), 1.0)
+    return parse_submission(message, instance or served(), 1.0).prompt
 
 
 ASKING = SamplingParams(logprobs=3, prompt_logprobs=True)
