@@ -18,7 +18,8 @@ from rich.table import Table
 from launch.cluster import POLICIES, ClusterSpec, LocalCluster
 from launch.hints import hints
 from launch.local_controller import LocalController
-from launch.preflight import file_faults, option_faults, port_faults
+from launch.ports import port_faults
+from launch.preflight import file_faults, option_faults
 from launch.regions import LocalRegions, RegionsSpec
 from launch.supervisor import Supervisor
 from pinyon.core.errors import PinyonError

@@ -21,8 +21,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import Access, role_of
-from launch.free_port import is_free, next_port
-from launch.preflight import Port
+from launch.ports import Port, next_port
 from launch.process import INTERPRETER, Launch, ServiceProcess, first_ready
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
@@ -296,23 +295,8 @@ class LocalCluster:
         An instance whose port somebody else has by now takes another one: the conductor learns it by registration. So
         do metrics, which nobody is to wait for."""
         service = self.services[name]
-        if service.alive:
-            raise RuntimeError(f"{name} is still running")
-        addresses = {"listen": service.endpoints["grpc"], "metrics-listen": service.endpoints["metrics"]}
-        yielding = ["metrics-listen"]
-        if name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore"):
-            yielding.append("listen")
-        for option in yielding:
-            host, _, port = addresses[option].rpartition(":")
-            if not is_free(host.strip("[]"), int(port)):
-                addresses[option] = f"{host}:0"
-        if "http" in service.endpoints:
-            addresses["http-listen"] = service.endpoints["http"]
-        for option, address in addresses.items():
-            service.arguments[service.arguments.index(f"--{option}") + 1] = address
-        service.spawn()
-        if wait:
-            service.wait_ready(time.monotonic() + START_S)
+        moves = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
+        service.start_again(START_S if wait else None, yielding=("metrics", "grpc") if moves else ("metrics",))
         return service
 
     def wait_serving(self, deadline: float) -> None:

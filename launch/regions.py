@@ -13,7 +13,7 @@ from pathlib import Path
 from launch.access import Access
 from launch.cluster import START_S, ClusterSpec, LocalCluster
 from launch.local_controller import LocalController
-from launch.preflight import Port
+from launch.ports import Port
 from launch.process import INTERPRETER, Launch
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch import preflight
+from launch import ports
 from launch.__main__ import command_line, main
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.local_controller import LocalController
-from launch.preflight import Port, file_faults, option_faults, port_faults
+from launch.ports import Port, port_faults
+from launch.preflight import file_faults, option_faults
 from launch.process import ServiceProcess, first_ready
 from launch.regions import LocalRegions, RegionsSpec
 from pinyon.core.errors import InvalidArgument, Unavailable
@@ -43,10 +44,10 @@ def test_a_taken_port_names_its_holder_and_the_option(taken):
 
 
 def test_holder_is_the_listener_on_the_address_asked_for(taken, monkeypatch):
-    monkeypatch.setattr(preflight, "_process_with", lambda inode: inode)
+    monkeypatch.setattr(ports, "_process_with", lambda inode: inode)
     with socket.create_server(("127.0.0.2", taken)) as other, socket.create_server(("127.0.0.3", taken)) as third:
         for host, listening in (("127.0.0.2", other), ("127.0.0.3", third)):
-            assert preflight.holder(taken, host) == str(os.fstat(listening.fileno()).st_ino)
+            assert ports.holder(taken, host) == str(os.fstat(listening.fileno()).st_ino)
 
 
 def test_ports_that_nobody_has_are_no_faults(free_ports):
