@@ -554,6 +554,12 @@ async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
     await fleet.idle()
 
 
+def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
+    """What came to decode, and whose prefill and decode ended."""
+    news = report.news()
+    return [*news.begun_decode_request_ids], [*news.ended_prefill_request_ids], [*news.ended_decode_request_ids]
+
+
 async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     p, d = await fleet.pair()
     report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
@@ -564,10 +570,10 @@ async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     (refused,) = await client.submit(submission(PROMPT, SHORT, request_id="refused"))
     await refused.wait()
     assert refused.finish == "error"
-    assert (report.drain_begun()[1], report.drain_ended()) == (["taken"], ([], []))
+    assert told(report) == (["taken"], [], [])
     assert report.decoding() == ["taken"]
     d.engine.release()
     await answer.wait()
     await fleet.idle()
-    assert (report.drain_begun()[1], report.drain_ended()) == ([], ([], ["taken"]))
+    assert told(report) == ([], [], ["taken"])
     assert report.decoding() == []

@@ -6,8 +6,7 @@ import asyncio
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
-from services.worker.decode.observer import DecodeObserver
-from services.worker.decode.request import DecodeRequest
+from services.worker.decode.request import DecodeObserver, DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 from services.worker.instance.parts import Parts
 from services.worker.orders.convert import parse_submission

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
-from services.worker.decode.observer import DecodeObserver
 from services.worker.decode.transcript import Transcript
 from services.worker.decode.updates import UpdateBuffer
 from services.worker.instance.parts import Parts
@@ -36,9 +36,17 @@ from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["DecodeRequest"]
+__all__ = ["DecodeObserver", "DecodeRequest"]
 
 _log = get_logger("decode")
+
+
+class DecodeObserver(Protocol):
+    """Told of what metrics count."""
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def request_ended(self, update: worker_pb2.StreamUpdate) -> None: ...
 
 
 class DecodeRequest:
