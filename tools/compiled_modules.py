@@ -24,7 +24,7 @@ COMPILED = (
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
     *(f"runtime/{name}.py" for name in ("log_lines", "outbox", "outgoing", "pace", "tally", "turn_end")),
-    *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
+    *(f"runtime/http2/{name}.py" for name in ("wire", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("batch", "request", "slicing", "small", "spans", "stats", "submissions")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),

@@ -16,7 +16,7 @@ from pinyon.core.errors import Internal, InvalidArgument, PinyonError
 from pinyon.messages.error import ERROR_METADATA_KEY, error_from_status, error_to_proto
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ErrorInterceptor", "error_from_rpc"]
+__all__ = ["ErrorInterceptor", "behaviour_of", "error_from_rpc"]
 
 ERROR_TEXT = 2000
 """Letters of an error's message on the wire; peers take 8 KiB of headers."""
@@ -58,7 +58,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if handler is None:  # no such method: grpc answers UNIMPLEMENTED
             return None
         method = handler_call_details.method
-        inner, make, guard = _kind(handler)
+        inner, make = behaviour_of(handler)
+        guard = _guard_stream if handler.response_streaming else _guard_unary
         parse = _parsing(handler.request_deserializer)
         # The one request of a call is parsed under the guard: what fails before that leaves as UNKNOWN.
         late = not handler.request_streaming
@@ -85,15 +86,10 @@ def _parsed(behaviour: Any, parse: Callable[[bytes], Any]) -> Any:
     return lambda raw, context: behaviour(parse(raw), context)
 
 
-def _kind(handler: Any) -> tuple[Any, Any, Any]:
-    """The handler's behaviour, the maker of handlers of its kind, and the guard for that kind."""
-    if handler.request_streaming:
-        if handler.response_streaming:
-            return handler.stream_stream, grpc.stream_stream_rpc_method_handler, _guard_stream
-        return handler.stream_unary, grpc.stream_unary_rpc_method_handler, _guard_unary
-    if handler.response_streaming:
-        return handler.unary_stream, grpc.unary_stream_rpc_method_handler, _guard_stream
-    return handler.unary_unary, grpc.unary_unary_rpc_method_handler, _guard_unary
+def behaviour_of(handler: Any) -> tuple[Any, Any]:
+    """What a handler does, and the maker of handlers of its kind."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    return getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
 
 
 def _guard_unary(method: str, behaviour: Any) -> Any:
