@@ -44,7 +44,7 @@ class WorkerLoad:
     def reported(self) -> InstanceLoad:
         """For the conductor, without the time between tokens."""
         parts, batch = self._parts, self.batch()
-        pool, members, reads_once = parts.cache.pool, parts.members, parts.members.reads_once
+        pool, members, reads_once = parts.cache.pool, parts.members, parts.members.scheduler.reads_once
         return InstanceLoad(
             pending_requests=self._decodes.pending + self._prefills.queue.foreign,
             running_requests=members.running,

@@ -240,7 +240,7 @@ class Fleet:
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"
-            worker.parts.cache.check_integrity()
+            worker.parts.cache.admission.check_integrity()
 
     async def close(self) -> None:
         for client in self.clients:
@@ -249,7 +249,7 @@ class Fleet:
             worker.engine.release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
-            worker.parts.cache.check_integrity()
+            worker.parts.cache.admission.check_integrity()
             assert worker.parts.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
         if self.conductor is not None:

@@ -91,7 +91,7 @@ class Play:
         self.cache.pool.check_integrity()
         assert self.storage.pending <= POOL // POOL_SHARE
         requested = sum(not holder.waits for holder, _ in self.requests)
-        if self.cache.waiting and not requested:
+        if self.cache.admission.waiting and not requested:
             assert self.store.writing, "nobody waits when nothing is being written"
             assert self.cache.pool.used == self.storage.pending == self.store.writing, "nothing else is in the way"
 
@@ -105,7 +105,7 @@ class Play:
         while self.requests:
             self.end(0)
         await self.storage.close()
-        assert self.cache.pool.used == self.storage.pending == self.cache.waiting == 0
+        assert self.cache.pool.used == self.storage.pending == self.cache.admission.waiting == 0
 
 
 @given(OPERATIONS)

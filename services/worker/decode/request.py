@@ -30,7 +30,7 @@ from services.worker.decode.updates import UpdateBuffer
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import DecodeMember
 from services.worker.orders.abort import Abort
-from services.worker.orders.convert import failed_update, parse_first_token, prefill_to_proto, report_to_proto
+from services.worker.orders.convert import failed_update, parse_first_token, prefill_to_proto
 from services.worker.orders.order import FirstToken, GenerateOrder
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
@@ -261,9 +261,7 @@ class DecodeRequest:
             replace(prompt, traceparent=span.traceparent, ttft_left_s=prompt.ttft_left_s - self._waited_s()),
             owned=reservation,
         )
-        outcome = await self.abort.wait(self._job.done)
-        report = report_to_proto(outcome, self._parts.served.instance_id)
-        return FirstToken(outcome.token, report, outcome.logprob, outcome.prompt_logprobs)
+        return (await self.abort.wait(self._job.done)).first
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
         """Whether this instance computes the prompt that another one, which was asked to, has no room for."""

@@ -23,7 +23,6 @@ from pinyon.batching import (
     PromptWork,
     StepPlan,
     StepScheduler,
-    StepSeen,
     TokenCounts,
 )
 from pinyon.core.errors import Internal
@@ -143,7 +142,8 @@ class StepMembers:
     """Owned by the event loop's thread."""
 
     def __init__(self, scheduler: StepScheduler, admission: Admission, room: StepRoom) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        """To look at: whatever changes its members goes through here."""
         self._admission = admission
         self._room = room
         self._prefills: dict[int, PrefillMember] = {}
@@ -160,44 +160,34 @@ class StepMembers:
     @property
     def running(self) -> int:
         """Requests in the batch."""
-        return self._scheduler.running
-
-    @property
-    def cut_steps(self) -> int:
-        """See :class:`pinyon.batching.StepScheduler`."""
-        return self._scheduler.cut_steps
+        return self.scheduler.running
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose KV the batch, and what waits to enter it, reads."""
         return sum(member.position for member in self._decodes.values())
 
-    @property
-    def reads_once(self) -> bool:
-        """See :attr:`pinyon.batching.StepScheduler.reads_once`."""
-        return self._scheduler.reads_once
-
     def add_prefill(self, member: PrefillMember) -> None:
         when = member.arrived_s, member.seconds, member.deadline_s
-        self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))
+        self.scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))
         self._prefills[member.number] = member
 
     def remove_prefill(self, member: PrefillMember) -> None:
         member.alive = False
         if self._prefills.get(member.number) is member:
             del self._prefills[member.number]
-            self._scheduler.remove_prefill(member.number)
+            self.scheduler.remove_prefill(member.number)
 
     def add_decode(self, member: DecodeMember) -> None:
         table, tokens = member.table, member.position
-        self._scheduler.add_decode(member.number, tokens, len(table), self._scheduler.path(table, tokens))
+        self.scheduler.add_decode(member.number, tokens, len(table), self.scheduler.path(table, tokens))
         self._decodes[member.number] = member
 
     def remove_decode(self, member: DecodeMember) -> None:
         member.alive = False
         if self._decodes.pop(member.number, None) is not None:
-            self._scheduler.remove_decode(member.number)
-            if not self._decodes and not self._scheduler.level_blocks:
+            self.scheduler.remove_decode(member.number)
+            if not self._decodes and not self.scheduler.level_blocks:
                 self.formed = Formed()
 
     def decide(self, now_s: float) -> EngineStep | None:
@@ -205,13 +195,13 @@ class StepMembers:
         # Who waits may have waited long enough by now for others to give way, even if nothing was released since.
         began_s = time.perf_counter()
         self._room.settle()
-        self._scheduler.fill()
-        preempted = make_room(self._scheduler, self._admission, self._room, self._table)
+        self.scheduler.fill()
+        preempted = make_room(self.scheduler, self._admission, self._room, self._table)
         for number in preempted:
             self._preempt(self._decodes.pop(number))
         if preempted:
             self._room.settle()
-        plan = self._scheduler.decide(now_s)
+        plan = self.scheduler.decide(now_s)
         self._look(now_s)
         self.scheduling_s += time.perf_counter() - began_s
         if plan is None:
@@ -238,16 +228,12 @@ class StepMembers:
     def switch(self, choice: str) -> None:
         """See :meth:`pinyon.batching.StepScheduler.switch`."""
         tables = {number: (list(member.table), member.position) for number, member in self._decodes.items()}
-        self._scheduler.switch(choice, tables)
+        self.scheduler.switch(choice, tables)
         self.formed = Formed()
 
-    def observe(self, step: StepSeen) -> None:
-        """See :meth:`pinyon.batching.StepScheduler.observe`."""
-        self._scheduler.observe(step)
-
     def _look(self, now_s: float) -> None:
-        if self._scheduler.level_blocks:
-            self.formed = self._scheduler.formed
+        if self.scheduler.level_blocks:
+            self.formed = self.scheduler.formed
         elif now_s - self._looked_s >= LOOK_S and self._decodes:
             self._looked_s = now_s
             self.formed = self._admission.prefixes.formed()
@@ -270,7 +256,7 @@ class StepMembers:
             outcome = _none_good(step, outcome)
         if outcome.logprobs is not None:
             _tell(step, outcome.logprobs)
-        counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
+        counted = self.scheduler.fold(plan) if outcome.whole else self.scheduler.fold(plan, *_failed(step, outcome))
         token_s = plan.token_s(outcome.elapsed_s)
         sampled = len(counted.decodes)
         for place, prefill in enumerate(step.prefills):

@@ -42,7 +42,6 @@ __all__ = [
     "parse_submission",
     "parse_target",
     "prefill_to_proto",
-    "report_to_proto",
 ]
 
 _NEUTRAL = SamplingParams()
@@ -224,29 +223,15 @@ def parse_first_token(message: worker_pb2.PrefillResult, order: PrefillOrder, se
     return FirstToken(message.first_token, message.report, logprob, prompt_logprobs)
 
 
-def report_to_proto(outcome: PrefillOutcome, instance_id: str) -> worker_pb2.PrefillReport:
-    """For the client: where its time went."""
-    return worker_pb2.PrefillReport(
-        prefill_instance_id=instance_id,
-        queue_ms=1000 * outcome.queue_s,
-        fetch_ms=1000 * outcome.fetch_s,
-        compute_ms=1000 * outcome.compute_s,
-        push_ms=1000 * outcome.push_s,
-        computed_tokens=outcome.computed_tokens,
-        local_tokens=outcome.local_tokens,
-        peer_tokens=outcome.peer_tokens,
-        store_tokens=outcome.store_tokens,
-    )
-
-
 def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
     """For the conductor: what its estimates learn from."""
+    report = outcome.first.report
     return conductor_pb2.PrefillMeasurement(
-        computed_tokens=outcome.computed_tokens,
-        prefix_tokens=outcome.reused_tokens,
-        compute_us=round(outcome.compute_s * 1e6),
+        computed_tokens=report.computed_tokens,
+        prefix_tokens=report.local_tokens + report.peer_tokens + report.store_tokens,
+        compute_us=round(report.compute_ms * 1e3),
         fetched_bytes=outcome.fetched_bytes,
-        fetch_us=round(outcome.fetch_s * 1e6),
+        fetch_us=round(report.fetch_ms * 1e3),
         fetches=[
             conductor_pb2.FetchMeasurement(
                 source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)

@@ -74,29 +74,26 @@ class SpanFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillOutcome:
-    """The first token and what it took."""
+class FirstToken:
+    """What follows a prompt, computed here or elsewhere."""
 
     token: int
-    queue_s: float
-    fetch_s: float
-    compute_s: float
-    push_s: float
-    computed_tokens: int
-    local_tokens: int
-    peer_tokens: int
-    store_tokens: int
-    fetched_bytes: int
-    logprob: TokenLogprob | None = None
+    report: worker_pb2.PrefillReport
+    """What it took."""
+    logprob: TokenLogprob | None
     """The token's, if the order asks for it."""
-    prompt_logprobs: common_pb2.Logprobs | None = None
+    prompt_logprobs: common_pb2.Logprobs | None
     """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
-    spans: tuple[SpanFetched, ...] = ()
-    """Of the fetch; the last ones."""
 
-    @property
-    def reused_tokens(self) -> int:
-        return self.local_tokens + self.peer_tokens + self.store_tokens
+
+@dataclass(frozen=True, slots=True)
+class PrefillOutcome:
+    """What this instance has computed, and what there is to learn of it."""
+
+    first: FirstToken
+    fetched_bytes: int
+    spans: tuple[SpanFetched, ...]
+    """Of the fetch; the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +107,3 @@ class GenerateOrder:
     timeout_s: float
     placement_number: int
     """The conductor's, which is told what the first token took; 0: it does not ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """What follows a prompt, computed here or elsewhere; see :class:`PrefillOutcome`."""
-
-    token: int
-    report: worker_pb2.PrefillReport
-    logprob: TokenLogprob | None
-    prompt_logprobs: common_pb2.Logprobs | None

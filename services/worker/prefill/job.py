@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
 from pinyon.eviction import Traits, Use
@@ -26,7 +27,7 @@ from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
-from services.worker.orders.order import PrefillOrder, PrefillOutcome, PushTarget
+from services.worker.orders.order import FirstToken, PrefillOrder, PrefillOutcome, PushTarget
 
 __all__ = ["PrefillJob"]
 
@@ -160,28 +161,28 @@ class PrefillJob:
             await self._forget_layers(reservation, local)
             fetched = Fetched(fetched.start_s, begun_s=fetched.begun_s)
             token = await self._compute(reservation, local)
-        reused = reservation.held * parts.served.layout.block_tokens
         pushed_from = parts.clock()
         if self._push is not None:
             await self._finish_push(self._push)
-        outcome = PrefillOutcome(
-            token=token,
-            queue_s=queue_s,
-            fetch_s=fetched.seconds,
-            compute_s=self._compute_s,
-            push_s=parts.clock() - pushed_from,
-            computed_tokens=len(order.tokens) - reused,
-            local_tokens=local * parts.served.layout.block_tokens,
-            peer_tokens=fetched.peer_blocks * parts.served.layout.block_tokens,
-            store_tokens=fetched.store_blocks * parts.served.layout.block_tokens,
-            fetched_bytes=fetched.bytes,
-            logprob=None if self._member is None else self._member.logprob,
-            prompt_logprobs=self._prompt_logprobs,
-            spans=fetched.measured(),
+        block_tokens = parts.served.layout.block_tokens
+        report = worker_pb2.PrefillReport(
+            prefill_instance_id=parts.served.instance_id,
+            queue_ms=1e3 * queue_s,
+            fetch_ms=1e3 * fetched.seconds,
+            compute_ms=1e3 * self._compute_s,
+            push_ms=1e3 * (parts.clock() - pushed_from),
+            computed_tokens=len(order.tokens) - reservation.held * block_tokens,
+            local_tokens=local * block_tokens,
+            peer_tokens=fetched.peer_blocks * block_tokens,
+            store_tokens=fetched.store_blocks * block_tokens,
         )
-        for key in ("queue_s", "fetch_s", "compute_s", "push_s", "computed_tokens", "reused_tokens"):
-            span.set(key, getattr(outcome, key))
-        return outcome
+        for part in ("queue", "fetch", "compute", "push"):
+            span.set(f"{part}_s", getattr(report, f"{part}_ms") / 1e3)
+        span.set("computed_tokens", report.computed_tokens)
+        span.set("reused_tokens", report.local_tokens + report.peer_tokens + report.store_tokens)
+        logprob = None if self._member is None else self._member.logprob
+        first = FirstToken(token, report, logprob, self._prompt_logprobs)
+        return PrefillOutcome(first, fetched.bytes, fetched.measured())
 
     async def _reserve(self) -> Reservation:
         cache = self._parts.cache

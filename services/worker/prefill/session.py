@@ -27,7 +27,7 @@ from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
 from services.worker.instance.parts import Parts
 from services.worker.kv.push import SendingFailed
-from services.worker.orders.convert import parse_hello, parse_prefill, parse_target, report_to_proto
+from services.worker.orders.convert import parse_hello, parse_prefill, parse_target
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.prefills import Prefills
 
@@ -124,13 +124,13 @@ class PrefillSession:
         result = worker_pb2.PrefillResult(stream_id=stream_id)
         error = job.done.exception()
         if error is None:
-            outcome = job.done.result()
-            result.first_token = outcome.token
-            if outcome.logprob is not None:
-                append_logprob(result.logprobs, outcome.logprob)
-            if outcome.prompt_logprobs is not None:
-                result.prompt_logprobs.CopyFrom(outcome.prompt_logprobs)
-            result.report.CopyFrom(report_to_proto(outcome, self._parts.served.instance_id))
+            first = job.done.result().first
+            result.first_token = first.token
+            if first.logprob is not None:
+                append_logprob(result.logprobs, first.logprob)
+            if first.prompt_logprobs is not None:
+                result.prompt_logprobs.CopyFrom(first.prompt_logprobs)
+            result.report.CopyFrom(first.report)
             self._sending.succeeded(TARGET)
         elif isinstance(error, PinyonError):
             result.error.CopyFrom(error_to_proto(error))
