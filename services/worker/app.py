@@ -45,7 +45,8 @@ from pinyon.transfer import Access
 from services.worker.callers import BLOCK_READ_CALLERS, WORKER_CALLERS
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
-from services.worker.engines import Engine, create_engine
+from services.worker.engines import create_engine
+from services.worker.engines.protocol import Engine
 from services.worker.instance.engine_loop import EngineLoop
 from services.worker.instance.learned import restore_learned, save_learned
 from services.worker.instance.parts import Parts

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import TokenCounts
+from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import SamplingParams
 from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logprobs_from_proto
@@ -28,7 +28,9 @@ from services.conductor.app import Conductor
 from services.conductor.app import build as build_conductor
 from services.conductor.settings import ConductorSettings
 from services.worker.app import Worker
-from services.worker.engines import KERNEL_DEFAULT, DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
+from services.worker.engines.decode_plan import KERNEL_DEFAULT
+from services.worker.engines.numpy_llama import NumpyLlamaEngine
+from services.worker.engines.protocol import StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 

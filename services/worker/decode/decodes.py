@@ -26,7 +26,6 @@ class Decodes:
         self._observer = observer
         self._tasks: dict[DecodeRequest, asyncio.Task[None]] = {}
         self._unfinished = 0
-        self._idle: asyncio.Future[None] | None = None
 
     @property
     def owned(self) -> int:
@@ -76,7 +75,7 @@ class Decodes:
         parts.ledger.decode_begun(order.prompt.request_id)
         task = asyncio.get_running_loop().create_task(request.run(), name="decode")
         self._tasks[request] = task
-        task.add_done_callback(lambda _: self._gone(request))
+        task.add_done_callback(lambda _: self._tasks.pop(request))
         return request
 
     def cancel(self, request: DecodeRequest, reason: str) -> None:
@@ -85,18 +84,12 @@ class Decodes:
     def _ended(self) -> None:
         self._unfinished -= 1
 
-    def _gone(self, request: DecodeRequest) -> None:
-        del self._tasks[request]
-        if not self._tasks and self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
     # -- the end
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether all requests ended by themselves within the time."""
         if self._tasks:
-            self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._idle,), timeout=timeout_s)
+            await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
         return not self._tasks
 
     def give_up(self, why: str) -> None:

@@ -81,7 +81,6 @@ class LbSession:
         self._received = 0
         """Submissions."""
         self._requests: dict[int, DecodeRequest] = {}
-        self._all_ended: asyncio.Future[None] | None = None
 
     async def run(self, context: Any) -> None:
         """
@@ -132,8 +131,7 @@ class LbSession:
     async def _drain(self) -> None:
         """Nothing more comes in; what was asked is still answered."""
         if self._requests:
-            self._all_ended = asyncio.get_running_loop().create_future()
-            await self._all_ended
+            await asyncio.wait([request.ended for request in self._requests.values()])
         self.updates.close()
 
     def _submit(self, submission: worker_pb2.Submission) -> None:
@@ -146,9 +144,4 @@ class LbSession:
             failed_update(self.updates.update(stream_id), error)
             return
         self._requests[stream_id] = request
-        request.ended.add_done_callback(lambda _: self._ended(stream_id))
-
-    def _ended(self, stream_id: int) -> None:
-        del self._requests[stream_id]
-        if not self._requests and self._all_ended is not None and not self._all_ended.done():
-            self._all_ended.set_result(None)
+        request.ended.add_done_callback(lambda _: self._requests.pop(stream_id))
