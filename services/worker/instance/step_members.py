@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from pinyon.batching import (
     DecodeSlot,
     Formed,
@@ -31,6 +28,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
 from services.worker.engines.protocol import StepLogprobs
 from services.worker.kv.swaps import Swapping
+from services.worker.orders.order import PrefillOrder
 
 __all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
 
@@ -44,31 +42,21 @@ ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]
 class PrefillMember:
     """A prompt being computed."""
 
-    number: int
-    tokens: npt.NDArray[np.uint32]
-    position: int
-    """Tokens whose KV is in the pool when it is added (or arrives through ``wait_layer``)."""
+    work: PromptWork
+    """Its position: tokens whose KV is in the pool when it is added (or arrives through ``wait_layer``)."""
+    order: PrefillOrder
     table: list[int]
-    sampling: SamplingParams
-    sample_index: int
     advanced: Callable[[int, int, int | None, float], None]
     """``(start, end, token, seconds)``; the token comes with the last chunk; the seconds are its share of the step.
 
     The step's prompts have all of it among themselves: beside a batch a prompt takes longer, and so long others wait.
     """
     failed: Callable[[Exception], None]
-    arrived_s: float = 0.0
-    seconds: float = 0.0
-    """Computing it takes about so long; 0: nobody said."""
-    deadline_s: float = 0.0
-    """When its first token should be there; 0: nobody said."""
     hooks: ChunkHooks | None = None
     counts: TokenCounts | None = None
-    """Of ``tokens``, if ``sampling`` is penalised."""
-    prompt_top: int = -1
-    """Of the prompt's tokens the log-probabilities are told, with so many likeliest ones beside each; -1: no."""
+    """Of the order's tokens, if its sampling is penalised."""
     logprob: TokenLogprob | None = None
-    """Of the sampled token, when it comes, if ``sampling`` asks for it."""
+    """Of the sampled token, when it comes, if the order asks for it."""
     prompt_logprobs: LogprobRows | None = None
     """Of the tokens that follow those of the last chunk."""
     alive: bool = True
@@ -168,15 +156,15 @@ class StepMembers:
         return sum(member.position for member in self._decodes.values())
 
     def add_prefill(self, member: PrefillMember) -> None:
-        when = member.arrived_s, member.seconds, member.deadline_s
-        self.scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))
-        self._prefills[member.number] = member
+        self.scheduler.add_prefill(member.work)
+        self._prefills[member.work.number] = member
 
     def remove_prefill(self, member: PrefillMember) -> None:
         member.alive = False
-        if self._prefills.get(member.number) is member:
-            del self._prefills[member.number]
-            self.scheduler.remove_prefill(member.number)
+        number = member.work.number
+        if self._prefills.get(number) is member:
+            del self._prefills[number]
+            self.scheduler.remove_prefill(number)
 
     def add_decode(self, member: DecodeMember) -> None:
         table, tokens = member.table, member.position
@@ -268,7 +256,7 @@ class StepMembers:
                 self.remove_prefill(prefill)
                 prefill.failed(result)
                 continue
-            if end == len(prefill.tokens):
+            if end == prefill.work.tokens:
                 self.remove_prefill(prefill)
                 sampled += 1
             try:
@@ -321,7 +309,7 @@ def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int
     """Numbers of the prompts and of the decoded requests."""
     return (
         [
-            member.number
+            member.work.number
             for member, result in zip(step.prefills, outcome.prefills, strict=True)
             if isinstance(result, Exception)
         ],
@@ -335,16 +323,16 @@ def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int
 
 def _chunk(member: PrefillMember, start: int, end: int) -> PrefillChunk:
     wait_layer, on_layer = member.hooks(start, end) if member.hooks is not None else (None, None)
-    last = end == len(member.tokens)
+    order, last = member.order, end == member.work.tokens
     return PrefillChunk(
-        tokens=member.tokens[start:end],
+        tokens=order.tokens[start:end],
         start=start,
         block_table=member.table,
-        sampling=member.sampling if last else None,
-        sample_index=member.sample_index,
+        sampling=order.sampling if last else None,
+        sample_index=order.sample_index,
         counts=member.counts if last else None,
-        next_tokens=member.tokens[start + 1 : end + 1] if member.prompt_top >= 0 else None,
-        next_top=max(0, member.prompt_top),
+        next_tokens=order.tokens[start + 1 : end + 1] if order.tells_prompt else None,
+        next_top=max(0, order.sampling.logprobs),
         wait_layer=wait_layer,
         on_layer=on_layer,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
+from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, PromptWork, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
 from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import append_logprob_rows
@@ -281,21 +281,15 @@ class PrefillJob:
             self._publish(start, store=False)
         if order.tells_prompt:
             self._prompt_logprobs = common_pb2.Logprobs()
+        prompt = self.prompt
         self._member = PrefillMember(
-            number=self.prompt.number,
-            tokens=order.tokens,
-            position=start,
-            table=reservation.table,
-            sampling=order.sampling,
-            sample_index=order.sample_index,
-            advanced=self._chunk_computed,
-            failed=self._failed,
-            arrived_s=self.prompt.arrived_s,
-            seconds=self.prompt.seconds,
-            deadline_s=self.prompt.deadline_s,
+            PromptWork(prompt.number, start, len(order.tokens), prompt.arrived_s, prompt.seconds, prompt.deadline_s),
+            order,
+            reservation.table,
+            self._chunk_computed,
+            self._failed,
             hooks=self._hooks if self._push is not None or layered is not None or cache.swaps is not None else None,
             counts=TokenCounts.needed(order.sampling, order.tokens, order.sample_index),
-            prompt_top=order.sampling.logprobs if order.tells_prompt else -1,
         )
         self._parts.members.add_prefill(self._member)
         self._parts.engine_loop.wake()
