@@ -26,8 +26,8 @@ from bench.conductor_peers import PROFILE, PROMPT_BLOCKS, Peers
 from bench.conductor_timed import PARTS
 from bench.load import cpu_seconds
 from bench.report import Aim, Report, number, parser, percentile, progress, summary
+from launch.process import ServiceProcess
 from services.conductor import intake
-from services.process import ServiceProcess
 
 PLACEMENTS_MIN = 5000.0
 """Per second on one core, in batches of :data:`HEADLINE`."""

@@ -200,19 +200,19 @@ class Instance:
         self.changed_blocks += len(stored) + len(removed)
         return stored, removed
 
-    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
-        return self._now.begun_prefills, self._now.begun_decodes
-
-    def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
-        for request_id in self._now.ended_decodes:
+    def news(self) -> conductor_pb2.ReportSessionRequest:
+        now = self._now
+        for request_id in now.ended_decodes:
             self._decoding.pop(request_id, None)
-        return self._now.ended_prefills, self._now.ended_decodes
-
-    def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
-        return self._now.measured
-
-    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
-        return self._now.first_tokens
+        return conductor_pb2.ReportSessionRequest(
+            load=self.load(),
+            prefills=now.measured,
+            first_tokens=now.first_tokens,
+            begun_prefill_request_ids=now.begun_prefills,
+            begun_decode_request_ids=now.begun_decodes,
+            ended_prefill_request_ids=now.ended_prefills,
+            ended_decode_request_ids=now.ended_decodes,
+        )
 
     def decoding(self) -> Sequence[str]:
         return list(self._decoding)

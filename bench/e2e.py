@@ -36,8 +36,8 @@ from bench.peers import PeerUnavailable
 from bench.report import Aim, Report, parser, percentile, progress, summary
 from bench.router_prompts import GROUPS, STREAMED_TOKENS, Prompts
 from bench.router_sides import PEERS, Side, peer_side, running_stubs
-from services.cluster import LocalCluster
-from services.scrape import Scrape
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 
 ROUTER = "vllm_router"
 BARE, TOKENS = ROUTER, f"{ROUTER}_tokens"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.router_stub import EVENT_GAP_S, MODEL
+from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.model import ModelCard, load_card
-from services.cluster import ClusterSpec, LocalCluster
 
 __all__ = ["BLOCK_TOKENS", "WORKERS", "Extra", "card_of", "our_cluster", "pids_of"]
 

@@ -9,10 +9,10 @@ import time
 from bench.e2e_cluster import BLOCK_TOKENS, card_of
 from bench.e2e_model import new_words
 from bench.router_prompts import GROUPS, Prompts
+from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
-from services.cluster import LocalCluster
 
 __all__ = ["tokens_and_keys"]
 

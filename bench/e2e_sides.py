@@ -12,11 +12,11 @@ from bench.e2e_cluster import BLOCK_TOKENS, card_of
 from bench.e2e_direct import DirectClient, Work
 from bench.load import HttpClient, Sample
 from bench.router_prompts import Prompts
+from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
 from pinyon.runtime.identity import LB
-from services.cluster import LocalCluster
 
 __all__ = ["CONCURRENCY", "DirectTaker", "HttpTaker", "Taker"]
 

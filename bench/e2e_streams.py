@@ -15,7 +15,7 @@ from bench.load import HttpClient, cpu_seconds, http_request, run_closed_loop
 from bench.report import summary
 from bench.router_prompts import Prompts
 from bench.router_stub import MODEL
-from services.cluster import LocalCluster
+from launch.cluster import LocalCluster
 
 __all__ = ["STREAMS", "TOKEN_GAP_S", "token_price"]
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from bench.fidelity_profile import measure
 from bench.report import Aim, Report, parser, progress
+from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.placement.policies import PLACEMENT_DEFAULT
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.traces import TraceWriter
 from pinyon_lab.traces.generate import generate, profile
-from services.cluster import ClusterSpec, LocalCluster
 from services.worker.settings import WorkerSettings
 
 RATIO = 0.20

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.load import HttpClient, Sample, http_answer, http_request, run_closed_loop
 from bench.report import Aim, Report, parser, percentile, progress, summary
-from services.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 
 MANY = 32_000
 FEW = 64

@@ -23,11 +23,11 @@ from typing import Any
 from bench.live_load import ONLY_LETTERS, Mix, Served, mixed, serve
 from bench.live_replay import worker_hits
 from bench.report import Aim, Report, parser, progress, summary
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.process import INTERPRETER, Launch
 from pinyon.traces import TraceFile
 from pinyon.traces.recording import BLOCK_TOKENS
 from pinyon_lab.caches.replay import BELADY
-from services.cluster import ClusterSpec, LocalCluster
-from services.process import INTERPRETER, Launch
 
 __all__ = ["Ran", "Setting", "measure"]
 

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from bench.report import percentile
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.regions import LocalRegions, RegionsSpec
 from pinyon_lab.simulator.regions.programs import Program, Source, Step
 from pinyon_lab.simulator.regions.settings import System
-from services.cluster import ClusterSpec, LocalCluster
-from services.regions import LocalRegions, RegionsSpec
 
 __all__ = ["MAX_BATCH", "MODEL", "Live", "Run", "live", "measure"]
 

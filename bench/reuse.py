@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from bench.report import Aim, Report, parser, progress, summary
-from services.cluster import ClusterSpec, LocalCluster
-from services.demo import BATCH_CONCURRENCY, demo_documents, demo_requests
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.demo import BATCH_CONCURRENCY, demo_documents, demo_requests
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import peer_python
-from services.process import ServiceProcess
+from launch.process import ServiceProcess
 
 __all__ = ["CAPACITY", "PEERS", "Side", "peer_side", "pinyon_side", "running_stubs"]
 

@@ -3,7 +3,7 @@
 A service takes a second of processor time until it serves, nearly all of it imports, and the tests start hundreds; a
 peer with a transfer engine takes a quarter of one.
 What is forked runs the same ``main`` with the same arguments, in a session of its own, and ends with the process that
-forked it. That ``python -m services.NAME`` starts as well is seen by the tests of ``services up``, of containers and of
+forked it. That ``python -m services.NAME`` starts as well is seen by the tests of ``launch up``, of containers and of
 network namespaces, and by ``./dev demo``.
 """
 
@@ -27,7 +27,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from services.process import ROOT, Child, child_environment
+from launch.process import ROOT, Child
+from pinyon.runtime.process import child_environment
 from tests.processes import OWNER, UnownedPopen
 
 __all__ = ["DrivenChild", "forked", "until_stopped"]
@@ -139,7 +140,7 @@ class ForkServer:
         try:
             with self._lock:
                 asked = self._started()
-                environment = child_environment(self._process.pid if self._process else 0)
+                environment = child_environment(ROOT, self._process.pid if self._process else 0)
                 message = json.dumps([kind, module, list(arguments), environment]).encode()
                 socket.send_fds(asked, [message], [*fds, writer])
                 answer = asked.recv(64)
@@ -160,7 +161,7 @@ class ForkServer:
                 self._process = UnownedPopen(
                     [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
-                    env=child_environment(0) | {"OPENBLAS_NUM_THREADS": "1"},
+                    env=child_environment(ROOT, 0) | {"OPENBLAS_NUM_THREADS": "1"},
                     start_new_session=True,  # Ctrl-C reaches the tests, which end what they started
                     cwd=ROOT,
                 )
@@ -175,7 +176,7 @@ class ForkServer:
 
 
 forked = ForkServer()
-"""For :class:`services.cluster.LocalCluster` and :class:`services.process.ServiceProcess`."""
+"""For :class:`launch.cluster.LocalCluster` and :class:`launch.process.ServiceProcess`."""
 
 
 def serve(asked: socket.socket) -> Callable[[], None] | None:

@@ -24,7 +24,7 @@ COMPILED = (
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
     *(f"runtime/{name}.py" for name in ("log_lines", "outbox", "outgoing", "pace", "tally", "turn_end")),
-    *(f"runtime/http2/{name}.py" for name in ("wire", "link", "stream", "connection")),
+    *(f"runtime/http2/{name}.py" for name in ("wire", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("batch", "request", "slicing", "small", "spans", "stats", "submissions")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
@@ -78,9 +78,10 @@ SERVICES = (
     *(
         f"worker/{name}.py"
         for name in (
-            *("abort", "convert", "engine_loop", "ledger", "load", "metrics", "orders", "parts", "report", "served"),
-            *("step_members", "step_observer", "decode/*", "engines/checks", "engines/instant", "engines/paced"),
-            *("engines/uniform", "kv/cache", "prefill/job", "prefill/prefills"),
+            *("load", "metrics", "report", "step_observer", "decode/*", "engines/checks", "engines/instant"),
+            *("engines/paced", "engines/uniform", "instance/engine_loop", "instance/parts", "instance/step_members"),
+            *("kv/cache", "orders/abort", "orders/convert", "orders/ledger", "orders/order", "orders/served"),
+            *("prefill/job", "prefill/prefills"),
         )
     ),
 )

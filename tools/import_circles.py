@@ -1,4 +1,4 @@
-"""No circle of files: fails and prints every circle of imports in src, services, bench, tools and tests.
+"""No circle of files: fails and prints every circle of imports in src, services, launch, bench, tools and tests.
 
 Imports inside functions and under ``TYPE_CHECKING`` count: a reader meets them as well. ``from package import name``
 counts as an import of the module ``package.name`` if there is one, else of ``package/__init__.py``. A package's
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = {"src": "src", "services": ".", "bench": ".", "tools": ".", "tests": "."}
+FOLDERS = {"src": "src", "services": ".", "launch": ".", "bench": ".", "tools": ".", "tests": "."}
 """Where files are looked for, and below what their dotted names begin."""
 
 

@@ -25,9 +25,9 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.admin import add_admin, changeable_policy
 from pinyon.runtime.channel import HTTP2
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.huge_pages import prefer_huge_pages
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.process import prefer_huge_pages
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry

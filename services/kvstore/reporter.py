@@ -40,17 +40,8 @@ class StoreReport:
         )
         return load_to_proto(load)
 
-    def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
-        return ()
-
-    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
-        return ()
-
-    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
-        return (), ()
+    def news(self) -> conductor_pb2.ReportSessionRequest:
+        return conductor_pb2.ReportSessionRequest(load=self.load())
 
     def decoding(self) -> Sequence[str]:
         return ()
-
-    def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
-        return (), ()

@@ -10,16 +10,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Final
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
+from pinyon.runtime.process import child_environment
+from pinyon.runtime.restarts import how_it_ended
 from services.lb.heartbeat import HeartbeatReceiver
-from services.process import child_environment
-from services.restarts import how_it_ended
 
 __all__ = ["Child", "command_of"]
 
+ROOT: Final = Path(__file__).resolve().parents[3]
+"""The folder of ``services``."""
 PAGE_BYTES_MAX: Final = 16 << 20
 ANSWER_S: Final = 2.0
 """For a page of metrics."""
@@ -77,7 +80,7 @@ class Child:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, "--heartbeat-fd", str(beat), "--ready-fd", str(writer),
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(beat, writer),
-                env=child_environment(os.getpid()), start_new_session=True,
+                env=child_environment(ROOT, os.getpid()), start_new_session=True,
             )  # fmt: skip
         except BaseException as error:
             os.close(reader)

@@ -19,13 +19,13 @@ from prometheus_client.registry import Collector
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.auth import load_api_keys
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.restarts import Restarts
 from pinyon.runtime.service import ServiceContext
 from services.lb.child import Child, command_of
 from services.lb.held_port import HeldPort
 from services.lb.merged import Merged
 from services.lb.settings import LbSettings
 from services.lb.shares import check_clients, check_processes, process_arguments, same_ports
-from services.restarts import Restarts
 
 __all__ = ["Family", "run_processes"]
 

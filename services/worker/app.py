@@ -45,25 +45,26 @@ from pinyon.transfer import Access
 from services.worker.callers import BLOCK_READ_CALLERS, WORKER_CALLERS
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
-from services.worker.engine_loop import EngineLoop
-from services.worker.engines import Engine, create_engine
+from services.worker.engines import create_engine
+from services.worker.engines.protocol import Engine
+from services.worker.instance.engine_loop import EngineLoop
+from services.worker.instance.learned import restore_learned, save_learned
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
-from services.worker.kv.lending import CachedBlockServicer, LeaseLimits
+from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import ObjectStore, Storage
 from services.worker.kv.swaps import Swaps
-from services.worker.learned import restore_learned, save_learned
-from services.worker.ledger import Ledger
 from services.worker.load import WorkerLoad
 from services.worker.metrics import WorkerMetrics, register_gauges
-from services.worker.parts import Parts
+from services.worker.orders.ledger import Ledger
+from services.worker.orders.served import Served
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport, instance_info
-from services.worker.served import Served
 from services.worker.servicer import WorkerServicer
 from services.worker.settings import WorkerSettings
-from services.worker.step_members import StepMembers
 from services.worker.step_observer import StepObserver
 
 __all__ = ["Worker", "main"]
@@ -150,21 +151,15 @@ class Worker:
             metadata = StoreMetadata(settings.redis_url, tls=security.tls)
             store = self._store = StoreClient(self.transfer, metadata, self._reader)
         self.parts = Parts(
-            settings=settings,
+            limits=settings,
             served=served,
             cache=cache,
             members=members,
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,
-            fetcher=Fetcher(
-                *(source or self._reader, region, served.layout, clock, settings.fetch_timeout_s, layered),
-                store=store,
-            ),
-            storage=Storage(
-                *(cache, region, store, settings.store_queue_blocks, settings.store_queue_s, settings.store_timeout_s),
-                clock,
-            ),
+            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings, layered, store=store),
+            storage=Storage(cache, region, store, settings, clock),
             ledger=ledger,
             telemetry=self._telemetry,
             clock=clock,
@@ -196,12 +191,7 @@ class Worker:
         )
         self.server.add(
             kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
-            CachedBlockServicer(
-                cache,
-                segment_to_proto(self.transfer.descriptor([])),
-                LeaseLimits(settings.lease_s, settings.max_lease_s),
-                self._telemetry,
-            ),
+            CachedBlockServicer(cache, segment_to_proto(self.transfer.descriptor([])), settings, self._telemetry),
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
             BLOCK_READ_CALLERS,
         )

@@ -9,7 +9,7 @@ from pinyon.batching import LEVEL_BLOCKS
 from pinyon.decisions import BatchLoad, BatchRoom
 from pinyon.placement.instances import InstanceLoad
 from services.worker.decode.decodes import Decodes
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 
 __all__ = ["WorkerLoad"]
@@ -36,7 +36,7 @@ class WorkerLoad:
             pending=batch.waiting,
             running=batch.running,
             room=batch.room,
-            max_batch=self._parts.settings.max_batch,
+            max_batch=self._parts.limits.max_batch,
             pending_prefill_tokens=self._prefills.queue.pending_tokens,
             draining=self._parts.refusing,
         )
@@ -44,7 +44,7 @@ class WorkerLoad:
     def reported(self) -> InstanceLoad:
         """For the conductor, without the time between tokens."""
         parts, batch = self._parts, self.batch()
-        pool, members, reads_once = parts.cache.pool, parts.members, parts.members.reads_once
+        pool, members, reads_once = parts.cache.pool, parts.members, parts.members.scheduler.reads_once
         return InstanceLoad(
             pending_requests=self._decodes.pending + self._prefills.queue.foreign,
             running_requests=members.running,

@@ -14,19 +14,17 @@ from prometheus_client.registry import Collector
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason
 from pinyon.messages.finish_reason import finish_reason_to_proto
-from pinyon.paging import BlockPool, SecondTier
 from pinyon.runtime.eviction_metrics import show_eviction
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
-from services.worker.kv.storage import Drop, Storage
-from services.worker.kv.swaps import Swaps
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import EngineStep, StepOutcome
+from services.worker.kv.storage import Drop
 from services.worker.load import WorkerLoad
-from services.worker.orders import PrefillOutcome
-from services.worker.parts import Parts
+from services.worker.orders.order import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.step_members import EngineStep, StepOutcome
 
 __all__ = ["WorkerMetrics", "register_gauges"]
 
@@ -98,13 +96,14 @@ class WorkerMetrics:
         self._passed_over.observe(passed_over_s)
 
     def prefill(self, outcome: PrefillOutcome) -> None:
-        self._computed.add(amount=outcome.computed_tokens)
-        self._reused.add(LOCAL, outcome.local_tokens)
-        self._reused.add(PEER, outcome.peer_tokens)
-        self._reused.add(STORE, outcome.store_tokens)
-        times = (outcome.queue_s, outcome.fetch_s, outcome.compute_s, outcome.push_s)
-        for part, seconds in zip(PREFILL_PARTS, times, strict=True):
-            self._parts.observe(seconds, part)
+        report = outcome.first.report
+        self._computed.add(amount=report.computed_tokens)
+        self._reused.add(LOCAL, report.local_tokens)
+        self._reused.add(PEER, report.peer_tokens)
+        self._reused.add(STORE, report.store_tokens)
+        times = (report.queue_ms, report.fetch_ms, report.compute_ms, report.push_ms)
+        for part, ms in zip(PREFILL_PARTS, times, strict=True):
+            self._parts.observe(ms / 1e3, part)
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
@@ -113,56 +112,26 @@ class WorkerMetrics:
         self._ended.add(self._reasons[update.finish_reason])
 
 
-class _Totals(Collector):
+class _Counters(Collector):
     """Counters that the parts keep themselves."""
 
-    def __init__(self, totals: dict[str, tuple[str, Callable[[], float]]]) -> None:
+    def __init__(
+        self,
+        totals: dict[str, tuple[str, Callable[[], float]]],
+        labelled: dict[str, tuple[str, str, Callable[[], dict[str, float]]]],
+    ) -> None:
+        """By name: the text and, of ``labelled`` ones, the label; and what reads it."""
         self._totals = totals
+        self._labelled = labelled
 
     def collect(self) -> Iterable[Metric]:
         for name, (text, read) in self._totals.items():
-            yield CounterMetricFamily(name, text, value=read())
-
-
-class _Dropped(Collector):
-    """Blocks that were not put into the KV store, by the reason."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def collect(self) -> Iterable[Metric]:
-        dropped = CounterMetricFamily(
-            "pinyon_worker_dropped_blocks", "Blocks not put into the KV store.", labels=("reason",)
-        )
-        for reason in Drop:
-            dropped.add_metric((reason,), self._storage.drops[reason])
-        yield dropped
-
-
-class _Tiers(Collector):
-    """What the second tier does, and how often blocks were found in which one."""
-
-    def __init__(self, pool: BlockPool, below: SecondTier, swaps: Swaps) -> None:
-        self._pool = pool
-        self._below = below
-        self._swaps = swaps
-
-    def collect(self) -> Iterable[Metric]:
-        below, swaps = self._below, self._swaps
-        hits = CounterMetricFamily("pinyon_worker_hit_blocks", "Blocks that were found and reused.", labels=("tier",))
-        hits.add_metric(("pool",), self._pool.hits - below.swapped_in)
-        hits.add_metric(("dram",), below.swapped_in)
-        yield hits
-        moved = CounterMetricFamily("pinyon_worker_swapped_blocks", "Blocks moved between the tiers.", labels=("to",))
-        moved.add_metric(("dram",), below.swapped_out)
-        moved.add_metric(("pool",), below.swapped_in)
-        yield moved
-        for name, text, value in (
-            ("lost_swaps", "Blocks lost because too many others were being moved.", below.lost),
-            ("swapped_bytes", "Bytes copied between the tiers.", swaps.bytes),
-            ("swap_seconds", "Time that this took.", swaps.seconds),
-        ):
-            yield CounterMetricFamily(f"pinyon_worker_{name}", text, value=value)
+            yield CounterMetricFamily(f"pinyon_worker_{name}", text, value=read())
+        for name, (text, label, read_all) in self._labelled.items():
+            family = CounterMetricFamily(f"pinyon_worker_{name}", text, labels=(label,))
+            for value, count in read_all().items():
+                family.add_metric((value,), count)
+            yield family
 
 
 def register_gauges(
@@ -189,9 +158,9 @@ def register_gauges(
         "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
         "room_wait_seconds_expected": (
             "How long a request that comes now would wait for KV blocks.",
-            lambda: parts.cache.room_wait_s(),
+            parts.cache.room_wait_s,
         ),
-        "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: parts.cache.waiting),
+        "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: parts.cache.admission.waiting),
         "pushes": ("Prompts being sent to a decode instance.", lambda: prefills.pushing),
         "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
         "leases": ("Leases of readers.", lambda: parts.cache.leases),
@@ -232,32 +201,51 @@ def register_gauges(
     }
     for name, (text, read) in gauges.items():
         Gauge(f"pinyon_worker_{name}", text, registry=registry).set_function(read)
-    if below is not None and swaps is not None:
-        registry.register(_Tiers(parts.cache.pool, below, swaps))
-    registry.register(
-        _Totals(
-            {
-                "pinyon_worker_preemptions": (
-                    "Requests that gave up their KV blocks for others and are computed again.",
-                    lambda: parts.members.preemptions,
-                ),
-                "pinyon_worker_cut_steps": (
-                    "Steps in which prompts got less, so that running requests do not wait for their tokens.",
-                    lambda: parts.members.cut_steps,
-                ),
-                "pinyon_worker_scheduling_seconds": (
-                    "Time that choosing what steps compute has taken.",
-                    lambda: parts.members.scheduling_s,
-                ),
-                "pinyon_worker_batching_shifts": (
-                    "How often what the batching policy had learned stopped being true.",
-                    lambda: parts.members.formed.shifts,
-                ),
-                "pinyon_worker_stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
-                "pinyon_worker_fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
-                "pinyon_worker_cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
-            }
+    totals: dict[str, tuple[str, Callable[[], float]]] = {
+        "preemptions": (
+            "Requests that gave up their KV blocks for others and are computed again.",
+            lambda: parts.members.preemptions,
+        ),
+        "cut_steps": (
+            "Steps in which prompts got less, so that running requests do not wait for their tokens.",
+            lambda: parts.members.scheduler.cut_steps,
+        ),
+        "scheduling_seconds": (
+            "Time that choosing what steps compute has taken.",
+            lambda: parts.members.scheduling_s,
+        ),
+        "batching_shifts": (
+            "How often what the batching policy had learned stopped being true.",
+            lambda: parts.members.formed.shifts,
+        ),
+        "stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
+        "fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
+        "cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
+    }
+    labelled: dict[str, tuple[str, str, Callable[[], dict[str, float]]]] = {
+        "dropped_blocks": (
+            "Blocks not put into the KV store.",
+            "reason",
+            lambda: {reason.value: parts.storage.drops[reason] for reason in Drop},
         )
-    )
-    registry.register(_Dropped(parts.storage))
+    }
+    if below is not None and swaps is not None:
+        totals |= {
+            "lost_swaps": ("Blocks lost because too many others were being moved.", lambda: below.lost),
+            "swapped_bytes": ("Bytes copied between the tiers.", lambda: swaps.bytes),
+            "swap_seconds": ("Time that this took.", lambda: swaps.seconds),
+        }
+        labelled |= {
+            "hit_blocks": (
+                "Blocks that were found and reused.",
+                "tier",
+                lambda: {"pool": parts.cache.pool.hits - below.swapped_in, "dram": below.swapped_in},
+            ),
+            "swapped_blocks": (
+                "Blocks moved between the tiers.",
+                "to",
+                lambda: {"dram": below.swapped_out, "pool": below.swapped_in},
+            ),
+        }
+    registry.register(_Counters(totals, labelled))
     show_eviction(registry, "worker", "blocks", parts.cache.pool.of_all)

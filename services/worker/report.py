@@ -10,9 +10,9 @@ from pinyon.core.block_keys import secret_id
 from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from services.worker.convert import first_token_to_proto, measurement_to_proto
-from services.worker.ledger import Ledger
-from services.worker.served import Served
+from services.worker.orders.convert import first_token_to_proto, measurement_to_proto
+from services.worker.orders.ledger import Ledger
+from services.worker.orders.served import Served
 
 __all__ = ["WorkerReport", "instance_info"]
 
@@ -44,20 +44,22 @@ class WorkerReport:
         tbt_ms, batch, kv_tokens = self._ledger.token_times.take(idle=not load.running_requests)
         return load_to_proto(replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens))
 
-    def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
-        return [measurement_to_proto(outcome) for outcome in self._ledger.take_measured()]
-
-    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
-        return [first_token_to_proto(*each) for each in self._ledger.take_first_tokens()]
-
-    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
-        return self._ledger.take_begun()
+    def news(self) -> conductor_pb2.ReportSessionRequest:
+        ledger = self._ledger
+        begun_prefills, begun_decodes = ledger.take_begun()
+        ended_prefills, ended_decodes = ledger.take_ended()
+        return conductor_pb2.ReportSessionRequest(
+            load=self.load(),
+            prefills=[measurement_to_proto(outcome) for outcome in ledger.take_measured()],
+            first_tokens=[first_token_to_proto(*each) for each in ledger.take_first_tokens()],
+            begun_prefill_request_ids=begun_prefills,
+            begun_decode_request_ids=begun_decodes,
+            ended_prefill_request_ids=ended_prefills,
+            ended_decode_request_ids=ended_decodes,
+        )
 
     def decoding(self) -> Sequence[str]:
         return self._decoding()
-
-    def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
-        return self._ledger.take_ended()
 
 
 def instance_info(

@@ -13,7 +13,7 @@ from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 from services.worker.prefill.session import PrefillSession
 
@@ -48,7 +48,7 @@ class WorkerServicer:
 
     async def Generate(self, request: worker_pb2.GenerateRequest, context: Any) -> None:
         """Writes by itself: a cancel then always arrives in here, and a client that takes nothing is cut off."""
-        updates = UpdateBuffer(self._parts.settings.outbox_tokens)
+        updates = UpdateBuffer(self._parts.limits.outbox_tokens)
         running = self._sessions.decodes.submit(request.submission, updates)
         running.ended.add_done_callback(lambda _: updates.close())
         try:
@@ -56,7 +56,7 @@ class WorkerServicer:
                 for update in message.updates:
                     if update.HasField("error"):
                         raise error_from_proto(update.error)
-                    async with asyncio.timeout(self._parts.settings.write_timeout_s):
+                    async with asyncio.timeout(self._parts.limits.write_timeout_s):
                         await context.write(worker_pb2.GenerateResponse(update=update))
             if updates.overflow.done():
                 updates.overflow.result()

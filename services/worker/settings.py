@@ -15,6 +15,7 @@ from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
+from services.worker.orders.limits import Limits
 
 __all__ = ["WorkerSettings"]
 
@@ -27,7 +28,7 @@ def _profile(name: str) -> str:
     return name
 
 
-class WorkerSettings(TransferSettings, JournalSettings):
+class WorkerSettings(TransferSettings, JournalSettings, Limits):
     """An engine instance that computes prompts, generates tokens, or both."""
 
     model_config = service_config("worker")
@@ -73,7 +74,6 @@ class WorkerSettings(TransferSettings, JournalSettings):
     service_order: Annotated[str, AfterValidator(SERVICE_ORDERS.checked)] = Field(
         SERVICE_ORDER_DEFAULT, description=f"whose prompt is computed next: {SERVICE_ORDERS.described}"
     )
-    max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     prefill_chunk_tokens: int = Field(256, ge=1, le=16384, description="prompt tokens of one request in one step")
     step_tokens: int = Field(512, ge=1, le=32768, description="tokens in one step; decoded ones go first")
     step_tbt_s: float = Field(
@@ -83,8 +83,6 @@ class WorkerSettings(TransferSettings, JournalSettings):
         description="seconds that a step with running requests and chunks of prompts should take at most, as earlier "
         "steps have shown; 0: only the tokens bound it",
     )
-    max_requests: int = Field(4096, ge=1, le=65536, description="requests owned at once, waiting ones included")
-    max_prefills: int = Field(4096, ge=1, le=65536, description="prompts accepted and not finished")
     active_prefills: int = Field(
         4, ge=1, le=256, description="prompts at once between leaving the queue and having been sent"
     )
@@ -92,26 +90,6 @@ class WorkerSettings(TransferSettings, JournalSettings):
     step_timeout_s: float = Field(
         20.0, gt=0, le=3600, description="an engine step that takes longer hangs: requests go elsewhere"
     )
-    request_timeout_s: float = Field(600.0, gt=0, le=86400, description="a request's time when it does not bring one")
-    room_timeout_s: float = Field(20.0, gt=0, le=3600, description="wait for KV blocks before a prompt is refused")
-    fetch_timeout_s: float = Field(
-        2.0, gt=0, le=600, description="wait for reused KV before it is computed instead, and 1 s more for each GiB"
-    )
-    push_timeout_s: float = Field(5.0, gt=0, le=600, description="time for one write of KV to the decode instance")
-    settle_s: float = Field(10.0, gt=0, le=600, description="wait for a cancelled prefill, then its writes are cut off")
-    lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
-    max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
-
-    load_interval_s: float = Field(
-        0.1, ge=0.01, le=60, description="load balancers that ask are told of the load no more often"
-    )
-    outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
-    write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
-    store_queue_blocks: int = Field(
-        512, ge=0, le=65536, description="blocks waiting for the KV store, at most 1/4 of the pool; 0: never store"
-    )
-    store_queue_s: float = Field(5.0, gt=0, le=600, description="how long a block may wait for the KV store")
-    store_timeout_s: float = Field(2.0, gt=0, le=600, description="time for one put into the KV store")
 
     def exposed(self) -> list[str]:
         return super().exposed() + plain_redis(self, self.redis_url)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
+from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.kv.cache import KvCache
-from services.worker.ledger import Ledger
 from services.worker.metrics import WorkerMetrics
-from services.worker.step_members import EngineStep, StepMembers, StepOutcome
+from services.worker.orders.ledger import Ledger
 
 __all__ = ["StepObserver"]
 
@@ -30,8 +30,8 @@ class StepObserver:
         self._metrics.step(step, outcome, sampled)
         decodes = len(step.decodes)
         seen = StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s, decode_s=outcome.decode_s)
-        self._cache.observe(seen)
-        self._members.observe(seen)
+        self._cache.admission.observe(seen)
+        self._members.scheduler.observe(seen)
         if not decodes:
             self._last_decode_s = 0.0
             return

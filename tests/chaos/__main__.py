@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from services.cluster import LocalCluster
-from services.process import ROOT
+from launch.cluster import LocalCluster
+from launch.process import ROOT
 from tests.chaos.clusters import CONFIGURATIONS
 from tests.chaos.evidence import Evidence
 from tests.chaos.leaving import MOMENTS, SIZES_BYTES, Leaving, run_leaving

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cluster import ClusterSpec
+from launch.cluster import ClusterSpec
 from tests.chaos.jobs import ExactJobs, Jobs, PacedJobs
 from tests.chaos.traffic import ClientKind
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from services.cluster import LocalCluster
+from launch.cluster import LocalCluster
 from tests.chaos.traffic import Record
 
 __all__ = ["Evidence", "machine"]

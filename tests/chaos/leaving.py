@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from services.cluster import ClusterSpec, LocalCluster
-from services.scrape import Scrape
 from tests.chaos.clusters import HERE
 from tests.chaos.contention import Contention
 from tests.chaos.http_exchange import completion

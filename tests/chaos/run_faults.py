@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from services.cluster import LocalCluster
-from services.process import INTERPRETER, Launch
+from launch.cluster import LocalCluster
+from launch.process import INTERPRETER, Launch
 from tests.chaos.balancer import Balancer
 from tests.chaos.clusters import Configuration
 from tests.chaos.contention import Contention, quiet

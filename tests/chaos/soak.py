@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 from tests.chaos.balancer import Balancer, NotServed, Trace
 from tests.chaos.clusters import HERE
 from tests.chaos.http_exchange import Exchange, HttpConnection, completion

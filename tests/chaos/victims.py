@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.cluster import LocalCluster
-from services.process import Child
+from launch.cluster import LocalCluster
+from launch.process import Child
 from tests.chaos.balancer import Balancer
 from tests.cluster.fault_tools import redis_process, start_redis
 

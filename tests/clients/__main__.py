@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from services.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 from tests.clients.child import TooLate, run_child
 from tests.clients.clients import CHECKPOINT, CLIENTS, MODEL, Client, Target, Wrong
 from tests.clients.environment import ENVIRONMENTS, NotHad, NotInstalled

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.process import ROOT
+from launch.process import ROOT
 from tests.clients.environment import Environment, Step
 
 __all__ = ["CHECKPOINT", "CLIENTS", "MODEL", "Client", "Target", "Wrong"]

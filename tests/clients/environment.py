@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from services.process import ROOT
+from launch.process import ROOT
 from tests.clients.child import TooLate, run_child
 
 __all__ = ["Environment", "NotHad", "NotInstalled", "Step"]

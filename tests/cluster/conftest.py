@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cluster import LocalCluster
+from launch.cluster import LocalCluster
 from tests.cluster.reference import Reference
 from tests.cluster.specs import CHUNKS, cluster_spec
 from tests.forks import forked

@@ -9,14 +9,14 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
+from launch.cluster import LocalCluster
+from launch.process import ServiceProcess
+from launch.scrape import Scrape
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys, tokens_to_bytes
 from pinyon.core.layout import KvLayout
 from pinyon.frontdoor.auth import PUBLIC
-from services.cluster import LocalCluster
-from services.process import ServiceProcess
-from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.cluster import LocalCluster
-from services.scrape import Scrape
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 
 # What must be zero when nothing is going on, on every service: a slot, lease, buffer or queue entry that was left.
 IDLE_GAUGES = (

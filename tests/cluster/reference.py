@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.batching import TokenCounts
+from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.request import SamplingParams
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import ModelCard, load_card
-from services.worker.engines import DecodeSlot, PrefillChunk, create_engine
+from services.worker.engines import create_engine
 
 BLOCK_TOKENS = 32
 ABREAST = 8

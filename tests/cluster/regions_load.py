@@ -9,8 +9,8 @@ import urllib.request
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from services.regions import LocalRegions
-from services.scrape import Scrape
+from launch.regions import LocalRegions
+from launch.scrape import Scrape
 
 __all__ = ["WAIT_S", "Load", "ask", "taken_by", "until", "value"]
 

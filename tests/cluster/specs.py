@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from services.cluster import ClusterSpec
+from launch.cluster import ClusterSpec
 
 __all__ = ["CHUNKS", "PATIENT", "cluster_spec"]
 

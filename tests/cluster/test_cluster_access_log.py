@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
+from launch.cluster import LocalCluster
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from services.cluster import LocalCluster
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 

@@ -10,10 +10,10 @@ import time
 import grpc
 import pytest
 
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from services.cluster import LocalCluster
-from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked

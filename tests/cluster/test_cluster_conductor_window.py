@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.core.address import parse_address
 from pinyon.runtime.held_ports import HeldPorts
-from services.cluster import ClusterSpec, LocalCluster
 from tests.cluster.fault_tools import known, restart, until, value
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import PATIENT

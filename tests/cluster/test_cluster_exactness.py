@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from pinyon.api.lb.v1 import lb_pb2_grpc
-from services.cluster import LocalCluster
-from services.scrape import Scrape
 from tests.cluster.fault_tools import lookup
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens

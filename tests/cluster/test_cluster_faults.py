@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from pinyon.api.lb.v1 import lb_pb2_grpc
-from pinyon.runtime.interceptors import ERROR_METADATA_KEY, error_from_rpc
-from services.cluster import LocalCluster
-from services.scrape import Scrape
+from pinyon.messages.error import ERROR_METADATA_KEY
+from pinyon.runtime.interceptors import error_from_rpc
 from tests.cluster.fault_tools import (
     WAIT_S,
     WORKERS,

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from launch.cluster import LocalCluster
 from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.core.request import SamplingParams
-from services.cluster import LocalCluster
 from tests.cluster.fault_tools import WAIT_S, Clients, make_asks, until, value
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, text_tokens

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 import grpc
 import pytest
 
+from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
-from services.cluster import ClusterSpec, LocalCluster
 from tests.chaos.memory import held_bytes
 from tests.cluster.fault_tools import WAIT_S, Clients, make_asks
 from tests.cluster.hostile_messages import METHODS, Kept, Target, parses, payload

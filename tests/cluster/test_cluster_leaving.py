@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cluster import LocalCluster
+from launch.cluster import LocalCluster
 from tests.chaos.jobs import PacedJobs
 from tests.chaos.leaving import MOMENTS, leave_once, leaving_spec
 from tests.cluster.observe import wait_idle

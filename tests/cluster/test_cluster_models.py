@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.request import SamplingParams
-from services.cluster import LocalCluster
-from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, text_tokens
 from tests.cluster.specs import cluster_spec

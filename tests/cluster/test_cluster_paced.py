@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from launch.cluster import POLICIES, LocalCluster
 from pinyon.core.errors import InvalidArgument
-from services.cluster import POLICIES, LocalCluster
 from tests.cluster.observe import Scrape
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked

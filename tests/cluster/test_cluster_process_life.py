@@ -1,4 +1,4 @@
-"""``python -m services up`` as a person uses it: endpoints to copy, Ctrl-C ends all, a kill leaves nothing behind."""
+"""``python -m launch up`` as a person uses it: endpoints to copy, Ctrl-C ends all, a kill leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.process import ROOT
+from launch.process import ROOT
 
 WAIT_S = 180.0
 """Five interpreters that import everything, on a machine that has other things to do."""
@@ -40,7 +40,7 @@ SMALL = (
 def suite() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The command, and what it printed until it was up. It is ended in any case."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "services", "up", *SMALL],
+        [sys.executable, "-m", "launch", "up", *SMALL],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -119,7 +119,7 @@ def test_nothing_is_left_behind(number):
 
 def test_a_wrong_option_is_a_clear_message():
     result = subprocess.run(
-        [sys.executable, "-m", "services", "up", *SMALL, "--mixed", "0"],
+        [sys.executable, "-m", "launch", "up", *SMALL, "--mixed", "0"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -131,7 +131,7 @@ def test_a_wrong_option_is_a_clear_message():
 
 def test_a_dead_redis_is_a_clear_message():
     result = subprocess.run(
-        [sys.executable, "-m", "services", "up", *SMALL, "--redis-url", "redis://127.0.0.1:1/0"],
+        [sys.executable, "-m", "launch", "up", *SMALL, "--redis-url", "redis://127.0.0.1:1/0"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.cluster import LocalCluster
-from services.scrape import Scrape
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from launch.cluster import LocalCluster
 from pinyon.cli import main
-from services.cluster import LocalCluster
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 

@@ -1,4 +1,4 @@
-"""``python -m services up`` starts again what dies, says so, and gives up on what does not live."""
+"""``python -m launch up`` starts again what dies, says so, and gives up on what does not live."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.process import ROOT
+from launch.supervisor import Supervisor
 from pinyon.runtime import redis_server
-from services.cluster import ClusterSpec, LocalCluster
-from services.process import ROOT
-from services.restarts import QUICK_DEATHS_MAX
-from services.supervisor import Supervisor
+from pinyon.runtime.restarts import QUICK_DEATHS_MAX
 from tests.cluster.specs import cluster_spec
 from tests.cluster.test_cluster_process_life import WAIT_S, children, gone, read_until, suite, wait_gone
 from tests.forks import forked
@@ -113,7 +113,7 @@ def test_what_does_not_live_is_given_up(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_while_it_starts_ends_it_at_once(number):
     process = subprocess.Popen(
-        [sys.executable, "-m", "services", "up", *ANY_PORTS],
+        [sys.executable, "-m", "launch", "up", *ANY_PORTS],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

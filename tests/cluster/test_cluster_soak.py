@@ -6,7 +6,7 @@ are bounded still fill: what is asked here is that nothing of the size of a prom
 
 from __future__ import annotations
 
-from services.cluster import LocalCluster
+from launch.cluster import LocalCluster
 from tests.chaos.soak import run_soak, soak_spec
 from tests.forks import forked
 from tests.long import usually

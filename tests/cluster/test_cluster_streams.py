@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from services.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 from tests.cluster.observe import wait_idle
 from tests.forks import forked
 from tests.integration.lb_harness import Connection

@@ -18,6 +18,11 @@ import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from launch.access import role_of
+from launch.cluster import LocalCluster
+from launch.hints import hints
+from launch.process import ROOT, ServiceProcess
+from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -27,12 +32,8 @@ from pinyon.cli import main
 from pinyon.core.address import parse_address
 from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import peer_name
+from pinyon.runtime.process import child_environment
 from pinyon.runtime.tls import client_credentials
-from services.access import role_of
-from services.cluster import LocalCluster
-from services.hints import hints
-from services.process import ROOT, ServiceProcess, child_environment
-from services.scrape import Scrape
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
@@ -77,7 +78,7 @@ def test_the_printed_line_lists_the_instances(secured: LocalCluster) -> None:
         if " instances " in line
     )
     shown = subprocess.run(
-        ["sh", "-c", line], capture_output=True, cwd="/", env=child_environment(0), timeout=WAIT_S, check=True
+        ["sh", "-c", line], capture_output=True, cwd="/", env=child_environment(ROOT, 0), timeout=WAIT_S, check=True
     )
     assert b"prefill-0" in shown.stdout
 

@@ -13,11 +13,11 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.request import RequestClass
-from services.cluster import LocalCluster
-from services.scrape import Scrape
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 

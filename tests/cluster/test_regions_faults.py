@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.regions import LocalRegions, RegionsSpec
+from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, taken_by, until, value
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.cluster import ClusterSpec
-from services.regions import LocalRegions, RegionsSpec
+from launch.cluster import ClusterSpec
+from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, taken_by
 from tests.forks import forked
 

@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from launch.process import ServiceProcess
 from pinyon.api.controller.v1 import controller_pb2_grpc
 from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.view import Cluster, Federation
@@ -19,7 +20,6 @@ from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.runtime.channel import open_channel
 from services.controller.app import Controller, build
 from services.controller.settings import ControllerSettings
-from services.process import ServiceProcess
 
 WAIT_S = 60.0
 """Longest wait for anything: it only ends what hangs."""

@@ -17,6 +17,7 @@ import psutil
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from launch.process import ServiceProcess
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -28,7 +29,6 @@ from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb, build
 from services.lb.settings import LbSettings
-from services.process import ServiceProcess
 from tests.forks import forked
 
 MODEL = "pinyon-tiny"

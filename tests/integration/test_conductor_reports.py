@@ -46,20 +46,11 @@ class Cache:
     def load(self) -> conductor_pb2.InstanceLoad:
         return conductor_pb2.InstanceLoad(cached_blocks=len(self.keys))
 
-    def drain_measurements(self) -> list[conductor_pb2.PrefillMeasurement]:
-        return []
-
-    def drain_first_tokens(self) -> list[conductor_pb2.FirstTokenMeasurement]:
-        return []
-
-    def drain_begun(self) -> tuple[list[str], list[str]]:
-        return [], []
+    def news(self) -> conductor_pb2.ReportSessionRequest:
+        return conductor_pb2.ReportSessionRequest(load=self.load())
 
     def decoding(self) -> list[str]:
         return []
-
-    def drain_ended(self) -> tuple[list[str], list[str]]:
-        return [], []
 
 
 def held(conductor: Conductor) -> dict[str, int]:

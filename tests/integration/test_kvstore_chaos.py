@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from launch.process import ServiceProcess
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.client import PutOutcome
 from pinyon.store.node_calls import NodeCalls
-from services.process import ServiceProcess
 from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, end_redis, eventually, key
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from launch.process import ServiceProcess
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
-from services.process import ServiceProcess
 from tests.forks import forked
 from tests.integration.kvstore_parts import WAIT_S, client_of, empty, end_redis, eventually, key, running_node
 

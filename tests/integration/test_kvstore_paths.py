@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 import redis
 
+from launch.process import Interpreter, ServiceProcess
 from pinyon.core.request import SamplingParams
 from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
-from services.process import Interpreter, ServiceProcess
 from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, client_of
 from tests.integration.transfer_hosts import (

@@ -19,14 +19,14 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from launch.process import ServiceProcess
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
-from services import restarts
+from pinyon.runtime import restarts
 from services.lb.child import Child
 from services.lb.heartbeat import Heartbeat, HeartbeatReceiver
 from services.lb.held_port import HeldPort
 from services.lb.parent import Family
-from services.process import ServiceProcess
 from tests.forks import forked
 from tests.integration.lb_harness import WAIT_S, Connection, Front
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire

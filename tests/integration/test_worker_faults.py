@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from launch.process import ROOT
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.process import child_environment
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
-from services.process import child_environment
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
@@ -231,7 +232,7 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
         *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
         pass_fds=(writer,),
         stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(os.getpid()),
+        env=child_environment(ROOT, os.getpid()),
     )
     os.close(writer)
     try:
@@ -553,6 +554,12 @@ async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
     await fleet.idle()
 
 
+def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
+    """What came to decode, and whose prefill and decode ended."""
+    news = report.news()
+    return [*news.begun_decode_request_ids], [*news.ended_prefill_request_ids], [*news.ended_decode_request_ids]
+
+
 async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     p, d = await fleet.pair()
     report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
@@ -563,10 +570,10 @@ async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
     (refused,) = await client.submit(submission(PROMPT, SHORT, request_id="refused"))
     await refused.wait()
     assert refused.finish == "error"
-    assert (report.drain_begun()[1], report.drain_ended()) == (["taken"], ([], []))
+    assert told(report) == (["taken"], [], [])
     assert report.decoding() == ["taken"]
     d.engine.release()
     await answer.wait()
     await fleet.idle()
-    assert (report.drain_begun()[1], report.drain_ended()) == ([], ([], ["taken"]))
+    assert told(report) == ([], [], ["taken"])
     assert report.decoding() == []

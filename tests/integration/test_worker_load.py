@@ -12,10 +12,11 @@ import sys
 import grpc
 import pytest_asyncio
 
+from launch.process import ROOT
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from services.process import child_environment
+from pinyon.runtime.process import child_environment
 from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S
 from tests.forks import until_stopped
@@ -325,7 +326,7 @@ async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
         *("--metrics-listen", "", "--ready-fd", str(writer), "--pool-blocks", "64"),
         pass_fds=(writer,),
         stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(os.getpid()),
+        env=child_environment(ROOT, os.getpid()),
     )
     os.close(writer)
     try:

@@ -12,7 +12,7 @@ from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from pinyon.core.shared_prefix import SharedPrefix
-from services.worker import step_members
+from services.worker.instance import step_members
 from services.worker.kv.push import Push
 from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, submission
@@ -110,11 +110,11 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
         await answer.wait()
         assert answer.finish == "length"
     report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
-    (told,) = report.drain_first_tokens()
+    (told,) = report.news().first_tokens
     assert (told.placement_number, told.prefill_instance_id) == (77, p.served.instance_id)
     assert told.computed_tokens == len(PROMPT)
     assert 0 < told.compute_us <= told.ttft_us
-    assert not report.drain_first_tokens()
+    assert not report.news().first_tokens
     await fleet.idle()
 
 

@@ -376,7 +376,7 @@ async def test_a_worker_that_stops_in_the_middle_of_a_swap_stops(fleet, monkeypa
     held.release()
     await asyncio.wait_for(stopping, WAIT_S)
     await answer.wait()
-    m.parts.cache.check_integrity()
+    m.parts.cache.admission.check_integrity()
     assert m.parts.cache.pool.used == 0
 
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import TokenCounts
+from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import SamplingParams
 from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logprobs_from_proto
@@ -28,7 +28,9 @@ from services.conductor.app import Conductor
 from services.conductor.app import build as build_conductor
 from services.conductor.settings import ConductorSettings
 from services.worker.app import Worker
-from services.worker.engines import KERNEL_DEFAULT, DecodeSlot, NumpyLlamaEngine, PrefillChunk, StepResult
+from services.worker.engines.decode_plan import KERNEL_DEFAULT
+from services.worker.engines.numpy_llama import NumpyLlamaEngine
+from services.worker.engines.protocol import StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 from tests.integration.kvstore_parts import eventually
@@ -243,7 +245,7 @@ class Fleet:
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"
-            worker.parts.cache.check_integrity()
+            worker.parts.cache.admission.check_integrity()
 
     async def close(self) -> None:
         for client in self.clients:
@@ -252,7 +254,7 @@ class Fleet:
             worker.engine.release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
-            worker.parts.cache.check_integrity()
+            worker.parts.cache.admission.check_integrity()
             assert worker.parts.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
         if self.conductor is not None:

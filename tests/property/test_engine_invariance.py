@@ -25,7 +25,8 @@ from pinyon.core.logprobs import LogprobRows
 from pinyon.core.request import SamplingParams
 from pinyon.model.builtin import builtin_config
 from pinyon.model.card import load_card
-from services.worker.engines import KERNELS, numpy_llama
+from services.worker.engines import numpy_llama
+from services.worker.engines.decode_plan import KERNELS
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import builtin_weights, load_weights
 from tests.long import usually

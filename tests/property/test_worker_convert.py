@@ -13,8 +13,8 @@ from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role
 from pinyon.model import load_card
 from pinyon.transfer import SegmentDescriptor
-from services.worker.convert import parse_hello, parse_prefill, parse_submission, parse_target
-from services.worker.served import Served
+from services.worker.orders.convert import parse_hello, parse_prefill, parse_submission, parse_target
+from services.worker.orders.served import Served
 from tests.long import usually
 
 u32 = st.integers(0, 2**32 - 1)
@@ -118,10 +118,11 @@ def test_submissions(message, role):
     order = ask(parse_submission, message, served(role), 1.0)
     if order is None:
         return
-    assert order.tokens.size * 4 == len(message.prompt_tokens_le32)
-    assert len(order.keys) == order.tokens.size // 16
-    assert order.max_new_tokens > 0
-    assert order.tokens.size + order.max_new_tokens <= served(role).max_context
+    prompt, new = order.prompt, order.prompt.sampling.max_tokens - order.prompt.sample_index
+    assert prompt.tokens.size * 4 == len(message.prompt_tokens_le32)
+    assert len(prompt.keys) == prompt.tokens.size // 16
+    assert new > 0
+    assert prompt.tokens.size + new <= served(role).max_context
 
 
 @settings(max_examples=usually(25, long=300))

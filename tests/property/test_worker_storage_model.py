@@ -15,6 +15,7 @@ from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
 from pinyon.store.client import PutOutcome, PutResult
 from services.worker.kv.storage import POOL_SHARE, Storage
+from services.worker.orders.limits import Limits
 from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
@@ -58,7 +59,7 @@ class Play:
         self.cache = new_cache(LAYOUT, POOL, lambda: self.now)
         self.store = Store()
         region: Any = None
-        self.storage = Storage(self.cache, region, self.store, 512, QUEUE_S, 1.0, lambda: self.now)
+        self.storage = Storage(self.cache, region, self.store, Limits(store_queue_s=QUEUE_S), lambda: self.now)
         self.requests: list[tuple[Holder, list[bytes]]] = []
 
     def do(self, operation: str, number: int, blocks: int) -> None:
@@ -90,7 +91,7 @@ class Play:
         self.cache.pool.check_integrity()
         assert self.storage.pending <= POOL // POOL_SHARE
         requested = sum(not holder.waits for holder, _ in self.requests)
-        if self.cache.waiting and not requested:
+        if self.cache.admission.waiting and not requested:
             assert self.store.writing, "nobody waits when nothing is being written"
             assert self.cache.pool.used == self.storage.pending == self.store.writing, "nothing else is in the way"
 
@@ -104,7 +105,7 @@ class Play:
         while self.requests:
             self.end(0)
         await self.storage.close()
-        assert self.cache.pool.used == self.storage.pending == self.cache.waiting == 0
+        assert self.cache.pool.used == self.storage.pending == self.cache.admission.waiting == 0
 
 
 @given(OPERATIONS)

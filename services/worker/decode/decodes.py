@@ -6,11 +6,10 @@ import asyncio
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
-from services.worker.convert import parse_submission
-from services.worker.decode.observer import DecodeObserver
-from services.worker.decode.request import DecodeRequest
+from services.worker.decode.request import DecodeObserver, DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
+from services.worker.orders.convert import parse_submission
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
@@ -27,7 +26,6 @@ class Decodes:
         self._observer = observer
         self._tasks: dict[DecodeRequest, asyncio.Task[None]] = {}
         self._unfinished = 0
-        self._idle: asyncio.Future[None] | None = None
 
     @property
     def owned(self) -> int:
@@ -46,7 +44,7 @@ class Decodes:
 
     def unfinished(self) -> list[str]:
         """Ids of the requests whose last update was not given out yet."""
-        return [request.order.request_id for request in self._tasks if not request.ended.done()]
+        return [request.order.prompt.request_id for request in self._tasks if not request.ended.done()]
 
     def submit(self, submission: worker_pb2.Submission, updates: UpdateBuffer) -> DecodeRequest:
         """Take a request in; its updates go to ``updates``.
@@ -58,27 +56,26 @@ class Decodes:
         """
         parts = self.parts
         parts.check_serving("decode_instance")
-        if len(self._tasks) >= parts.settings.max_requests:
+        if len(self._tasks) >= parts.limits.max_requests:
             raise ResourceExhausted(
-                f"{parts.settings.max_requests} requests are here", field="decode_instance", retry_after_s=1.0
+                f"{parts.limits.max_requests} requests are here", field="decode_instance", retry_after_s=1.0
             )
-        order = parse_submission(submission, parts.served, parts.settings.request_timeout_s)
+        order = parse_submission(submission, parts.served, parts.limits.request_timeout_s)
         request = DecodeRequest(
             parts,
             self._prefills,
             self._peers,
             self._observer,
-            parts.cache.number(),
             order,
             submission.stream_id,
             updates,
             self._ended,
         )
         self._unfinished += 1
-        parts.ledger.decode_begun(order.request_id)
+        parts.ledger.decode_begun(order.prompt.request_id)
         task = asyncio.get_running_loop().create_task(request.run(), name="decode")
         self._tasks[request] = task
-        task.add_done_callback(lambda _: self._gone(request))
+        task.add_done_callback(lambda _: self._tasks.pop(request))
         return request
 
     def cancel(self, request: DecodeRequest, reason: str) -> None:
@@ -87,18 +84,12 @@ class Decodes:
     def _ended(self) -> None:
         self._unfinished -= 1
 
-    def _gone(self, request: DecodeRequest) -> None:
-        del self._tasks[request]
-        if not self._tasks and self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
     # -- the end
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether all requests ended by themselves within the time."""
         if self._tasks:
-            self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._idle,), timeout=timeout_s)
+            await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
         return not self._tasks
 
     def give_up(self, why: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any, cast
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.runtime.pace import Pace
-from services.worker.convert import failed_update
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.load_news import LoadNews, LoadTeller
 from services.worker.decode.outgoing_updates import LbStream, OutgoingUpdates
 from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
+from services.worker.orders.convert import failed_update
 
 __all__ = ["LbSession", "LbSessions"]
 
@@ -69,11 +69,11 @@ class LbSession:
     """``run`` ends when the load balancer has closed its side and everything is answered, or when it is gone."""
 
     def __init__(self, sessions: LbSessions) -> None:
-        settings = sessions.decodes.parts.settings
-        self.updates = UpdateBuffer(settings.outbox_tokens)
+        limits = sessions.decodes.parts.limits
+        self.updates = UpdateBuffer(limits.outbox_tokens)
         pace = Pace(lambda: len(self._requests), time.monotonic)
         self._outgoing = OutgoingUpdates(self.updates, self._load, pace)
-        self._write_timeout_s = settings.write_timeout_s
+        self._write_timeout_s = limits.write_timeout_s
         self._sessions = sessions
         self._decodes = sessions.decodes
         self._teller: LoadTeller | None = None
@@ -81,7 +81,6 @@ class LbSession:
         self._received = 0
         """Submissions."""
         self._requests: dict[int, DecodeRequest] = {}
-        self._all_ended: asyncio.Future[None] | None = None
 
     async def run(self, context: Any) -> None:
         """
@@ -110,7 +109,7 @@ class LbSession:
                 self._decodes.cancel(request, "cancelled by the load balancer")
         if message.load_interval_ms and self._teller is None:
             parts = self._decodes.parts
-            interval_s = max(parts.settings.load_interval_s, message.load_interval_ms / 1e3)
+            interval_s = max(parts.limits.load_interval_s, message.load_interval_ms / 1e3)
             self._teller = LoadTeller(LoadNews(self._told, interval_s), self.updates.nudge, parts.clock)
 
     @property
@@ -132,8 +131,7 @@ class LbSession:
     async def _drain(self) -> None:
         """Nothing more comes in; what was asked is still answered."""
         if self._requests:
-            self._all_ended = asyncio.get_running_loop().create_future()
-            await self._all_ended
+            await asyncio.wait([request.ended for request in self._requests.values()])
         self.updates.close()
 
     def _submit(self, submission: worker_pb2.Submission) -> None:
@@ -146,9 +144,4 @@ class LbSession:
             failed_update(self.updates.update(stream_id), error)
             return
         self._requests[stream_id] = request
-        request.ended.add_done_callback(lambda _: self._ended(stream_id))
-
-    def _ended(self, stream_id: int) -> None:
-        del self._requests[stream_id]
-        if not self._requests and self._all_ended is not None and not self._all_ended.done():
-            self._all_ended.set_result(None)
+        request.ended.add_done_callback(lambda _: self._requests.pop(stream_id))

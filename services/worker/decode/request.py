@@ -6,6 +6,8 @@ import asyncio
 import math
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -23,21 +25,28 @@ from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
-from services.worker.abort import Abort
-from services.worker.convert import failed_update, parse_first_token, prefill_to_proto, report_to_proto
-from services.worker.decode.observer import DecodeObserver
 from services.worker.decode.transcript import Transcript
 from services.worker.decode.updates import UpdateBuffer
-from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import DecodeMember
+from services.worker.orders.abort import Abort
+from services.worker.orders.convert import failed_update, parse_first_token, prefill_to_proto
+from services.worker.orders.order import FirstToken, GenerateOrder
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
-from services.worker.step_members import DecodeMember
 
-__all__ = ["DecodeRequest"]
+__all__ = ["DecodeObserver", "DecodeRequest"]
 
 _log = get_logger("decode")
+
+
+class DecodeObserver(Protocol):
+    """Told of what metrics count."""
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def request_ended(self, update: worker_pb2.StreamUpdate) -> None: ...
 
 
 class DecodeRequest:
@@ -50,14 +59,13 @@ class DecodeRequest:
         prefills: Prefills,
         peers: PrefillPeers,
         observer: DecodeObserver,
-        number: int,
         order: GenerateOrder,
         stream_id: int,
         updates: UpdateBuffer,
         on_end: Callable[[], None],
     ) -> None:
         """``on_end`` is called when its last update was given out; it may still hold blocks then."""
-        self.number = number
+        self.number = parts.cache.number()
         self.order = order
         self.stream_id = stream_id
         self.abort = Abort()
@@ -69,16 +77,16 @@ class DecodeRequest:
         self._observer = observer
         self._on_end = on_end
         self._updates = updates
-        self._transcript = Transcript(parts.served.card, order.sampling)
-        self._token_changes = 2 + order.sampling.logprobs
+        self._prompt = prompt = order.prompt
+        """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
+        self._transcript = Transcript(parts.served.card, prompt.sampling)
+        self._token_changes = 2 + prompt.sampling.logprobs
         """What a token adds to an update: itself, and its log-probabilities."""
         self._replayed = ""
-        self._tokens = order.tokens
-        """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
-        self._keys = list(order.keys)
+        self._keys = list(prompt.keys)
         """Of the full blocks of all tokens so far."""
         self._made = array("I")
-        """Generated here since ``_tokens``."""
+        """Generated here since ``_prompt``."""
         self._reservation: Reservation | None = None
         self._waiting: asyncio.Future[Reservation] | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -90,30 +98,30 @@ class DecodeRequest:
         self._report: worker_pb2.PrefillReport | None = None
         self._arrived_s = self._parts.clock()
         self._started = False
-        self._traits = Traits.of(order.request_class)
+        self._traits = Traits.of(prompt.request_class)
         self._runs = parts.storage.new_runs()
         # The last full block's key and the tokens after it: what the next block's key follows from.
-        asked = order.request_class
+        asked = prompt.request_class
         start = parts.served.namespace(asked.tenant, asked.cache_salt)
-        self._last_key = order.keys[-1] if order.keys else start
-        covered = len(order.keys) * self._parts.served.layout.block_tokens
-        self._tail = bytearray(tokens_to_bytes(order.tokens[covered:]))
+        self._last_key = prompt.keys[-1] if prompt.keys else start
+        covered = len(prompt.keys) * self._parts.served.layout.block_tokens
+        self._tail = bytearray(tokens_to_bytes(prompt.tokens[covered:]))
 
     async def run(self) -> None:
         """Its whole life. Never raises."""
-        parts, order = self._parts, self.order
-        timer = asyncio.get_running_loop().call_later(order.timeout_s, self._on_deadline)
+        parts, prompt = self._parts, self.order.prompt
+        timer = asyncio.get_running_loop().call_later(self.order.timeout_s, self._on_deadline)
         with parts.telemetry.span(
-            "decode", order.traceparent, request_id=order.request_id, prompt_tokens=len(order.tokens)
+            "decode", prompt.traceparent, request_id=prompt.request_id, prompt_tokens=len(prompt.tokens)
         ) as span:
-            span.classify(order.request_class)
+            span.classify(prompt.request_class)
             try:
                 await self._phases(span)
             except PinyonError as error:
                 span.error(error)
                 self._end(error)
             except Exception as error:
-                _log.exception("a request failed", extra={"request_id": order.request_id})
+                _log.exception("a request failed", extra={"request_id": prompt.request_id})
                 span.error(error)
                 self._end(Internal("the request failed"))
             finally:
@@ -121,7 +129,7 @@ class DecodeRequest:
                 if not self.ended.done():
                     self._end(Internal("the request ended unexpectedly"))
                 span.set("completion_tokens", self._transcript.count)
-                _log.debug("ended after %d tokens", self._transcript.count, extra={"request_id": order.request_id})
+                _log.debug("ended after %d tokens", self._transcript.count, extra={"request_id": prompt.request_id})
                 await self._clean_up()
 
     def _on_deadline(self) -> None:
@@ -151,12 +159,14 @@ class DecodeRequest:
             await self.abort.wait(self._turn)
             if self.ended.done():
                 return
-            _log.debug("gave way after %d tokens", self._transcript.count, extra={"request_id": self.order.request_id})
+            _log.debug(
+                "gave way after %d tokens", self._transcript.count, extra={"request_id": self._prompt.request_id}
+            )
 
     def _replay(self) -> None:
         """Tokens generated elsewhere before give their text again; the caller drops what it sent already."""
-        generated = self.order.generated
-        for token in self.order.tokens[len(self.order.tokens) - generated :].tolist() if generated else ():
+        prompt = self._prompt
+        for token in prompt.tokens[len(prompt.tokens) - prompt.sample_index :].tolist():
             self._replayed += self._transcript.push(token)
             if self._transcript.finish is not None:
                 update = self._updates.update(self.stream_id)
@@ -166,25 +176,24 @@ class DecodeRequest:
 
     def _ask(self, *, at_once: bool = True) -> None:
         """Wait for the blocks of what has to be computed, and of the token after that if one follows."""
-        parts, order = self._parts, self.order
-        layout, tokens = parts.served.layout, len(self._tokens)
-        more = self._transcript.count + 1 < order.sampling.max_tokens
+        parts, prompt, asked = self._parts, self._prompt, self.order.prompt
+        layout, tokens = parts.served.layout, len(prompt.tokens)
+        more = self._transcript.count + 1 < prompt.sampling.max_tokens
         # Computed here, the last token needs its logits; computed elsewhere, all whole blocks may be kept.
         usable = tokens if self._goes_elsewhere else tokens - 1
-        tells_prompt = order.tells_prompt and not self._started
-        reusable = 0 if order.no_reuse or tells_prompt else min(len(self._keys), usable // layout.block_tokens)
+        reusable = 0 if prompt.no_reuse or prompt.tells_prompt else min(len(self._keys), usable // layout.block_tokens)
         request = BatchRequest(
             number=self.number,
             prompt_tokens=tokens,
             blocks=layout.blocks_for(tokens + more),
             block_keys=tuple(self._keys),
             reusable=reusable,
-            max_new_tokens=order.sampling.max_tokens - self._transcript.count,
+            max_new_tokens=prompt.sampling.max_tokens - self._transcript.count,
             arrived_s=self._arrived_s,
-            traits=Use.of(order.request_class).traits,
-            seconds=order.prefill_s,
-            deadline_s=0.0 if order.ttft_left_s == math.inf else self._arrived_s + order.ttft_left_s,
-            computes=reusable > 0 and order.shares and not self._goes_elsewhere,
+            traits=Use.of(prompt.request_class).traits,
+            seconds=asked.prefill_s,
+            deadline_s=0.0 if asked.ttft_left_s == math.inf else self._arrived_s + asked.ttft_left_s,
+            computes=reusable > 0 and prompt.shares and not self._goes_elsewhere,
         )
         self._waiting = parts.cache.reserve(request, at_once=at_once)
 
@@ -198,14 +207,14 @@ class DecodeRequest:
     @property
     def _goes_elsewhere(self) -> bool:
         """Another instance computes the prompt. What was generated here is computed here, if it has to be again."""
-        return bool(self.order.prefill_instance_id) and self._tokens is self.order.tokens
+        return bool(self.order.prefill_instance_id) and self._prompt is self.order.prompt
 
     async def _room(self) -> Reservation:
         if self._waiting is None:
             raise RuntimeError("no blocks were asked for")
         full = ResourceExhausted("no KV memory free", field="decode_instance", retry_after_s=1.0)
         # Who has tokens already comes before all others, and waits for as long as he has.
-        limit_s = self.order.timeout_s if self._started else self._parts.settings.room_timeout_s
+        limit_s = self.order.timeout_s if self._started else self._parts.limits.room_timeout_s
         return await self.abort.wait(self._waiting, full, limit_s)
 
     def _preempted(self) -> None:
@@ -213,12 +222,23 @@ class DecodeRequest:
         the prompt when there is, and most of it is cached still."""
         self._reservation = self._member = self._job = self._remote = None
         layout = self._parts.served.layout
-        self._tokens = np.concatenate([self._tokens, np.asarray(self._made, np.uint32)])
+        tokens = np.concatenate([self._prompt.tokens, np.asarray(self._made, np.uint32)])
         del self._made[:]
         if len(self._tail) == 4 * layout.block_tokens:  # full with the token that is fed next
             (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
             self._keys.append(self._last_key)
             self._tail.clear()
+        # Who gave way has its blocks again and a client that sees nothing come: it goes before all others.
+        self._prompt = replace(
+            self._prompt,
+            tokens=tokens,
+            keys=self._keys,
+            sample_index=self._transcript.count,
+            fetches=(),
+            prefill_s=0.0,
+            ttft_left_s=math.inf,
+            ask_store=False,
+        )
         self._ask(at_once=False)
         self._turn_over()
 
@@ -236,61 +256,45 @@ class DecodeRequest:
             if self._remote is not None:
                 await self._peers.settle(self._remote)
                 self._remote = None
-        order = self.order
+        prompt = self._prompt
         self._job = self._prefills.submit(
-            PrefillOrder(
-                request_id=order.request_id,
-                request_class=order.request_class,
-                tokens=self._tokens,
-                keys=self._keys,
-                sampling=order.sampling,
-                sample_index=self._transcript.count,
-                fetches=() if self._started else order.fetches,
-                no_reuse=order.no_reuse,
-                traceparent=span.traceparent,
-                # who gave way has its blocks again and a client that sees nothing come: it goes before all others
-                prefill_s=0.0 if self._started else order.prefill_s,
-                ttft_left_s=math.inf if self._started else order.ttft_left_s - self._waited_s(),
-                ask_store=order.ask_store and not self._started,
-            ),
+            replace(prompt, traceparent=span.traceparent, ttft_left_s=prompt.ttft_left_s - self._waited_s()),
             owned=reservation,
         )
-        outcome = await self.abort.wait(self._job.done)
-        report = report_to_proto(outcome, self._parts.served.instance_id)
-        return FirstToken(outcome.token, report, outcome.logprob, outcome.prompt_logprobs)
+        return (await self.abort.wait(self._job.done)).first
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
         """Whether this instance computes the prompt that another one, which was asked to, has no room for."""
         served = self._parts.served
-        left = len(self.order.tokens) - reservation.held * served.layout.block_tokens
+        left = len(self._prompt.tokens) - reservation.held * served.layout.block_tokens
         return error.field == "prefill_instance" and served.role.prefills and left > 0
 
     async def _prefill_elsewhere(self, reservation: Reservation, span: Span) -> FirstToken:
-        parts, order = self._parts, self.order
+        parts, order, prompt = self._parts, self.order, self._prompt
         layout, first = parts.served.layout, reservation.held
-        targets = reservation.table[first : layout.blocks_for(len(order.tokens))]
+        targets = reservation.table[first : layout.blocks_for(len(prompt.tokens))]
         await self.abort.wait(parts.cache.settled(reservation.table))
         offsets = [block * layout.block_bytes for block in targets]
         waited_s = self._waited_s()
         left_s = max(0.0, order.timeout_s - waited_s)
-        start = prefill_to_proto(order, first, offsets, left_s, waited_s, span.traceparent)
+        start = prefill_to_proto(prompt, first, offsets, left_s, waited_s, span.traceparent)
         self._remote = self._peers.start(order.prefill_instance_id, order.prefill_address, start)
-        first_token = parse_first_token(await self.abort.wait(self._remote.result), order, parts.served)
-        if order.shares:
-            self._publish(reservation.table, order.keys[reservation.held :], reservation.held)
+        first_token = parse_first_token(await self.abort.wait(self._remote.result), prompt, parts.served)
+        if prompt.shares:
+            self._publish(reservation.table, prompt.keys[first:], first)
         return first_token
 
     def _join_batch(self, reservation: Reservation, token: int) -> None:
-        parts, sampling, made = self._parts, self.order.sampling, self._transcript.count
-        counts = TokenCounts.needed(sampling, self._tokens, made - 1)
+        parts, prompt, made = self._parts, self._prompt, self._transcript.count
+        counts = TokenCounts.needed(prompt.sampling, prompt.tokens, made - 1)
         if counts is not None:
             counts.add(token)
         self._member = DecodeMember(
             number=self.number,
             token=token,
-            position=len(self._tokens),
+            position=len(prompt.tokens),
             table=reservation.table,
-            sampling=sampling,
+            sampling=prompt.sampling,
             sample_index=made,
             counts=counts,
             advanced=self._advanced,
@@ -338,14 +342,14 @@ class DecodeRequest:
 
     def _publish_block(self, index: int) -> None:
         """The block with this index in the table is full of tokens, generated ones at its end."""
-        order, layout = self.order, self._parts.served.layout
+        prompt, layout = self._prompt, self._parts.served.layout
         (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
         self._tail.clear()
         made = [self._last_key]
         self._keys += made
-        if self._reservation is not None and order.shares:
+        if self._reservation is not None and prompt.shares:
             self._publish(self._reservation.table, made, index)
-            self._parts.storage.offer(made, self._runs, order.request_class, index)
+            self._parts.storage.offer(made, self._runs, prompt.request_class, index)
 
     def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
         """Between steps, or before it is in any: nobody reads the blocks whose places others take."""
@@ -372,7 +376,7 @@ class DecodeRequest:
         self._last_update(update)
 
     def _last_update(self, update: worker_pb2.StreamUpdate) -> None:
-        prompt = len(self.order.tokens) - self.order.generated
+        prompt = len(self.order.prompt.tokens) - self.order.prompt.sample_index
         usage = update.usage
         usage.prompt_tokens = prompt
         usage.completion_tokens = self._transcript.count
@@ -386,7 +390,7 @@ class DecodeRequest:
         self.ended.set_result(None)
         self._turn_over()
         self._on_end()
-        self._parts.ledger.decode_ended(self.order.request_id)
+        self._parts.ledger.decode_ended(self._prompt.request_id)
         self._observer.request_ended(update)
 
     def _turn_over(self) -> None:
@@ -408,7 +412,7 @@ class DecodeRequest:
                 await self._peers.settle(self._remote)
             except TransferError:
                 _log.error(
-                    "blocks stay unused: a peer may still write to them", extra={"request_id": self.order.request_id}
+                    "blocks stay unused: a peer may still write to them", extra={"request_id": self._prompt.request_id}
                 )
                 parts.cache.end(self.number, ())
                 return

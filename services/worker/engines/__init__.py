@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
-from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.card import ModelCard
 from pinyon.profiles.engine_profile import load_profile
-from services.worker.engines.decode_plan import KERNEL_DEFAULT, KERNELS
+from services.worker.engines.decode_plan import KERNEL_DEFAULT
 from services.worker.engines.instant import InstantEngine
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.paced import PacedEngine
-from services.worker.engines.protocol import Engine, StepLogprobs, StepResult
+from services.worker.engines.protocol import Engine
+from services.worker.engines.weights import load_weights
 
-__all__ = [
-    "ENGINES",
-    "KERNELS",
-    "KERNEL_DEFAULT",
-    "DecodeSlot",
-    "Engine",
-    "InstantEngine",
-    "NumpyLlamaEngine",
-    "PacedEngine",
-    "PrefillChunk",
-    "StepLogprobs",
-    "StepResult",
-    "create_engine",
-]
+__all__ = ["ENGINES", "create_engine"]
 
 ENGINES = ("numpy", "instant", "paced")
 
@@ -38,18 +22,19 @@ def create_engine(
     card: ModelCard,
     num_blocks: int,
     block_tokens: int,
-    pool: npt.NDArray[np.float32] | None = None,
     *,
     profile: str = "tiny",
     kernel: str = KERNEL_DEFAULT,
 ) -> Engine:
-    """``kind`` is one of :data:`ENGINES`. ``pool``: see :class:`Engine`; allocated when None. ``profile``: what a paced
-    engine imitates, see :func:`load_profile`. ``kernel``: who reads KV together in decode, one of :data:`KERNELS`;
-    engines that read none do not heed it."""
+    """``kind`` is one of :data:`ENGINES`. ``profile``: what a paced engine imitates, see :func:`load_profile`.
+    ``kernel``: who reads KV together in decode, see :data:`KERNEL_DEFAULT`; engines that read none do not heed it.
+
+    Raises :class:`InvalidArgument` naming what is wrong with the checkpoint.
+    """
     if kind == "numpy":
-        return NumpyLlamaEngine.from_card(card, num_blocks, block_tokens, pool, kernel=kernel)
+        return NumpyLlamaEngine(card.config, load_weights(card), num_blocks, block_tokens, kernel=kernel)
     if kind == "instant":
-        return InstantEngine(card.config, num_blocks, block_tokens, pool)
+        return InstantEngine(card.config, num_blocks, block_tokens)
     if kind == "paced":
-        return PacedEngine(card.config, num_blocks, block_tokens, load_profile(profile), pool)
+        return PacedEngine(card.config, num_blocks, block_tokens, load_profile(profile))
     raise InvalidArgument(f"engine must be one of {list(ENGINES)}, got {kind!r}", field="engine")

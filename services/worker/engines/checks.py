@@ -1,4 +1,4 @@
-"""Input checks that every engine shares. They run before anything is written."""
+"""Input checks that every engine shares, which run before anything is written; and what engines without a model are."""
 
 from __future__ import annotations
 
@@ -11,15 +11,31 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.model.config import ModelConfig
 
-__all__ = ["COMPUTES_NOTHING", "STEP_TOKENS_MAX", "check_step"]
+__all__ = ["STEP_TOKENS_MAX", "Hollow", "check_step"]
 
 STEP_TOKENS_MAX = 65_536
 """Rows of one step: bounds the activations' workspace."""
 
-COMPUTES_NOTHING = frozenset(
+_OF_LOGITS = frozenset(
     ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs")
 )
 """Fields of the sampling parameters that an engine without logits cannot heed."""
+
+
+class Hollow:
+    """An engine that computes nothing: it has a pool, whose bytes never change."""
+
+    def __init__(self, config: ModelConfig, layout: KvLayout, num_blocks: int) -> None:
+        self.config = config
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.unsupported = _OF_LOGITS
+        self.kernel = ""
+        self.pool = np.zeros((num_blocks, *layout.shape), np.float32)
+
+    def check(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> None:
+        """See :func:`check_step`."""
+        check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
 
 
 def check_step(

@@ -28,7 +28,6 @@ from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.logprobs import LogprobRows
-from pinyon.model.card import ModelCard
 from pinyon.model.config import ModelConfig
 from services.worker.engines.attention import PagedAttention
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
@@ -38,7 +37,7 @@ from services.worker.engines.logprobs import logprob_rows, token_logprob
 from services.worker.engines.protocol import StepLogprobs, StepResult
 from services.worker.engines.rope import RopeTable, rotate
 from services.worker.engines.sampling import Sampler
-from services.worker.engines.weights import LayerWeights, ModelWeights, load_weights
+from services.worker.engines.weights import LayerWeights, ModelWeights
 
 __all__ = ["NumpyLlamaEngine"]
 
@@ -138,19 +137,6 @@ class NumpyLlamaEngine:
         self._scale = np.float32(config.head_dim**-0.5)
         if check:
             self.self_check()
-
-    @classmethod
-    def from_card(
-        cls,
-        card: ModelCard,
-        num_blocks: int,
-        block_tokens: int,
-        pool: _F32 | None = None,
-        *,
-        kernel: str = KERNEL_DEFAULT,
-    ) -> NumpyLlamaEngine:
-        """Loads the card's weights. Raises :class:`InvalidArgument` naming what is wrong with the checkpoint."""
-        return cls(card.config, load_weights(card), num_blocks, block_tokens, pool, kernel=kernel)
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
         """See :meth:`services.worker.engines.protocol.Engine.step`."""

@@ -12,16 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import SamplingParams
 from pinyon.model.config import ModelConfig
 from pinyon.profiles.engine_profile import EngineProfile
-from services.worker.engines.checks import COMPUTES_NOTHING, check_step
+from services.worker.engines.checks import Hollow
 from services.worker.engines.protocol import StepResult
 from services.worker.engines.uniform import uniform
 
@@ -32,7 +29,7 @@ CATCH_UP_S = 0.005
 engine loop needs between two steps then does not add up over many steps."""
 
 
-class PacedEngine:
+class PacedEngine(Hollow):
     """``clock`` and ``sleep`` are in seconds; ``sleep`` may overshoot."""
 
     def __init__(
@@ -41,24 +38,19 @@ class PacedEngine:
         num_blocks: int,
         block_tokens: int,
         profile: EngineProfile,
-        pool: npt.NDArray[np.float32] | None = None,
         *,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.config = config
-        self.layout = KvLayout(config.num_layers, kv_heads=1, head_dim=1, block_tokens=block_tokens)
-        self.num_blocks = num_blocks
-        self.unsupported = COMPUTES_NOTHING
-        self.kernel = ""
-        self.pool = np.zeros((num_blocks, *self.layout.shape), np.float32) if pool is None else pool
+        layout = KvLayout(config.num_layers, kv_heads=1, head_dim=1, block_tokens=block_tokens)
+        super().__init__(config, layout, num_blocks)
         self._profile = profile
         self._clock = clock
         self._sleep = sleep
         self._ended_s = 0.0
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
-        check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
+        self.check(prefills, decodes)
         chunks = [(chunk.start, chunk.start + len(chunk.tokens)) for chunk in prefills]
         count = len(decodes)
         kv_tokens = sum([slot.position for slot in decodes]) + count

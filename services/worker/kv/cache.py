@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pinyon.batching import BatchRequest, StepSeen
+from pinyon.batching import BatchRequest
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.layout import KvLayout
@@ -70,11 +70,6 @@ class KvCache:
     # -- figures
 
     @property
-    def waiting(self) -> int:
-        """Requests that wait for room."""
-        return self.admission.waiting
-
-    @property
     def leases(self) -> int:
         return self._reservations.leases
 
@@ -130,10 +125,6 @@ class KvCache:
             blocks = self.admission.grow(number, count, self.clock())
         self._swap()
         return blocks
-
-    def observe(self, step: StepSeen) -> None:
-        """See :meth:`Admission.observe`."""
-        self.admission.observe(step)
 
     def switch(self, choice: str) -> None:
         """See :meth:`Admission.switch`."""
@@ -294,7 +285,3 @@ class KvCache:
         await self._keys.close()
         if self.swaps is not None:
             await self.swaps.close()
-
-    def check_integrity(self) -> None:
-        """See :meth:`Admission.check_integrity`."""
-        self.admission.check_integrity()

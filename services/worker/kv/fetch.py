@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
@@ -20,16 +20,16 @@ from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
-from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
-from pinyon.store.reader import Mover, ReadResult
+from pinyon.store.reader import Mover, ReadResult, ReadTerms
 from pinyon.transfer import Region, TransferEngine
-from services.worker.abort import Abort
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.kv.storage import ObjectStore
-from services.worker.orders import PrefillOrder, SpanFetched
+from services.worker.orders.abort import Abort
+from services.worker.orders.limits import Limits
+from services.worker.orders.order import PrefillOrder, SpanFetched
 
-__all__ = ["BlockSource", "Fetched", "Fetcher", "LayeredFetch"]
+__all__ = ["BlockSource", "Fetched", "Fetcher", "SpanRead"]
 
 MAX_PAUSE_S = 10.0
 """A trial costs little, so what came back is used again soon."""
@@ -58,11 +58,8 @@ class BlockSource(Protocol):
         block_bytes: int,
         timeout_s: float,
         *,
-        request_id: str = "",
-        traceparent: str = "",
+        terms: ReadTerms = ReadTerms(),  # noqa: B008  # a value
         arrivals: Mover | None = None,
-        request_class: RequestClass = UNKNOWN_CLASS,
-        first_block: int = 0,
     ) -> ReadResult:
         """Leading blocks that arrived whole, and whether the source did its part; ``arrivals`` moves them, if given.
 
@@ -71,42 +68,22 @@ class BlockSource(Protocol):
         ...
 
 
-class LayeredFetch:
-    """The last span, still arriving: ``blocks`` are on their way, and ``reading`` ends when they are all here."""
+@dataclass(eq=False, slots=True)
+class SpanRead:
+    """A span that its source was asked for at ``asked_s``, and offered ``offered_s`` for out of ``whole_s`` seconds."""
 
-    def __init__(
-        self,
-        address: str,
-        offered_s: float,
-        whole_s: float,
-        blocks: int,
-        arrivals: LayerArrivals,
-        reading: asyncio.Task[int],
-        clock: Clock,
-        start_s: float,
-        source_id: str,
-        asked_s: float,
-        size_bytes: int,
-    ) -> None:
-        """``start_s``: when all of the fetch began; ``asked_s``: when this span of ``size_bytes`` did. No bytes: it
-        does not come whole, and tells nothing."""
-        self.address = address
-        self.offered_s = offered_s
-        self.whole_s = whole_s
-        self.blocks = blocks
-        self.arrivals = arrivals
-        self.reading = reading
-        self.seconds = 0.0
-        """How long all of the fetch took; known when ``reading`` is done."""
-        self.span: SpanFetched | None = None
-        """How long this span took, likewise."""
-
-        def ended(_: object) -> None:
-            self.seconds = clock() - start_s
-            if size_bytes:
-                self.span = SpanFetched(source_id, size_bytes, clock() - asked_s)
-
-        reading.add_done_callback(ended)
+    span: FetchSpan
+    offered_s: float
+    whole_s: float
+    asked_s: float
+    arrivals: LayerArrivals | None = None
+    """It comes layer by layer, perhaps."""
+    blocks: int = 0
+    """That arrived; of one that goes on, those that are on their way."""
+    nbytes: int = 0
+    """Of all the span; 0: it does not come whole, and tells nothing of the source's speed."""
+    ended_s: float = 0.0
+    reading: asyncio.Task[int] = field(init=False)
 
     @property
     def came(self) -> bool:
@@ -125,21 +102,27 @@ class Fetched:
     """Leading blocks that arrived, by where they came from, and the time it took until computing could begin.
 
     ``bytes`` is what there is to learn about the speed from: 0 when something did not come. With ``layered``, the last
-    blocks counted here are still arriving.
+    blocks counted here are still arriving: all of that span's are on their way.
     """
 
+    start_s: float = 0.0
     peer_blocks: int = 0
     store_blocks: int = 0
     bytes: int = 0
-    seconds: float = 0.0
-    layered: LayeredFetch | None = None
-    spans: list[SpanFetched] = field(default_factory=list)
-    """Those that arrived whole, one read each."""
+    begun_s: float = 0.0
+    layered: SpanRead | None = None
+    spans: list[SpanRead] = field(default_factory=list)
+    """Those of which all was asked for; the last ones that came whole are measured."""
+
+    @property
+    def seconds(self) -> float:
+        """How long all of it took; with ``layered``, known when its reading is done."""
+        return (self.begun_s if self.layered is None else self.layered.ended_s) - self.start_s
 
     def measured(self) -> tuple[SpanFetched, ...]:
-        """The last spans, when all have arrived."""
-        last = None if self.layered is None else self.layered.span
-        return (*self.spans, *([] if last is None else [last]))[-MEASURED_SPANS_MAX:]
+        """The last spans that came whole, one read each, when all have arrived."""
+        whole = [read for read in self.spans if read.nbytes][-MEASURED_SPANS_MAX:]
+        return tuple(SpanFetched(read.span.source_id, read.nbytes, read.ended_s - read.asked_s) for read in whole)
 
     @property
     def blocks(self) -> int:
@@ -152,6 +135,16 @@ class Fetched:
             self.peer_blocks += blocks
 
 
+class _Wanted(NamedTuple):
+    """A prompt's blocks: ``keys`` into the blocks of ``table``."""
+
+    order: PrefillOrder
+    keys: Sequence[BlockKey]
+    table: Sequence[int]
+    abort: Abort
+    traceparent: str
+
+
 class Fetcher:
     """Reads into this worker's pool. ``layers`` moves a prompt's last span layer by layer, if given."""
 
@@ -161,7 +154,7 @@ class Fetcher:
         region: Region,
         layout: KvLayout,
         clock: Clock,
-        timeout_s: float,
+        limits: Limits,
         layers: TransferEngine | None = None,
         store: ObjectStore | None = None,
     ) -> None:
@@ -170,7 +163,7 @@ class Fetcher:
         self._region = region
         self._layout = layout
         self._clock = clock
-        self._timeout_s = timeout_s
+        self._timeout_s = limits.fetch_timeout_s
         self._layers = layers
         self._store = store
         self._avoidance = Avoidance(max_s=MAX_PAUSE_S)
@@ -200,8 +193,8 @@ class Fetcher:
 
         Raises what ``abort`` was fired with; nothing else. Nothing is under way then.
         """
-        fetched = Fetched()
-        failures, start_s = self.failures, self._clock()
+        wanted = _Wanted(order, keys, table, abort, traceparent)
+        failures, fetched = self.failures, Fetched(self._clock())
         spans = order.fetches
         if order.ask_store and self._store is not None:
             looking = asyncio.ensure_future(self._look_up(self._store, keys, first))
@@ -214,43 +207,34 @@ class Fetcher:
             at, end = first + fetched.blocks, min(span.end, len(keys))
             if at >= end or self._avoidance.avoids(span.address, self._clock()) or span.address in self._tried:
                 continue
-            left_s = whole_s - (self._clock() - start_s)
+            left_s = whole_s - (self._clock() - fetched.start_s)
             if span.first > at or left_s <= 0:
                 break
             if span.address in self._avoidance:
-                left_s = min(left_s, TRIAL_S)
-                tried = await self._try(span, keys[at], table[at], left_s, order, abort, traceparent)
+                tried = await self._try(wanted, span, at, min(left_s, TRIAL_S))
                 fetched.count(span.source, tried)
                 at += tried
-                left_s = whole_s - (self._clock() - start_s)
+                left_s = whole_s - (self._clock() - fetched.start_s)
                 if not tried:
                     self.failures += 1
                 if not tried or at == end or left_s <= 0:
                     continue
             asked = end if after is None else min(after.end, end + EVERY_MAX - 1, len(keys))
-            offsets = [block * self._layout.block_bytes for block in table[at:asked]]
-            arrivals, asked_s = None, self._clock()
+            read = SpanRead(span, left_s, whole_s, self._clock())
             if self._layers is not None and after is None:
-                arrivals = LayerArrivals(self._layers, self._layout)
-            reading = asyncio.ensure_future(
-                self._read(span, keys[at:asked], offsets, left_s, whole_s, order, traceparent, arrivals, at)
-            )
-            arrived = await self._arrive(span.address, reading, arrivals, left_s, abort)
-            size = arrived * self._layout.block_bytes if arrived >= end - at else 0
-            if arrivals is not None and not reading.done():
-                fetched.layered = LayeredFetch(
-                    span.address, left_s, whole_s, arrived, arrivals, reading, self._clock, start_s,
-                    span.source_id, asked_s, size,
-                )  # fmt: skip
-            fetched.count(span.source, arrived)
-            if arrived < end - at:
+                read.arrivals = LayerArrivals(self._layers, self._layout)
+            read.blocks = await self._arrive(wanted, read, at, asked)
+            if not read.reading.done():
+                fetched.layered = read
+            fetched.count(span.source, read.blocks)
+            fetched.spans.append(read)
+            if read.blocks < end - at:
                 self.failures += 1
                 break
-            if fetched.layered is None:
-                fetched.spans.append(SpanFetched(span.source_id, size, self._clock() - asked_s))
+            read.nbytes = read.blocks * self._layout.block_bytes
         if failures == self.failures:  # else the time says nothing about the bytes
             fetched.bytes = fetched.blocks * self._layout.block_bytes
-        fetched.seconds = self._clock() - start_s
+        fetched.begun_s = self._clock()
         return fetched
 
     async def _look_up(self, store: ObjectStore, keys: Sequence[BlockKey], first: int) -> tuple[FetchSpan, ...]:
@@ -271,52 +255,41 @@ class Fetcher:
         blocks = max((min(span.end, end) - first for span in spans), default=0)
         return self._timeout_s + max(0, blocks) * self._layout.block_bytes / RATE_MIN_BYTES_S
 
-    async def _try(
-        self,
-        span: FetchSpan,
-        key: BlockKey,
-        block: int,
-        timeout_s: float,
-        order: PrefillOrder,
-        abort: Abort,
-        traceparent: str,
-    ) -> int:
+    async def _try(self, wanted: _Wanted, span: FetchSpan, at: int, timeout_s: float) -> int:
         """Whether one block arrived of a source that failed when it was asked last; others leave it alone meanwhile."""
-        offsets = [block * self._layout.block_bytes]
         self._tried.add(span.address)
         try:
-            reading = asyncio.ensure_future(
-                self._read(span, [key], offsets, timeout_s, TRIAL_S, order, traceparent, None)
-            )
-            return await self._arrive(span.address, reading, None, timeout_s, abort)
+            return await self._arrive(wanted, SpanRead(span, timeout_s, TRIAL_S, self._clock()), at, at + 1)
         finally:
             self._tried.discard(span.address)
 
-    def lost(self, layered: LayeredFetch) -> None:
-        """Its layers did not all come, or came too late; :meth:`LayeredFetch.stop` it after this."""
+    def lost(self, layered: SpanRead) -> None:
+        """Its layers did not all come, or came too late; :meth:`SpanRead.stop` it after this."""
         self.failures += 1
         late = DeadlineExceeded("a layer did not come")
         # A reading that is done was judged when it ended.
         if not layered.reading.done() and blames_peer(late, layered.offered_s, layered.whole_s):
-            self._avoidance.failed(layered.address, self._clock())
+            self._avoidance.failed(layered.span.address, self._clock())
 
-    async def _arrive(
-        self, address: str, reading: asyncio.Task[int], arrivals: LayerArrivals | None, left_s: float, abort: Abort
-    ) -> int:
-        """Blocks that arrived; or, while ``reading`` goes on, blocks whose first layer did."""
-        first: set[asyncio.Future[int]] = {reading} if arrivals is None else {reading, arrivals.first_layer}
+    async def _arrive(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
+        """Ask for blocks ``[at, end)``. Those that arrived; or, while the reading goes on, those whose first layer
+        did."""
+        reading = read.reading = asyncio.ensure_future(self._read(wanted, read, at, end))
+        first: set[asyncio.Future[int]] = {reading}
+        if read.arrivals is not None:
+            first.add(read.arrivals.first_layer)
         waited = asyncio.ensure_future(
-            asyncio.wait(first, timeout=left_s + OVERRUN_S, return_when=asyncio.FIRST_COMPLETED)
+            asyncio.wait(first, timeout=read.offered_s + OVERRUN_S, return_when=asyncio.FIRST_COMPLETED)
         )
         under_way = False
         try:
-            await abort.wait(waited)
+            await wanted.abort.wait(waited)
             if reading.done():
                 return reading.result()
-            if arrivals is not None and arrivals.first_layer.done():
+            if read.arrivals is not None and read.arrivals.first_layer.done():
                 under_way = True
-                return arrivals.first_layer.result()
-            self._avoidance.failed(address, self._clock())  # it did not even keep to its time
+                return read.arrivals.first_layer.result()
+            self._avoidance.failed(read.span.address, self._clock())  # it did not even keep to its time
             return 0
         finally:
             waited.cancel()
@@ -324,45 +297,32 @@ class Fetcher:
                 reading.cancel()
                 await asyncio.wait((reading,))
 
-    async def _read(
-        self,
-        span: FetchSpan,
-        keys: Sequence[BlockKey],
-        offsets: Sequence[int],
-        timeout_s: float,
-        whole_s: float,
-        order: PrefillOrder,
-        traceparent: str,
-        arrivals: Mover | None,
-        first_block: int = 0,
-    ) -> int:
-        """Leading blocks that arrived, whatever goes wrong. It is offered ``timeout_s`` out of ``whole_s`` seconds."""
-        arrived = 0
-        asked_s = self._clock()
+    async def _read(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
+        """Leading blocks that arrived, whatever goes wrong."""
+        arrived, span, order = 0, read.span, wanted.order
         try:
             result = await self._source.read(
                 span.address,
-                keys,
+                wanted.keys[at:end],
                 self._region,
-                offsets,
+                [block * self._layout.block_bytes for block in wanted.table[at:end]],
                 self._layout.block_bytes,
-                timeout_s,
-                request_id=order.request_id,
-                traceparent=traceparent,
-                arrivals=arrivals,
-                request_class=order.request_class,
-                first_block=first_block,
+                read.offered_s,
+                terms=ReadTerms(order.request_id, wanted.traceparent, order.request_class, at),
+                arrivals=read.arrivals,
             )
             arrived = result.leading
             result.raise_for_failure()
             if arrived:  # that something is not there, one may learn from a source whose bytes never come
-                self._avoidance.succeeded(span.address, asked_s)
+                self._avoidance.succeeded(span.address, read.asked_s)
         except PinyonError as error:
-            if blames_peer(error, timeout_s, whole_s):
+            if blames_peer(error, read.offered_s, read.whole_s):
                 self._avoidance.failed(span.address, self._clock())
             _log.info(
                 "fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": order.request_id}
             )
         except Exception:
             _log.exception("fetching from %s failed", span.source_id, extra={"request_id": order.request_id})
+        finally:
+            read.ended_s = self._clock()
         return arrived

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
@@ -13,24 +12,17 @@ from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.telemetry import Telemetry
 from services.worker.kv.cache import KvCache
+from services.worker.orders.limits import Limits
 
-__all__ = ["CachedBlockServicer", "LeaseLimits"]
+__all__ = ["CachedBlockServicer"]
 
 MAX_KEYS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLimits:
-    """A reader's time: when it names none, and at most."""
-
-    default_s: float
-    longest_s: float
 
 
 class CachedBlockServicer:
     """``pinyon.api.kvstore.v1.BlockReadService`` over the cache. ``host``: where its memory is reached."""
 
-    def __init__(self, cache: KvCache, host: common_pb2.Segment, limits: LeaseLimits, telemetry: Telemetry) -> None:
+    def __init__(self, cache: KvCache, host: common_pb2.Segment, limits: Limits, telemetry: Telemetry) -> None:
         self._cache = cache
         self._host = host
         self._limits = limits
@@ -39,7 +31,7 @@ class CachedBlockServicer:
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
         request_class = class_from_proto(request.request_class)
-        lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.default_s, self._limits.longest_s)
+        lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.lease_s, self._limits.max_lease_s)
         with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
             lease_id, held, opened = self._cache.lease(

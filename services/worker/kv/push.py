@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus, raise_for_failure
-from services.worker.orders import PushTarget
+from services.worker.orders.order import PushTarget
 
 __all__ = ["Push", "SendingFailed", "layer_ranges", "whole_blocks"]
 

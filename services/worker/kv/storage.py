@@ -12,7 +12,6 @@ again, so that what was lost comes back without being computed anew.
 from __future__ import annotations
 
 import asyncio
-import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, Runs
 from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
+from services.worker.orders.limits import Limits
 
 __all__ = ["Drop", "ObjectStore", "Storage"]
 
@@ -108,18 +108,15 @@ class Storage:
         cache: KvCache,
         region: Region,
         store: ObjectStore | None,
-        queue_blocks: int,
-        queue_s: float,
-        timeout_s: float,
-        clock: Clock = time.monotonic,
+        limits: Limits,
+        clock: Clock,
     ) -> None:
-        """``queue_s``: how long a block may wait until its put begins; ``timeout_s``: how long that may take."""
         self._cache = cache
         self._region = region
-        self._limit = min(queue_blocks, cache.pool.total // POOL_SHARE)
+        self._limit = min(limits.store_queue_blocks, cache.pool.total // POOL_SHARE)
         self._store = store if self._limit else None
-        self._queue_s = queue_s
-        self._timeout_s = timeout_s
+        self._queue_s = limits.store_queue_s
+        self._timeout_s = limits.store_timeout_s
         self._clock = clock
         self._queue: dict[BlockKey, _Waiting] = {}  # the longest waiting first
         self._writing: dict[BlockKey, _Waiting] = {}

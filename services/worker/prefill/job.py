@@ -12,21 +12,22 @@ import asyncio
 from collections.abc import Callable
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, PromptWork, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
 from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import append_logprob_rows
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
-from services.worker.abort import Abort
+from services.worker.instance.parts import Parts
+from services.worker.instance.step_members import PrefillMember
 from services.worker.kv.arrivals import LayerLost
-from services.worker.kv.fetch import Fetched, LayeredFetch
+from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
-from services.worker.orders import PrefillOrder, PrefillOutcome, PushTarget
-from services.worker.parts import Parts
-from services.worker.step_members import PrefillMember
+from services.worker.orders.abort import Abort
+from services.worker.orders.order import FirstToken, PrefillOrder, PrefillOutcome, PushTarget
 
 __all__ = ["PrefillJob"]
 
@@ -68,7 +69,7 @@ class PrefillJob:
         self._behind: asyncio.Future[None] | None = None
         """Done when nobody computes what it needs next."""
         self._finishing: asyncio.Task[None] | None = None
-        self._layered: LayeredFetch | None = None
+        self._layered: SpanRead | None = None
         self._swapping: Swapping | None = None
         """What the present chunk waits for."""
         self._complete = 0
@@ -158,30 +159,30 @@ class PrefillJob:
         except LayerLost as error:
             _log.info("%s: computing it instead", error.message, extra={"request_id": order.request_id})
             await self._forget_layers(reservation, local)
-            fetched = Fetched(seconds=fetched.seconds)
+            fetched = Fetched(fetched.start_s, begun_s=fetched.begun_s)
             token = await self._compute(reservation, local)
-        reused = reservation.held * parts.served.layout.block_tokens
         pushed_from = parts.clock()
         if self._push is not None:
             await self._finish_push(self._push)
-        outcome = PrefillOutcome(
-            token=token,
-            queue_s=queue_s,
-            fetch_s=fetched.seconds if fetched.layered is None else fetched.layered.seconds,
-            compute_s=self._compute_s,
-            push_s=parts.clock() - pushed_from,
-            computed_tokens=len(order.tokens) - reused,
-            local_tokens=local * parts.served.layout.block_tokens,
-            peer_tokens=fetched.peer_blocks * parts.served.layout.block_tokens,
-            store_tokens=fetched.store_blocks * parts.served.layout.block_tokens,
-            fetched_bytes=fetched.bytes,
-            logprob=None if self._member is None else self._member.logprob,
-            prompt_logprobs=self._prompt_logprobs,
-            spans=fetched.measured(),
+        block_tokens = parts.served.layout.block_tokens
+        report = worker_pb2.PrefillReport(
+            prefill_instance_id=parts.served.instance_id,
+            queue_ms=1e3 * queue_s,
+            fetch_ms=1e3 * fetched.seconds,
+            compute_ms=1e3 * self._compute_s,
+            push_ms=1e3 * (parts.clock() - pushed_from),
+            computed_tokens=len(order.tokens) - reservation.held * block_tokens,
+            local_tokens=local * block_tokens,
+            peer_tokens=fetched.peer_blocks * block_tokens,
+            store_tokens=fetched.store_blocks * block_tokens,
         )
-        for key in ("queue_s", "fetch_s", "compute_s", "push_s", "computed_tokens", "reused_tokens"):
-            span.set(key, getattr(outcome, key))
-        return outcome
+        for part in ("queue", "fetch", "compute", "push"):
+            span.set(f"{part}_s", getattr(report, f"{part}_ms") / 1e3)
+        span.set("computed_tokens", report.computed_tokens)
+        span.set("reused_tokens", report.local_tokens + report.peer_tokens + report.store_tokens)
+        logprob = None if self._member is None else self._member.logprob
+        first = FirstToken(token, report, logprob, self._prompt_logprobs)
+        return PrefillOutcome(first, fetched.bytes, fetched.measured())
 
     async def _reserve(self) -> Reservation:
         cache = self._parts.cache
@@ -196,7 +197,7 @@ class PrefillJob:
             self._queue.waits_for_room(self.prompt.number)
             self._wake()
         try:
-            self._reservation = await self.abort.wait(waiting, full, self._parts.settings.room_timeout_s)
+            self._reservation = await self.abort.wait(waiting, full, self._parts.limits.room_timeout_s)
         except BaseException:
             cache.withdraw(number, waiting)
             raise
@@ -258,7 +259,7 @@ class PrefillJob:
             parts.served.layout,
             reservation.table,
             self._target,
-            parts.settings.push_timeout_s,
+            parts.limits.push_timeout_s,
         )
         self._push.blocks(0, complete)
 
@@ -280,21 +281,15 @@ class PrefillJob:
             self._publish(start, store=False)
         if order.tells_prompt:
             self._prompt_logprobs = common_pb2.Logprobs()
+        prompt = self.prompt
         self._member = PrefillMember(
-            number=self.prompt.number,
-            tokens=order.tokens,
-            position=start,
-            table=reservation.table,
-            sampling=order.sampling,
-            sample_index=order.sample_index,
-            advanced=self._chunk_computed,
-            failed=self._failed,
-            arrived_s=self.prompt.arrived_s,
-            seconds=self.prompt.seconds,
-            deadline_s=self.prompt.deadline_s,
+            PromptWork(prompt.number, start, len(order.tokens), prompt.arrived_s, prompt.seconds, prompt.deadline_s),
+            order,
+            reservation.table,
+            self._chunk_computed,
+            self._failed,
             hooks=self._hooks if self._push is not None or layered is not None or cache.swaps is not None else None,
             counts=TokenCounts.needed(order.sampling, order.tokens, order.sample_index),
-            prompt_top=order.sampling.logprobs if order.tells_prompt else -1,
         )
         self._parts.members.add_prefill(self._member)
         self._parts.engine_loop.wake()
@@ -303,18 +298,20 @@ class PrefillJob:
             await self._settle_layers(layered, start)
         return token
 
-    async def _settle_layers(self, layered: LayeredFetch, start: int) -> None:
+    async def _settle_layers(self, layered: SpanRead, start: int) -> None:
         """All layers were used; now the reader says whether they may be."""
         await self.abort.wait(asyncio.ensure_future(asyncio.wait((layered.reading,))))
         if not layered.came:
             raise LayerLost("the lease did not cover the reused KV")
-        self._compute_s -= layered.arrivals.stalled_s
+        if layered.arrivals is not None:
+            self._compute_s -= layered.arrivals.stalled_s
         self._layered = None
         self._publish(start, store=False)
         self._publish(len(self.order.tokens))
 
     def _hooks(self, start: int, end: int) -> tuple[LayerHook | None, LayerHook | None]:
-        push, layered, reservation = self._push, self._layered, self._reservation
+        push, reservation = self._push, self._reservation
+        arrivals = None if self._layered is None else self._layered.arrivals
         if reservation is None:
             raise RuntimeError("a prompt is computed without blocks")
         layout = self._parts.served.layout
@@ -333,8 +330,8 @@ class PrefillJob:
             def wait_layer(layer: int) -> None:
                 if swapping is not None:
                     swapping.wait(layer)
-                if begins and layered is not None:
-                    layered.arrivals.wait(layer)
+                if begins and arrivals is not None:
+                    arrivals.wait(layer)
                 if begins and push is not None:
                     push.layer(layer, first, last)
 

@@ -20,8 +20,8 @@ from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.transfer import Access, Grant, TransferError
-from services.worker.convert import hello_to_proto
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
+from services.worker.orders.convert import hello_to_proto
 
 __all__ = ["PrefillPeers", "RemotePrefill"]
 
@@ -143,7 +143,7 @@ class PrefillPeers:
         if not remote.settled.done():
             if not remote.result.done():
                 remote.session.cancel(remote.stream_id)
-            done, _ = await asyncio.wait((remote.settled,), timeout=self.parts.settings.settle_s)
+            done, _ = await asyncio.wait((remote.settled,), timeout=self.parts.limits.settle_s)
             if not done:
                 remote.session.end(f"{remote.session.instance_id} did not answer a cancel")
                 await asyncio.wait((remote.settled,))
@@ -174,7 +174,7 @@ class _PeerSession:
         self._peers = peers
         connect = peers.parts.channels.sessions_to(peer_name(WORKER, instance_id))
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
-        self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.settings.max_requests + 16)
+        self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.limits.max_requests + 16)
         self._next_id = 1
         self._endings: set[asyncio.Task[None]] = set()
         self.used_s = peers.parts.clock()
@@ -196,7 +196,7 @@ class _PeerSession:
         grant = None
         if start.target_offsets_bytes:
             ranges = [(offset, parts.served.layout.block_bytes) for offset in start.target_offsets_bytes]
-            lifetime_s = start.timeout_ms / 1000 + parts.settings.settle_s
+            lifetime_s = start.timeout_ms / 1000 + parts.limits.settle_s
             grant = parts.transfer.grant(parts.region, ranges, Access.WRITE, lifetime_s=lifetime_s)
             start.target_region.CopyFrom(region_to_proto(grant.descriptor()))
         try:

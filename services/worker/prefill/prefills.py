@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.paging import Reservation
-from services.worker.orders import PrefillOrder, PushTarget
-from services.worker.parts import Parts
+from services.worker.instance.parts import Parts
+from services.worker.orders.order import PrefillOrder, PushTarget
 from services.worker.prefill.job import PrefillJob
 
 __all__ = ["Prefills"]

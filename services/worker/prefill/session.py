@@ -25,9 +25,9 @@ from pinyon.runtime.identity import WORKER, check_claim
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
-from services.worker.convert import parse_hello, parse_prefill, parse_target, report_to_proto
+from services.worker.instance.parts import Parts
 from services.worker.kv.push import SendingFailed
-from services.worker.parts import Parts
+from services.worker.orders.convert import parse_hello, parse_prefill, parse_target
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.prefills import Prefills
 
@@ -49,7 +49,7 @@ class PrefillSession:
         self._parts = parts
         self._prefills = prefills
         self._jobs: dict[int, PrefillJob] = {}
-        self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * parts.settings.max_prefills + 16)
+        self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * parts.limits.max_prefills + 16)
         self._sending = Avoidance(max_s=MAX_PAUSE_S, max_peers=1)
 
     async def run(self, context: Any) -> None:
@@ -114,7 +114,7 @@ class PrefillSession:
             return
         self._jobs[stream_id] = job
         late = DeadlineExceeded("the request's time was up during its prefill")
-        timeout_s = start.timeout_ms / 1000 if start.timeout_ms else self._parts.settings.request_timeout_s
+        timeout_s = start.timeout_ms / 1000 if start.timeout_ms else self._parts.limits.request_timeout_s
         timer = asyncio.get_running_loop().call_later(timeout_s, self._prefills.cancel, job, late)
         job.done.add_done_callback(lambda _: self._finished(stream_id, job, timer))
 
@@ -124,13 +124,13 @@ class PrefillSession:
         result = worker_pb2.PrefillResult(stream_id=stream_id)
         error = job.done.exception()
         if error is None:
-            outcome = job.done.result()
-            result.first_token = outcome.token
-            if outcome.logprob is not None:
-                append_logprob(result.logprobs, outcome.logprob)
-            if outcome.prompt_logprobs is not None:
-                result.prompt_logprobs.CopyFrom(outcome.prompt_logprobs)
-            result.report.CopyFrom(report_to_proto(outcome, self._parts.served.instance_id))
+            first = job.done.result().first
+            result.first_token = first.token
+            if first.logprob is not None:
+                append_logprob(result.logprobs, first.logprob)
+            if first.prompt_logprobs is not None:
+                result.prompt_logprobs.CopyFrom(first.prompt_logprobs)
+            result.report.CopyFrom(first.report)
             self._sending.succeeded(TARGET)
         elif isinstance(error, PinyonError):
             result.error.CopyFrom(error_to_proto(error))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import PinyonError, error_from_code
 
-__all__ = ["error_from_proto", "error_to_proto"]
+__all__ = ["ERROR_METADATA_KEY", "error_from_proto", "error_from_status", "error_to_proto"]
+
+ERROR_METADATA_KEY = "pinyon-error-bin"
 
 
 def error_to_proto(error: PinyonError) -> common_pb2.Error:
@@ -24,3 +30,14 @@ def error_from_proto(message: common_pb2.Error) -> PinyonError:
         field=message.field or None,
         retry_after_s=message.retry_after_ms / 1000 if message.retry_after_ms else None,
     )
+
+
+def error_from_status(code: str, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> PinyonError:
+    """The error a peer raised, by the name of the call's status, what it says, and the metadata that came with it."""
+    for key, value in metadata:
+        if key == ERROR_METADATA_KEY and isinstance(value, bytes):
+            try:
+                return error_from_proto(common_pb2.Error.FromString(value))
+            except DecodeError:  # a peer's garbage is not our failure
+                break
+    return error_from_code(code, details or code)

@@ -14,6 +14,7 @@ import grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
 from pinyon.runtime.identity import ROLES, Identity, caller
+from pinyon.runtime.interceptors import behaviour_of
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["ANYBODY", "MEMBERS", "CallerInterceptor", "Callers"]
@@ -59,14 +60,17 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         if handler is None or roles is ANYBODY:
             return handler
 
-        def guarded(behaviour: Any) -> Any:
-            def call(request: Any, context: Any) -> Any:
-                self._check(method, roles, context)
-                return behaviour(request, context)
+        behaviour, make = behaviour_of(handler)
 
-            return call
+        def call(request: Any, context: Any) -> Any:
+            self._check(method, roles, context)
+            return behaviour(request, context)
 
-        return _with_behaviour(handler, guarded)
+        return make(
+            call,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
 
     def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
         """Raises :class:`Unauthenticated` or :class:`PermissionDenied`."""
@@ -90,17 +94,3 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             return
         self._logged[key] = now_s, 0
         _log.warning("refused %s to %s", method, known or "nobody", extra={"peer": peer, "refused_since": more})
-
-
-def _with_behaviour(handler: Any, change: Callable[[Any], Any]) -> Any:
-    codecs = {
-        "request_deserializer": handler.request_deserializer,
-        "response_serializer": handler.response_serializer,
-    }
-    if handler.request_streaming:
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(change(handler.stream_stream), **codecs)
-        return grpc.stream_unary_rpc_method_handler(change(handler.stream_unary), **codecs)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(change(handler.unary_stream), **codecs)
-    return grpc.unary_unary_rpc_method_handler(change(handler.unary_unary), **codecs)

@@ -26,7 +26,6 @@ import grpc
 from google.protobuf.message import Message
 
 from pinyon.core.avoidance import Avoidance
-from pinyon.core.clock import Clock
 from pinyon.core.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -369,7 +368,6 @@ class Redialer(Generic[Sent, Received]):
         write_s: float,
         connect: OpenSession = open_session,
         log: logging.Logger = _log,
-        clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._peer = peer
@@ -379,8 +377,8 @@ class Redialer(Generic[Sent, Received]):
         self._write_s = write_s
         self._connect = connect
         self._log = log
-        self._clock = clock
         self._sleep = sleep
+        self._pause_ends_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self.closing = False
         """No other stream is opened after this one."""
@@ -422,5 +420,8 @@ class Redialer(Generic[Sent, Received]):
             return
         if stream.spoke:
             pauses.succeeded(self._address)
-        pauses.failed(self._address, self._clock())
-        await self._sleep(pauses.left_s(self._address, self._clock()))
+        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may be early
+        pauses.failed(self._address, now_s)
+        pause_s = pauses.left_s(self._address, now_s)
+        self._pause_ends_s = now_s + pause_s
+        await self._sleep(pause_s)

@@ -12,14 +12,12 @@ from typing import Any, NoReturn, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from pinyon.api.common.v1 import common_pb2
-from pinyon.core.errors import Internal, InvalidArgument, PinyonError, error_from_code
-from pinyon.messages.error import error_from_proto, error_to_proto
+from pinyon.core.errors import Internal, InvalidArgument, PinyonError
+from pinyon.messages.error import ERROR_METADATA_KEY, error_from_status, error_to_proto
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ERROR_METADATA_KEY", "ErrorInterceptor", "error_from_rpc", "error_from_status"]
+__all__ = ["ErrorInterceptor", "behaviour_of", "error_from_rpc"]
 
-ERROR_METADATA_KEY = "pinyon-error-bin"
 ERROR_TEXT = 2000
 """Letters of an error's message on the wire; peers take 8 KiB of headers."""
 
@@ -30,17 +28,6 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:
     """The error a peer raised; a transport failure becomes :class:`Unavailable` and so on by its status."""
     metadata: Iterable[tuple[str, str | bytes]] = cast("Any", error.trailing_metadata()) or ()
     return error_from_status(error.code().name, error.details() or "", metadata)
-
-
-def error_from_status(code: str, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> PinyonError:
-    """The same of a status by its name, what it says, and the metadata that came with it."""
-    for key, value in metadata:
-        if key == ERROR_METADATA_KEY and isinstance(value, bytes):
-            try:
-                return error_from_proto(common_pb2.Error.FromString(value))
-            except DecodeError:  # a peer's garbage is not our failure
-                break
-    return error_from_code(code, details or code)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: PinyonError) -> NoReturn:
@@ -71,7 +58,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if handler is None:  # no such method: grpc answers UNIMPLEMENTED
             return None
         method = handler_call_details.method
-        inner, make, guard = _kind(handler)
+        inner, make = behaviour_of(handler)
+        guard = _guard_stream if handler.response_streaming else _guard_unary
         parse = _parsing(handler.request_deserializer)
         # The one request of a call is parsed under the guard: what fails before that leaves as UNKNOWN.
         late = not handler.request_streaming
@@ -98,15 +86,10 @@ def _parsed(behaviour: Any, parse: Callable[[bytes], Any]) -> Any:
     return lambda raw, context: behaviour(parse(raw), context)
 
 
-def _kind(handler: Any) -> tuple[Any, Any, Any]:
-    """The handler's behaviour, the maker of handlers of its kind, and the guard for that kind."""
-    if handler.request_streaming:
-        if handler.response_streaming:
-            return handler.stream_stream, grpc.stream_stream_rpc_method_handler, _guard_stream
-        return handler.stream_unary, grpc.stream_unary_rpc_method_handler, _guard_unary
-    if handler.response_streaming:
-        return handler.unary_stream, grpc.unary_stream_rpc_method_handler, _guard_stream
-    return handler.unary_unary, grpc.unary_unary_rpc_method_handler, _guard_unary
+def behaviour_of(handler: Any) -> tuple[Any, Any]:
+    """What a handler does, and the maker of handlers of its kind."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    return getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
 
 
 def _guard_unary(method: str, behaviour: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.runtime.pace import Pace
 
 __all__ = ["FRAME_BYTES", "MESSAGE_BYTES", "Outbox", "OutboxClosed", "in_messages"]
 
@@ -27,11 +26,10 @@ class OutboxClosed(Exception):
 
 
 class Outbox(Generic[Item]):
-    """Many writers, one reader, all on one event loop. ``limit`` bounds the items that wait, ``pace`` spaces takes."""
+    """Many writers, one reader, all on one event loop. ``limit`` bounds the items that wait."""
 
-    def __init__(self, limit: int, pace: Pace | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._pace = pace
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
@@ -64,8 +62,6 @@ class Outbox(Generic[Item]):
                 await self._waiter
             finally:
                 self._waiter = None
-        if self._pace is not None:
-            await self._pace.turn()
         items, self._items = self._items, []
         return items
 

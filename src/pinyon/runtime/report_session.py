@@ -36,8 +36,9 @@ _log = get_logger("report")
 class ReportSource(Protocol):
     """What is reported. Called on the event loop; nothing here may block.
 
-    The ``drain_*`` methods give what is new since the last call and forget it. They are not called while there is no
-    conductor, so the source bounds what piles up (drop the oldest). Changes need no bound: ``KeyChanges`` are net.
+    :meth:`drain_changes` and :meth:`news` give what is new since the last call and forget it. They are not called while
+    there is no conductor, so the source bounds what piles up (drop the oldest). Changes need no bound: ``KeyChanges``
+    are net.
     """
 
     def snapshot_keys(self) -> Sequence[bytes]:
@@ -50,22 +51,12 @@ class ReportSource(Protocol):
 
     def load(self) -> conductor_pb2.InstanceLoad: ...
 
-    def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]: ...
-
-    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
-        """Of placements that have numbers."""
-        ...
-
-    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Ids of requests whose prompts are computed here by now, and of those that came to decode here."""
+    def news(self) -> Report:
+        """The load, and what began, ended and was measured; without keys."""
         ...
 
     def decoding(self) -> Sequence[str]:
         """Ids of all requests that are here to decode now."""
-        ...
-
-    def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Ids of requests whose ``(prefill, decode)`` here ended in any way."""
         ...
 
 
@@ -191,19 +182,7 @@ class ReportSession:
                     removed_keys=pack_keys(removed[start : start + KEYS_PER_MESSAGE]),
                 )
             ]
-        yield self._report(deltas, leaving)
-
-    def _report(self, deltas: list[conductor_pb2.CacheDelta], leaving: bool) -> Report:
-        begun_prefills, begun_decodes = self._source.drain_begun()
-        prefills, decodes = self._source.drain_ended()
-        return Report(
-            deltas=deltas,
-            load=self._source.load(),
-            prefills=self._source.drain_measurements(),
-            ended_prefill_request_ids=prefills,
-            ended_decode_request_ids=decodes,
-            leaving=leaving,
-            begun_decode_request_ids=begun_decodes,
-            begun_prefill_request_ids=begun_prefills,
-            first_tokens=self._source.drain_first_tokens(),
-        )
+        report = self._source.news()
+        report.deltas.extend(deltas)
+        report.leaving = leaving
+        yield report

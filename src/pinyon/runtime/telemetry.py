@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pinyon.core.request import RequestClass
 
@@ -19,42 +19,23 @@ __all__ = ["Span", "Telemetry"]
 Attribute = str | bool | int | float
 
 
-class Span(Protocol):
-    """One span as services use it: ``with telemetry.span("name", traceparent) as span``."""
-
-    @property
-    def traceparent(self) -> str:
-        """W3C context for the next hop; empty when tracing is off."""
-
-    def set(self, key: str, value: Attribute) -> None: ...
-
-    def classify(self, value: RequestClass) -> None:
-        """The request's class, as attributes ``class.*``, but for its cache salt, which is a secret."""
-
-    def error(self, error: BaseException) -> None: ...
-
-    def __enter__(self) -> Span: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class _NoSpan:
-    """The span of a process that does not trace: one shared object, no allocation."""
+class Span:
+    """One span as services use it: ``with telemetry.span("name", traceparent) as span``. Where nothing is traced, one
+    object is the span of everything."""
 
     traceparent = ""
+    """W3C context for the next hop; empty when tracing is off."""
 
     def set(self, key: str, value: Attribute) -> None:
         return
 
     def classify(self, value: RequestClass) -> None:
-        return
+        """The request's class, as attributes ``class.*``, but for its cache salt, which is a secret."""
 
     def error(self, error: BaseException) -> None:
         return
 
-    def __enter__(self) -> _NoSpan:
+    def __enter__(self) -> Span:
         return self
 
     def __exit__(
@@ -63,10 +44,10 @@ class _NoSpan:
         return
 
 
-_NO_SPAN = _NoSpan()
+_NO_SPAN = Span()
 
 
-class _RealSpan:
+class _RealSpan(Span):
     def __init__(self, span: Any) -> None:
         self._span = span
         context = span.get_span_context()
@@ -85,9 +66,6 @@ class _RealSpan:
 
         self._span.record_exception(error)
         self._span.set_status(Status(StatusCode.ERROR, str(error)))
-
-    def __enter__(self) -> _RealSpan:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -78,13 +78,25 @@ class Tls:
         """``clock`` gives Unix time. Raises :class:`InvalidArgument` as :func:`read_material`."""
         self.certificate, self.key, self.ca = certificate, key, ca
         self._clock = clock
-        self._material = read_material(certificate, key, ca, clock())
-        self._client = self._make_client()
-        self._channel = self._make_channel()
-        self._sessions = self._make_sessions()
-        self._session_client = self._make_session_client()
         self.generation = 0
         """Goes up with each renewal: what was made of older files differs from what would be made now."""
+        self._use(read_material(certificate, key, ca, clock()))
+
+    def _use(self, material: Material) -> None:
+        """Whatever this makes is there when all of it could be made."""
+        certificate, key, protocols = self.certificate, self.key, [ALPN, "h2"]
+        client, session_client = (_client_context(material, certificate, key) for _ in range(2))
+        session_client.set_alpn_protocols(protocols)
+        sessions = server_context(certificate, key, self.ca)
+        sessions.set_alpn_protocols(protocols)
+        self.channel_credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+        self.client_context = client
+        """For clients of servers with certificates of the cluster; the host's name is compared."""
+        self.sessions_context = sessions
+        """Of a server of sessions (:mod:`pinyon.runtime.http2`), whose clients have certificates of the cluster."""
+        self.session_client_context = session_client
+        """Of its clients, who name the peer they mean."""
+        self._material = material
 
     @property
     def paths(self) -> tuple[Path, Path, Path]:
@@ -103,25 +115,6 @@ class Tls:
     def not_after_s(self) -> float:
         """Unix time at which the certificate ends."""
         return self._material.not_after_s
-
-    @property
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        return self._channel
-
-    @property
-    def client_context(self) -> ssl.SSLContext:
-        """For clients of servers with certificates of the cluster; the host's name is compared."""
-        return self._client
-
-    @property
-    def sessions_context(self) -> ssl.SSLContext:
-        """Of a server of sessions (:mod:`pinyon.runtime.http2`), whose clients have certificates of the cluster."""
-        return self._sessions
-
-    @property
-    def session_client_context(self) -> ssl.SSLContext:
-        """Of its clients, who name the peer they mean."""
-        return self._session_client
 
     def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
         """Of a gRPC server; connections made after a renewal show the new certificate.
@@ -162,36 +155,16 @@ class Tls:
             raise InvalidArgument(
                 f"{self.certificate} is that of {material.identity}; this is {self.identity}", field="tls_cert"
             )
-        before, self._material = self._material, material
-        try:
-            client, channel, session_client = self._make_client(), self._make_channel(), self._make_session_client()
-            sessions = self._make_sessions()
-        except BaseException:
-            self._material = before
-            raise
-        self._client, self._channel, self._sessions, self._session_client = client, channel, sessions, session_client
+        self._use(material)
         self.generation += 1
 
-    def _make_channel(self) -> grpc.ChannelCredentials:
-        material = self._material
-        return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
 
-    def _make_sessions(self) -> ssl.SSLContext:
-        context = server_context(self.certificate, self.key, self.ca)
-        context.set_alpn_protocols([ALPN, "h2"])
-        return context
-
-    def _make_session_client(self) -> ssl.SSLContext:
-        context = self._make_client()
-        context.set_alpn_protocols([ALPN, "h2"])
-        return context
-
-    def _make_client(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(cadata=self._material.ca.decode("ascii", "replace"))
-        _load_chain(context, self.certificate, self.key)
-        return context
+def _client_context(material: Material, certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=material.ca.decode("ascii", "replace"))
+    _load_chain(context, certificate, key)
+    return context
 
 
 def client_credentials(folder: Path) -> grpc.ChannelCredentials:

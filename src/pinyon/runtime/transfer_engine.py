@@ -19,6 +19,7 @@ from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,
     Nic,
+    PathStats,
     Topology,
     TransferEngine,
     TransferLimits,
@@ -169,6 +170,11 @@ _GAUGES: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
     "grants": ("Keys to ranges of memory that peers hold now", lambda stats: stats.grants_now),
 }
 _PATH_LABELS = ("transport", "local_nic", "remote_nic")
+_OF_PATHS: tuple[tuple[str, str, Callable[[PathStats], float]], ...] = (
+    ("bytes", "Bytes moved as initiator", lambda path: path.nbytes),
+    ("retries", "Chains that failed here and went on elsewhere", lambda path: path.retries),
+    ("short", "Chains that were one small request and went the short way, by their caller", lambda path: path.short),
+)
 
 
 class _TransferCollector(Collector):
@@ -183,22 +189,15 @@ class _TransferCollector(Collector):
             yield CounterMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
         for name, (text, read) in _GAUGES.items():
             yield GaugeMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
-        requests = CounterMetricFamily("pinyon_transfer_requests", "Requests by final status", labels=["status"])
-        for status, count in stats.requests.items():
-            requests.add_metric([status], count)
-        yield requests
-        failures = CounterMetricFamily(
-            "pinyon_transfer_failures", "Requests that did not complete, by reason", labels=["reason"]
-        )
-        for reason, count in stats.failures.items():
-            failures.add_metric([reason], count)
-        yield failures
-        refusals = CounterMetricFamily(
-            "pinyon_transfer_served_refusals", "Ranges and keys refused to peers, by reason", labels=["reason"]
-        )
-        for reason, count in stats.served_refusals.items():
-            refusals.add_metric([reason], count)
-        yield refusals
+        for name, text, label, counts in (
+            ("requests", "Requests by final status", "status", stats.requests),
+            ("failures", "Requests that did not complete, by reason", "reason", stats.failures),
+            ("served_refusals", "Ranges and keys refused to peers, by reason", "reason", stats.served_refusals),
+        ):
+            labelled = CounterMetricFamily(f"pinyon_transfer_{name}", text, labels=[label])
+            for value, count in counts.items():
+                labelled.add_metric([value], count)
+            yield labelled
         latency = HistogramMetricFamily(
             "pinyon_transfer_request_seconds", "From submission to final status of a request"
         )
@@ -217,28 +216,20 @@ class _TransferCollector(Collector):
 
 
 def _per_path(stats: TransferStats) -> Iterator[Metric]:
-    moved = CounterMetricFamily("pinyon_transfer_path_bytes", "Bytes moved as initiator", labels=_PATH_LABELS)
-    retries = CounterMetricFamily(
-        "pinyon_transfer_path_retries", "Chains that failed here and went on elsewhere", labels=_PATH_LABELS
-    )
-    short = CounterMetricFamily(
-        "pinyon_transfer_path_short",
-        "Chains that were one small request and went the short way, by their caller",
-        labels=_PATH_LABELS,
-    )
+    for name, text, read in _OF_PATHS:
+        counter = CounterMetricFamily(f"pinyon_transfer_path_{name}", text, labels=_PATH_LABELS)
+        for one in stats.paths:
+            counter.add_metric(one.path, read(one))
+        yield counter
     failures = CounterMetricFamily(
         "pinyon_transfer_path_failures", "Chains that failed because of the path", labels=[*_PATH_LABELS, "reason"]
     )
     seconds = HistogramMetricFamily("pinyon_transfer_path_seconds", "Time of a chain on the path", labels=_PATH_LABELS)
     for one in stats.paths:
-        labels = list(one.path)
-        moved.add_metric(labels, one.nbytes)
-        retries.add_metric(labels, one.retries)
-        short.add_metric(labels, one.short)
         for reason, count in one.failures.items():
-            failures.add_metric([*labels, reason], count)
-        seconds.add_metric(labels, _cumulative(one.latency_buckets), one.latency_sum_s)
-    yield from (moved, retries, short, failures, seconds)
+            failures.add_metric([*one.path, reason], count)
+        seconds.add_metric(one.path, _cumulative(one.latency_buckets), one.latency_sum_s)
+    yield from (failures, seconds)
 
 
 def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:

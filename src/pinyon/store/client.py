@@ -25,7 +25,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_calls import NodeCalls
-from pinyon.store.reader import MAX_KEYS, BlockReader
+from pinyon.store.reader import MAX_KEYS, BlockReader, ReadTerms
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, WriteOutcome
@@ -308,7 +308,7 @@ class StoreClient:
                 [offsets[index] for index in indexes],
                 object_bytes,
                 left_s,
-                allow_gaps=True,
+                terms=ReadTerms(allow_gaps=True),
             )
             for index, whole in zip(indexes, result.arrived, strict=True):
                 arrived[index] = whole

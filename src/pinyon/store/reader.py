@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -23,7 +24,7 @@ from pinyon.store.background import Background
 from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
-__all__ = ["MAX_KEYS", "BlockReader", "Mover", "ReadResult"]
+__all__ = ["MAX_KEYS", "BlockReader", "Mover", "ReadResult", "ReadTerms"]
 
 MAX_KEYS = 4096
 """Keys in one Acquire or PutStart."""
@@ -62,6 +63,18 @@ class ReadResult(NamedTuple):
         """Raises :class:`DeadlineExceeded` when the bytes did not come."""
         if self.worked is False:
             raise DeadlineExceeded("the bytes did not come")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTerms:
+    """What a holder is told of a read besides its keys: the first of them is block ``first_block`` of the request's
+    prompt. Leading blocks are wanted only, or with ``allow_gaps`` whatever the holder has."""
+
+    request_id: str = ""
+    traceparent: str = ""
+    request_class: RequestClass = UNKNOWN_CLASS
+    first_block: int = 0
+    allow_gaps: bool = False
 
 
 class BlockReader:
@@ -106,16 +119,12 @@ class BlockReader:
         block_bytes: int,
         timeout_s: float,
         *,
-        allow_gaps: bool = False,
-        request_id: str = "",
-        traceparent: str = "",
+        terms: ReadTerms = ReadTerms(),  # a value
         arrivals: Mover | None = None,
-        request_class: RequestClass = UNKNOWN_CLASS,
-        first_block: int = 0,
     ) -> ReadResult:
         """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
 
-        Leading blocks only, or with ``allow_gaps`` whatever the holder has. ``arrivals`` moves the bytes instead of the
+        ``arrivals`` moves the bytes instead of the
         engine, if given: for whoever uses parts of a read before its end. Where a block did not arrive the target holds
         anything. When this returns or raises (cancelled, too), nothing writes to the region any more.
 
@@ -132,16 +141,16 @@ class BlockReader:
             part = slice(start, start + MAX_KEYS)
             request = kvstore_pb2.AcquireRequest(
                 keys=pack_keys(keys[part]),
-                request_id=request_id,
-                traceparent=traceparent,
-                allow_gaps=allow_gaps,
-                request_class=class_to_proto(request_class),
-                first_block=first_block + start,
+                request_id=terms.request_id,
+                traceparent=terms.traceparent,
+                allow_gaps=terms.allow_gaps,
+                request_class=class_to_proto(terms.request_class),
+                first_block=terms.first_block + start,
             )
             got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
             arrived += got.arrived
             worked = worked if got.worked is None else got.worked
-            if not got.worked or (not allow_gaps and False in got.arrived):
+            if not got.worked or (not terms.allow_gaps and False in got.arrived):
                 break
         return ReadResult(arrived + [False] * (len(keys) - len(arrived)), worked)
 

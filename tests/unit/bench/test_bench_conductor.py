@@ -45,8 +45,9 @@ async def test_a_placement_is_told_in_three_reports_and_what_is_held_is_what_was
             assert held.isdisjoint(stored)
             assert held | stored >= removed
             held = (held | stored) - removed
-            begun.update([each for ids in instance.drain_begun() for each in ids])
-            ended.update([each for ids in instance.drain_ended() for each in ids])
+            news = instance.news()
+            begun.update((*news.begun_prefill_request_ids, *news.begun_decode_request_ids))
+            ended.update((*news.ended_prefill_request_ids, *news.ended_decode_request_ids))
     assert instance.told.is_set()
     assert held == set(instance.snapshot_keys())
     assert set(begun.values()) == set(ended.values()) == {2}, "as who computes, and as who decodes"

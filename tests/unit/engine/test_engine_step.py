@@ -20,7 +20,7 @@ from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threa
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.protocol import Engine
 from services.worker.engines.segments import LENGTH_STEP, SEGMENT_TOKENS, last_length
-from services.worker.engines.weights import builtin_weights
+from services.worker.engines.weights import builtin_weights, load_weights
 
 GREEDY = SamplingParams()
 TOKENS = np.arange(40, 90, dtype="<u4")
@@ -45,13 +45,13 @@ def test_pool_is_the_registered_memory(engine: Engine) -> None:
 def test_given_pool_is_used(numpy_engine: Engine) -> None:
     card = load_card()
     pool = np.zeros((8, *card.config.kv_layout(16).shape), np.float32)
-    engine = create_engine("numpy", card, 8, 16, pool)
+    engine = NumpyLlamaEngine(card.config, load_weights(card), 8, 16, pool)
     engine.step([PrefillChunk(TOKENS, 0, range(4))], [])
     assert engine.pool is pool
     assert pool[:3].all()
     assert not pool[4:].any()
     with pytest.raises(InvalidArgument, match="pool must be"):
-        create_engine("numpy", card, 9, 16, pool)
+        NumpyLlamaEngine(card.config, load_weights(card), 9, 16, pool)
 
 
 def test_hooks_run_in_layer_order_wait_before_write(engine: Engine) -> None:

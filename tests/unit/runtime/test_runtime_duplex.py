@@ -514,26 +514,22 @@ async def test_a_hello_comes_first_or_not_at_all() -> None:
 
 
 class Naps:
-    """Pauses by a clock of their own; ``enough`` ends the matter."""
+    """Pauses that pass at once; ``enough`` ends the matter."""
 
     def __init__(self, enough: int) -> None:
-        self.now_s = 100.0
         self.pauses: list[float] = []
         self.enough = enough
         self.done = asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(round(seconds, 3))
-        self.now_s += seconds
         if len(self.pauses) == self.enough:
             self.done.set()
             await never()
 
 
 def redialer(address: str, naps: Naps, converse: Callable[[Dialed[Ask, Answer]], Awaitable[None]]) -> Redialer:
-    return Redialer(
-        "peer", address, METHOD, converse, write_s=WAIT_S, clock=lambda: naps.now_s, sleep=naps.sleep,
-    )  # fmt: skip
+    return Redialer("peer", address, METHOD, converse, write_s=WAIT_S, sleep=naps.sleep)
 
 
 async def test_the_pause_doubles_until_the_peer_speaks() -> None:

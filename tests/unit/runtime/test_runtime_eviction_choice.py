@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.cluster import ClusterSpec
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
@@ -15,7 +16,6 @@ from pinyon.eviction.fit import Fit
 from pinyon.eviction.workload_aware import WorkloadAware
 from pinyon.runtime.eviction_choice import FILE_BYTES_MAX, checked_eviction, whole_choice
 from pinyon.runtime.settings import load_settings
-from services.cluster import ClusterSpec
 from services.kvstore.settings import KvStoreSettings
 from services.worker.settings import WorkerSettings
 

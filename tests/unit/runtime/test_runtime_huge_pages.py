@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pinyon.runtime.huge_pages import HUGE_PAGE_BYTES, prefer_huge_pages
+from pinyon.runtime.process import HUGE_PAGE_BYTES, prefer_huge_pages
 
 SMAPS = Path("/proc/self/smaps")
 

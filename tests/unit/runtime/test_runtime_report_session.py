@@ -40,21 +40,16 @@ class Source:
     def load(self) -> conductor_pb2.InstanceLoad:
         return conductor_pb2.InstanceLoad(cached_blocks=len(self.held))
 
-    def drain_measurements(self) -> Sequence[conductor_pb2.PrefillMeasurement]:
-        return [conductor_pb2.PrefillMeasurement(computed_tokens=7)]
-
-    def drain_first_tokens(self) -> Sequence[conductor_pb2.FirstTokenMeasurement]:
-        return ()
-
-    def drain_begun(self) -> tuple[Sequence[str], Sequence[str]]:
-        return [], []
+    def news(self) -> conductor_pb2.ReportSessionRequest:
+        ended, self.ended = self.ended, []
+        return conductor_pb2.ReportSessionRequest(
+            load=self.load(),
+            prefills=[conductor_pb2.PrefillMeasurement(computed_tokens=7)],
+            ended_prefill_request_ids=ended,
+        )
 
     def decoding(self) -> Sequence[str]:
         return self.running
-
-    def drain_ended(self) -> tuple[Sequence[str], Sequence[str]]:
-        ended, self.ended = self.ended, []
-        return ended, []
 
 
 class Conductor(conductor_pb2_grpc.ConductorServiceServicer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.__main__ import main
+from launch.__main__ import main
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.process import ROOT
+from launch.process import ROOT
 
 HERE: str = getattr(sys, "_base_executable", sys.executable)
 OTHER = '#!/bin/sh\ncase "$*" in *%d.%d*) echo 3.99 ;; *) exec {real} "$@" ;; esac\n'
@@ -31,9 +31,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("runtime", "test", "lint"):
         (folder / "requirements").mkdir(exist_ok=True)
         (folder / "requirements" / f"{name}.lock").write_text("# nothing\n")
-    (folder / "services").mkdir()
-    (folder / "services" / "__init__.py").touch()
-    (folder / "services" / "__main__.py").write_text("import sys\nprint('ran', sys.prefix)\n")
+    (folder / "launch").mkdir()
+    (folder / "launch" / "__init__.py").touch()
+    (folder / "launch" / "__main__.py").write_text("import sys\nprint('ran', sys.prefix)\n")
     first = demo(folder, HERE)
     assert first.returncode == 0, first.stderr
     assert f"ran {folder / '.venv'}" in first.stdout

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import command_line
+from launch.__main__ import main as services
+from launch.preflight import option_faults
+from launch.process import ROOT
 from pinyon.cli import main as pinyon
 from pinyon.cli.main import _parser
 from pinyon.runtime.settings import ServiceSettings
-from services.__main__ import command_line
-from services.__main__ import main as services
-from services.preflight import option_faults
-from services.process import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILE = re.compile(r"(?:src|services|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
+FILE = re.compile(r"(?:src|services|launch|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
 PATTERN = re.compile(r"[A-Z]{3,}")
 """In a path: somebody's own name stands there."""
 FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}

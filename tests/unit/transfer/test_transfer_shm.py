@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import pytest
 
+from launch.process import ROOT
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
 from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.acceptor import Acceptor
@@ -35,7 +36,6 @@ from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
-from services.process import ROOT
 from tests.forks import forked, until_stopped
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD

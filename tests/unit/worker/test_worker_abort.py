@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
-from services.worker.abort import Abort
+from services.worker.orders.abort import Abort
 
 
 async def test_the_first_reason_stays_and_reaches_whoever_waits_now_or_later():

@@ -14,9 +14,10 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
-from services.worker.abort import Abort
-from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, LayeredFetch
-from services.worker.orders import PrefillOrder, SpanFetched
+from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
+from services.worker.orders.abort import Abort
+from services.worker.orders.limits import Limits
+from services.worker.orders.order import PrefillOrder, SpanFetched
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]
@@ -89,7 +90,7 @@ class World:
             None,
             layout,
             lambda: self.now_s,
-            timeout_s,
+            Limits(fetch_timeout_s=timeout_s),
             store=self.index,  # type: ignore[arg-type]
         )
 
@@ -290,7 +291,8 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
 async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
-    layered = LayeredFetch("peer:1", 1.0, 1.0, 4, None, reading, lambda: 0.0, 0.0, "peer", 0.0, 1)  # type: ignore[arg-type]
+    layered = SpanRead(PEER, 1.0, 1.0, 0.0)
+    layered.reading = reading
     world.fetcher.lost(layered)
     await layered.stop()
     assert (await world.fetch(PEER, STORE)).store_blocks == 4
@@ -300,7 +302,8 @@ async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> No
 async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_for_a_late_layer() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
-    layered = LayeredFetch("peer:1", 1.0, 6.0, 4, None, reading, lambda: 0.0, 0.0, "peer", 0.0, 1)  # type: ignore[arg-type]
+    layered = SpanRead(PEER, 1.0, 6.0, 0.0)
+    layered.reading = reading
     world.fetcher.lost(layered)
     await layered.stop()
     assert (await world.fetch(PEER)).peer_blocks == 4

@@ -30,7 +30,7 @@ async def cache(now, doors):
     cache = new_cache(LAYOUT, 6, lambda: now[0], doors)
     yield cache
     await cache.close()
-    cache.check_integrity()
+    cache.admission.check_integrity()
     assert cache.pool.used == 0
     assert not doors.open
 
@@ -55,7 +55,7 @@ async def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(cach
     first.end()
     last = Holder(cache, [], 1)
     assert [large.waits, last.waits] == [True, True]
-    assert cache.waiting == 2
+    assert cache.admission.waiting == 2
     small.end()
     assert [large.waits, last.waits] == [False, True]
     for each in (second, large, last):
@@ -69,7 +69,7 @@ async def test_whoever_gives_up_lets_the_next_one_through(cache):
     last = Holder(cache, [], 1)
     large.withdraw()
     assert not last.waits
-    assert cache.waiting == 0
+    assert cache.admission.waiting == 0
     for each in (second, small, last):
         each.end()
 
@@ -260,5 +260,5 @@ async def test_withdrawing_does_not_look_through_those_that_wait(cache):
     cache._waiting = Unsearchable(cache._waiting)
     for each in reversed(waiting):
         each.withdraw()
-    assert cache.waiting == 0
+    assert cache.admission.waiting == 0
     held.end()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.batching import BATCHING_POLICIES, StepLimits, StepScheduler
-from services.worker.learned import FILE_BYTES_MAX, restore_learned, save_learned
+from services.worker.instance.learned import FILE_BYTES_MAX, restore_learned, save_learned
 
 BANDIT = "feather:stop=bandit"
 TABLE = {"1/1/4": [0.0, 0.0, 3.0, 900.0], "4/4/2": [5.0, 2000.0, 1.0, 100.0]}

@@ -86,7 +86,7 @@ async def sessions(now: list[float], doors: FakeDoors, monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "hello_to_proto", lambda *_: worker_pb2.PrefillHello())
     parts = SimpleNamespace(
         channels=PLAIN_CHANNELS,
-        settings=SimpleNamespace(max_requests=16, settle_s=1.0),
+        limits=SimpleNamespace(max_requests=16, settle_s=1.0),
         transfer=doors,
         region=None,
         served=SimpleNamespace(layout=SimpleNamespace(block_bytes=64)),
@@ -246,7 +246,7 @@ async def test_a_session_that_ends_takes_all_keys_back_and_keeps_the_results_it_
 
 
 async def test_what_cannot_be_asked_has_no_key(sessions: PrefillPeers, doors: FakeDoors) -> None:
-    for _ in range(2 * sessions.parts.settings.max_requests + 16):  # unsent ones
+    for _ in range(2 * sessions.parts.limits.max_requests + 16):  # unsent ones
         sessions.start("p", "p:1", into(0))
     with pytest.raises(ResourceExhausted):
         sessions.start("p", "p:1", into(64))

@@ -18,9 +18,9 @@ from pinyon.model import load_card
 from pinyon.model.config import VOCAB_MAX
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
 from pinyon.runtime.outbox import in_messages
-from services.worker.convert import parse_first_token, parse_prefill, parse_submission
 from services.worker.engines import create_engine
-from services.worker.served import Served
+from services.worker.orders.convert import parse_first_token, parse_prefill, parse_submission
+from services.worker.orders.served import Served
 
 
 def served(unsupported: frozenset[str] = frozenset(), context: int = 40_960) -> Served:
@@ -34,7 +34,7 @@ def order_of(sampling: SamplingParams, prompt: int = 5, generated: int = 0, inst
     message = worker_pb2.Submission(
         request_id="r", prompt_tokens_le32=tokens, generated_tokens=generated, sampling=sampling_to_proto(sampling)
     )
-    return parse_submission(message, instance or served(), 1.0)
+    return parse_submission(message, instance or served(), 1.0).prompt
 
 
 ASKING = SamplingParams(logprobs=3, prompt_logprobs=True)

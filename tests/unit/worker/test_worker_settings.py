@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launch.cluster import ClusterSpec
 from pinyon.model import load_card
 from pinyon.profiles.engine_profile import built_in_profiles
 from pinyon.runtime.settings import load_settings
-from services.cluster import ClusterSpec
-from services.worker.engines import ENGINES, KERNEL_DEFAULT, KERNELS, create_engine
+from services.worker.engines import ENGINES, create_engine
+from services.worker.engines.decode_plan import KERNEL_DEFAULT, KERNELS
 from services.worker.settings import WorkerSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

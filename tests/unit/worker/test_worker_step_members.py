@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pinyon.batching import BatchRequest, Fcfs, StepLimits, StepScheduler
+from pinyon.batching import BatchRequest, Fcfs, PromptWork, StepLimits, StepScheduler
 from pinyon.batching.fcfs import PATIENCE_S
 from pinyon.core.layout import KvLayout
-from pinyon.core.request import SamplingParams
+from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.decisions import Admission
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservations
-from services.worker.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
+from services.worker.instance.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
+from services.worker.orders.order import PrefillOrder
 from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=8)
@@ -45,7 +46,8 @@ class Log:
 
 def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMember:
     tokens = np.arange(length, dtype=np.uint32)
-    return PrefillMember(number, tokens, position, list(range(99)), SamplingParams(), 0, log.chunk, log.error)
+    order = PrefillOrder("", RequestClass(), tokens, [], SamplingParams(), 0, (), False, "")
+    return PrefillMember(PromptWork(number, position, length), order, list(range(99)), log.chunk, log.error)
 
 
 def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMember:

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(compiled(), reason="fakes stand where compiled c
 class Told:
     def __init__(self, running, kv_tokens):
         self.now_s = 10.0
-        self.members = SimpleNamespace(running=running, kv_tokens=kv_tokens, observe=Mock())
-        self.cache = SimpleNamespace(observe=Mock())
+        self.members = SimpleNamespace(running=running, kv_tokens=kv_tokens, scheduler=SimpleNamespace(observe=Mock()))
+        self.cache = SimpleNamespace(admission=SimpleNamespace(observe=Mock()))
         self.metrics = SimpleNamespace(step=Mock())
         self.ledger = SimpleNamespace(token_times=SimpleNamespace(decoded=Mock()))
         self.observer = StepObserver(self.metrics, self.cache, self.members, self.ledger, lambda: self.now_s)
@@ -40,8 +40,8 @@ def test_the_time_between_two_steps_that_decode(running, kv_tokens):
     assert told.told == []
     told.step([101, 199], 10.25)
     assert told.told == [(2, 0.25, kv_tokens, running)]
-    seen = told.members.observe.call_args.args[0]
-    assert (seen, told.cache.observe.call_args.args[0]) == (seen, seen)
+    seen = told.members.scheduler.observe.call_args.args[0]
+    assert (seen, told.cache.admission.observe.call_args.args[0]) == (seen, seen)
     assert (seen.decoded, seen.prefill_tokens, seen.seconds, seen.decode_s) == (2, 5, 0.5, 0.25)
     assert told.metrics.step.call_count == 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.worker.watchdog import Watchdog, stacks
+from services.worker.instance.watchdog import Watchdog, stacks
 
 
 class Engine:

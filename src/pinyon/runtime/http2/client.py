@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -11,14 +12,13 @@ from google.protobuf.message import DecodeError
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Internal, PinyonError, Unavailable, error_from_code
+from pinyon.messages.error import error_from_status
 from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.heads import is_answer, parse_trailers, request_head
 from pinyon.runtime.http2.messages import MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
-from pinyon.runtime.interceptors import error_from_status
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["CONNECT_S", "Http2Channel"]
 
@@ -27,7 +27,7 @@ CONNECT_S = 2.0
 FAREWELL_S = 0.2
 """For the end of TLS, which is the peer's part, too."""
 
-_log = get_logger("http2")
+_log = logging.getLogger("pinyon.http2")
 
 
 class Http2Channel:

@@ -17,8 +17,7 @@ from typing import Final
 
 from hpack import Decoder, Encoder, HPACKError  # type: ignore[import-untyped,unused-ignore]
 
-from pinyon.runtime.http2.link import Ended, Link
-from pinyon.runtime.http2.stream import Field, Receiver, Stream, StreamFailed
+from pinyon.runtime.http2.stream import Ended, Field, Link, Receiver, Stream, StreamFailed
 from pinyon.runtime.http2.wire import (
     ACK,
     CONTINUATION,

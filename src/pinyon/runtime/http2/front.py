@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from pinyon.runtime.http2.hello import ALPN, LOOK_BYTES, Speaker, who_speaks, wh
 from pinyon.runtime.http2.newcomers import Newcomers
 from pinyon.runtime.http2.relay import relay
 from pinyon.runtime.http2.server import Http2Server, ServerProtocol
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["Front"]
 
@@ -37,7 +37,7 @@ SHARES = 4
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
-_log = get_logger("http2")
+_log = logging.getLogger("pinyon.http2")
 
 
 class Front:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import cast
 
 from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.wire import ConnectionFailed
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["TICK_S", "Http2Protocol"]
 
@@ -24,7 +24,7 @@ PIECE_BYTES = 64 << 10
 UNREAD_BYTES = 8 << 20
 """A peer that lets so much lie is gone, too: it takes messages of 4 MiB, and all but one wait for their turn."""
 
-_log = get_logger("http2")
+_log = logging.getLogger("pinyon.http2")
 
 
 class Http2Protocol(asyncio.Protocol):

@@ -6,6 +6,7 @@ Whoever calls meets the same interceptors. Methods of one message are grpcio's a
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
@@ -18,7 +19,6 @@ from pinyon.runtime.http2.messages import EOF, MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["Http2Server", "ServerProtocol", "SessionContext"]
 
@@ -29,7 +29,7 @@ FAREWELL_S = 1.0
 LINGER_S = 5.0
 """So long a peer may take to read what was said before the end of a call."""
 
-_log = get_logger("http2")
+_log = logging.getLogger("pinyon.http2")
 
 
 class CallDetails(grpc.HandlerCallDetails):

@@ -7,10 +7,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from pinyon.runtime.http2.link import Link
-from pinyon.runtime.http2.wire import DATA, END_STREAM, FRAME_HEAD, Code, frame, reset, window_update
+from pinyon.runtime.http2.wire import (
+    DATA,
+    DEFAULT_FRAME,
+    DEFAULT_WINDOW,
+    END_STREAM,
+    FRAME_HEAD,
+    Code,
+    frame,
+    reset,
+    window_update,
+)
 
-__all__ = ["NOBODY", "Field", "Receiver", "Stream", "StreamFailed"]
+__all__ = ["NOBODY", "Ended", "Field", "Link", "Receiver", "Stream", "StreamFailed"]
 
 Field = tuple[bytes, bytes]
 """Name and value of a header."""
@@ -35,6 +44,33 @@ class StreamFailed(Exception):
         self.code = code
         self.reason = reason
         self.status = status
+
+
+class Ended(Protocol):
+    """A stream, as far as its connection's list of open ones goes."""
+
+    @property
+    def stream_id(self) -> int: ...
+
+
+class Link:
+    """What a connection's streams share of it: room, limits, and the way to the peer."""
+
+    def __init__(self, write: Callable[[bytes], None], message_bytes: int, stream_window: int) -> None:
+        self.write = write
+        """Sends bytes to the peer."""
+        self.message_bytes = message_bytes
+        """Of a message that is taken, at most."""
+        self.stream_window = stream_window
+        """Bytes of a stream that may be under way to us."""
+        self.send_window = DEFAULT_WINDOW
+        """Bytes that the peer has room for, of all streams together."""
+        self.send_frame = DEFAULT_FRAME
+        """Bytes of a frame that it takes."""
+
+    def forget(self, stream: Ended) -> None:
+        """It is over."""
+        raise NotImplementedError
 
 
 class Receiver(Protocol):

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from launch.process import INTERPRETER, Launch, ServiceProcess
 from pinyon.runtime.identity import CONTROLLER
 from pinyon.runtime.redis_server import RedisServer
-from services.free_port import is_free
-from services.process import INTERPRETER, Launch, ServiceProcess
 
 __all__ = ["LocalController"]
 
@@ -52,22 +51,12 @@ class LocalController:
             self._service.arguments += ["--tls-dir", str(tls_dir)]
         self._service.spawn()
         self._service.wait_ready(time.monotonic() + START_S)
-        endpoints = self._service.endpoints
-        for name in ("http", "metrics"):  # where they stay when it is started again
-            self._service.arguments[self._service.arguments.index(f"--{name}-listen") + 1] = endpoints[name]
-        progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in endpoints.items())}")
+        progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in self._service.endpoints.items())}")
 
     def restart(self, name: str = CONTROLLER, wait: bool = True) -> ServiceProcess:
         """Start it again where it was, but for metrics if somebody else is there by now, which nobody is to wait for;
         without ``wait`` the caller waits."""
-        if self._service.alive:
-            raise RuntimeError(f"{name} is still running")
-        host, _, port = self._service.endpoints["metrics"].rpartition(":")
-        address = f"{host}:{port if is_free(host.strip('[]'), int(port)) else 0}"
-        self._service.arguments[self._service.arguments.index("--metrics-listen") + 1] = address
-        self._service.spawn()
-        if wait:
-            self._service.wait_ready(time.monotonic() + START_S)
+        self._service.start_again(START_S if wait else None)
         return self._service
 
     def stop(self) -> None:

@@ -10,14 +10,14 @@ from pinyon.core.errors import Unavailable
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.transfer import Region, TransferEngine
-from services.worker.engine_loop import EngineLoop
+from services.worker.instance.engine_loop import EngineLoop
+from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import Fetcher
 from services.worker.kv.storage import Storage
-from services.worker.ledger import Ledger
-from services.worker.served import Served
-from services.worker.settings import WorkerSettings
-from services.worker.step_members import StepMembers
+from services.worker.orders.ledger import Ledger
+from services.worker.orders.limits import Limits
+from services.worker.orders.served import Served
 
 __all__ = ["Parts"]
 
@@ -26,7 +26,7 @@ __all__ = ["Parts"]
 class Parts:
     """Everything here lives on one event loop, except the engine's thread and the transfer engine's."""
 
-    settings: WorkerSettings
+    limits: Limits
     served: Served
     cache: KvCache
     members: StepMembers

@@ -14,12 +14,12 @@ from typing import BinaryIO
 
 import pytest
 
+from launch import ports
+from launch.cluster import ClusterSpec, lb_ports
+from launch.process import ServiceProcess
+from launch.supervisor import Supervisor
 from pinyon.core.errors import InvalidArgument
-from services import free_port
-from services.cluster import ClusterSpec, lb_ports
-from services.process import ServiceProcess
-from services.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
-from services.supervisor import Supervisor
+from pinyon.runtime.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
 from tests.ports import kept_port
 
 
@@ -65,7 +65,7 @@ def spec(lbs: int, **ports: int) -> ClusterSpec:
 
 def test_further_load_balancers_take_the_next_ports_that_nobody_has(monkeypatch):
     others: set[int] = set()
-    monkeypatch.setattr(free_port, "is_free", lambda host, port: port not in others)
+    monkeypatch.setattr(ports, "is_free", lambda host, port: port not in others)
     first = 20_000
     assert lb_ports(spec(1, http_port=first, lb_port=first + 1)) == [(first, first + 1)]
     assert lb_ports(spec(3, http_port=first, lb_port=first + 1, conductor_port=first + 3)) == [
@@ -79,9 +79,9 @@ def test_further_load_balancers_take_the_next_ports_that_nobody_has(monkeypatch)
 
 def test_a_port_where_somebody_listens_is_not_free():
     with kept_port() as port:
-        assert free_port.is_free("127.0.0.1", port)
+        assert ports.is_free("127.0.0.1", port)
         with socket.create_server(("127.0.0.1", port)):
-            assert not free_port.is_free("127.0.0.1", port)
+            assert not ports.is_free("127.0.0.1", port)
 
 
 def test_free_ports_stay_free_ones():

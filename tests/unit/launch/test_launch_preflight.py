@@ -14,14 +14,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from launch import ports
+from launch.__main__ import command_line, main
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.local_controller import LocalController
+from launch.ports import Port, port_faults
+from launch.preflight import file_faults, option_faults
+from launch.process import ServiceProcess, first_ready
+from launch.regions import LocalRegions, RegionsSpec
 from pinyon.core.errors import InvalidArgument, Unavailable
-from services import preflight
-from services.__main__ import command_line, main
-from services.cluster import ClusterSpec, LocalCluster
-from services.local_controller import LocalController
-from services.preflight import Port, file_faults, option_faults, port_faults
-from services.process import ServiceProcess, first_ready
-from services.regions import LocalRegions, RegionsSpec
 
 DEFAULTS = vars(command_line().parse_args(["up"]))
 
@@ -43,10 +44,10 @@ def test_a_taken_port_names_its_holder_and_the_option(taken):
 
 
 def test_holder_is_the_listener_on_the_address_asked_for(taken, monkeypatch):
-    monkeypatch.setattr(preflight, "_process_with", lambda inode: inode)
+    monkeypatch.setattr(ports, "_process_with", lambda inode: inode)
     with socket.create_server(("127.0.0.2", taken)) as other, socket.create_server(("127.0.0.3", taken)) as third:
         for host, listening in (("127.0.0.2", other), ("127.0.0.3", third)):
-            assert preflight.holder(taken, host) == str(os.fstat(listening.fileno()).st_ino)
+            assert ports.holder(taken, host) == str(os.fstat(listening.fileno()).st_ino)
 
 
 def test_ports_that_nobody_has_are_no_faults(free_ports):
@@ -105,7 +106,7 @@ def test_a_folder_that_cannot_be_made_hides_no_missing_model(no_start, tmp_path,
 @pytest.fixture
 def no_start(monkeypatch):
     monkeypatch.setattr(ServiceProcess, "spawn", lambda self: pytest.fail("it was started"))
-    monkeypatch.setattr("services.cluster.find_redis", lambda *_, **__: pytest.fail("Redis was started"))
+    monkeypatch.setattr("launch.cluster.find_redis", lambda *_, **__: pytest.fail("Redis was started"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
@@ -185,7 +186,7 @@ def test_services_take_no_modules_from_the_working_folder(tmp_path, monkeypatch)
         service.kill()
 
 
-@pytest.mark.parametrize(("called", "shown"), [("./dev", "./dev up"), ("", "python -m services up")])
+@pytest.mark.parametrize(("called", "shown"), [("./dev", "./dev up"), ("", "python -m launch up")])
 def test_help_names_the_command_as_it_was_called(called, shown, capsys, monkeypatch):
     monkeypatch.setenv("PINYON_DEV", called)
     with pytest.raises(SystemExit, match="0"):

@@ -18,8 +18,8 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
 from services.worker.engines.protocol import Engine, StepLogprobs, StepResult
-from services.worker.step_members import EngineStep, StepMembers, StepOutcome
-from services.worker.watchdog import Watchdog
+from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
+from services.worker.instance.watchdog import Watchdog
 
 __all__ = ["EngineLoop"]
 

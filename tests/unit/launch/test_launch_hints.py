@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.hints import hints
+from launch.hints import hints
 
 SHOW_ARGUMENTS = """curl() { for each in "$@"; do printf '%s\\0' "$each"; done; }; grpcurl() { curl "$@"; };"""
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from launch.cluster import START_S
+from launch.process import ServiceProcess
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.redis_server import RedisServer
-from services.cluster import START_S
-from services.process import ServiceProcess
-from services.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
+from pinyon.runtime.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 
 __all__ = ["Supervised", "Supervisor"]
 

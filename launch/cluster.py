@@ -20,6 +20,9 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from launch.access import Access, role_of
+from launch.ports import Port, next_port
+from launch.process import INTERPRETER, Launch, ServiceProcess, first_ready
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
@@ -35,10 +38,6 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
-from services.access import Access, role_of
-from services.free_port import is_free, next_port
-from services.preflight import Port
-from services.process import INTERPRETER, Launch, ServiceProcess, first_ready
 
 __all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
 
@@ -296,23 +295,8 @@ class LocalCluster:
         An instance whose port somebody else has by now takes another one: the conductor learns it by registration. So
         do metrics, which nobody is to wait for."""
         service = self.services[name]
-        if service.alive:
-            raise RuntimeError(f"{name} is still running")
-        addresses = {"listen": service.endpoints["grpc"], "metrics-listen": service.endpoints["metrics"]}
-        yielding = ["metrics-listen"]
-        if name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore"):
-            yielding.append("listen")
-        for option in yielding:
-            host, _, port = addresses[option].rpartition(":")
-            if not is_free(host.strip("[]"), int(port)):
-                addresses[option] = f"{host}:0"
-        if "http" in service.endpoints:
-            addresses["http-listen"] = service.endpoints["http"]
-        for option, address in addresses.items():
-            service.arguments[service.arguments.index(f"--{option}") + 1] = address
-        service.spawn()
-        if wait:
-            service.wait_ready(time.monotonic() + START_S)
+        moves = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
+        service.start_again(START_S if wait else None, yielding=("metrics", "grpc") if moves else ("metrics",))
         return service
 
     def wait_serving(self, deadline: float) -> None:

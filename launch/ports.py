@@ -1,4 +1,4 @@
-"""What would keep a suite from starting, found before anything is: options, taken ports, files that are not there."""
+"""Ports of this machine: those that a suite is to listen at, who has them, and which are free."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pwd
 import shlex
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pinyon.core.address import is_loopback
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Port", "file_faults", "holder", "option_faults", "port_faults"]
+__all__ = ["Port", "holder", "is_free", "next_port", "port_faults"]
 
 COMMAND_CHARS = 120
 _ANY = ("0.0.0.0", "::")
@@ -53,6 +52,23 @@ def port_faults(ports: Iterable[Port]) -> list[str]:
             continue
         faults[one.option] = f"port {one.port} for {one.what} {why}; {one.option} N takes another one, 0 a free one"
     return list(faults.values())
+
+
+def next_port(host: str, after: int, taken: set[int]) -> int:
+    """The first one after this that is free now and not ``taken``, where it is noted; 0, a free one by the system's
+    choice, is followed by 0. Raises :class:`InvalidArgument` if there is none."""
+    if not after:
+        return 0
+    for port in range(after + 1, 1 << 16):
+        if port not in taken and is_free(host, port):
+            taken.add(port)
+            return port
+    raise InvalidArgument(f"no port after {after} is free; 0 takes any", field="lbs")
+
+
+def is_free(host: str, port: int) -> bool:
+    """Somebody could listen there now."""
+    return not _refused(host, port)
 
 
 def _refused(host: str, port: int) -> int:
@@ -118,61 +134,3 @@ def _user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
-
-
-def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys_file: str) -> list[str]:
-    """A sentence for each file that services would refuse. ``models``: options, and the folders that they name."""
-    from pinyon.model.card import load_card
-    from pinyon.profiles.engine_profile import load_profile
-    from pinyon.runtime.api_keys import read_api_keys
-
-    faults: list[str] = []
-    for option, folder in models:
-        try:
-            load_card(folder)
-        except PinyonError as error:
-            faults.append(f"{option}: {error.message}")
-    if engine_profile:
-        try:
-            load_profile(engine_profile)
-        except PinyonError as error:
-            faults.append(f"--engine-profile: {error.message}")
-    if api_keys_file:
-        try:
-            read_api_keys(api_keys_file)
-        except PinyonError as error:
-            faults.append(f"--api-keys-file: {error.message}")
-    return faults
-
-
-def option_faults(given: Mapping[str, object], defaults: Mapping[str, object]) -> list[str]:
-    """A sentence for each option of ``up`` that would have no effect, and one for a host that would be refused.
-
-    Both mappings are from the names of options to values, as argparse has them."""
-
-    def is_given(name: str) -> bool:
-        return given[name] != defaults[name]
-
-    needs = {
-        "engine_profile": ("--engine paced", given["engine"] == "paced"),
-        "attention_kernel": ("--engine numpy", given["engine"] == "numpy"),
-        "region_delay_ms": ("--regions", is_given("regions")),
-        "static_peers": ("--regions", is_given("regions")),
-        "controller_port": ("--regions, and without --static-peers", is_given("regions") and not given["static_peers"]),
-        "tls_dir": ("--tls", bool(given["tls"])),
-        "redis_url": ("--stores 1 or more", bool(given["stores"])),
-        "store_mib": ("--stores 1 or more", bool(given["stores"])),
-    }
-    faults = [
-        f"--{name.replace('_', '-')} is of use only with {need}"
-        for name, (need, met) in needs.items()
-        if is_given(name) and not met
-    ]
-    host = str(given["host"])
-    if not is_loopback(host.strip("[]")) and not given["allow_insecure"]:
-        lacking = [
-            option for option, name in (("--tls", "tls"), ("--api-keys-file", "api_keys_file")) if not given[name]
-        ]
-        if lacking:
-            faults.append(f"--host {host} needs {' and '.join(lacking)}, or --allow-insecure: others reach it")
-    return faults

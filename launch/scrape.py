@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cluster import LocalCluster
+from launch.cluster import LocalCluster
 
 __all__ = ["Scrape"]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import ssl
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from launch.process import ServiceProcess
 from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, PLAIN_CHANNELS, Channels, OpenSession, tls_options
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
-from services.process import ServiceProcess
 
 __all__ = ["Access", "role_of"]
 
@@ -50,19 +51,22 @@ class Access:
 
     def channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.Channel:
         """As an admin, or as the first instance of another role that has a certificate."""
-        address = service.endpoints[endpoint]
-        credentials = self._credentials(role)
-        if credentials is None:
-            return grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-        return grpc.secure_channel(address, credentials, options=self._named(service))
+        channel: grpc.Channel = self._open(grpc, service, endpoint, role)
+        return channel
 
     def aio_channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.aio.Channel:
         """As :meth:`channel`, for an event loop."""
+        channel: grpc.aio.Channel = self._open(grpc.aio, service, endpoint, role)
+        return channel
+
+    def _open(self, kind: Any, service: ServiceProcess, endpoint: str, role: str) -> Any:
         address = service.endpoints[endpoint]
-        credentials = self._credentials(role)
-        if credentials is None:
-            return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(address, credentials, options=self._named(service))
+        if self.root is None:
+            return kind.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
+        from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
+
+        options = tls_options(self._name(service), PATIENT_CHANNEL_OPTIONS)
+        return kind.secure_channel(address, client_credentials(self._first(role)), options=options)
 
     def session(self, service: ServiceProcess, role: str) -> OpenSession:
         """How the first instance of a role that has a certificate opens its sessions with that service."""
@@ -85,19 +89,9 @@ class Access:
         """For HTTP clients of the load balancers; None: they speak plain HTTP."""
         return None if self.authority is None else ssl.create_default_context(cafile=str(self.authority))
 
-    def _credentials(self, role: str) -> grpc.ChannelCredentials | None:
-        if self.root is None:
-            return None
-        from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
-
-        return client_credentials(self._first(role))
-
     def _first(self, role: str) -> Path:
         assert self.root is not None
         return next(path for path in sorted((self.root / role).iterdir()) if path.is_dir())
 
     def _name(self, service: ServiceProcess) -> str:
         return peer_name(role_of(service.name), self._prefix + service.name)
-
-    def _named(self, service: ServiceProcess) -> tuple[tuple[str, str | int], ...]:
-        return tls_options(self._name(service), PATIENT_CHANNEL_OPTIONS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching.token_times import TokenTimes
-from services.worker.orders import PrefillOutcome
+from services.worker.orders.order import PrefillOutcome
 
 __all__ = ["FirstTokens", "Ledger"]
 

@@ -16,7 +16,6 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
 from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, PinyonError
-from pinyon.core.fetch_span import FetchSpan
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import FinishReason, SamplingParams
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
@@ -29,8 +28,8 @@ from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
 from pinyon.messages.segment import region_from_proto, segment_from_proto, segment_to_proto
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
-from services.worker.served import Served
+from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
+from services.worker.orders.served import Served
 
 __all__ = [
     "failed_update",
@@ -43,7 +42,6 @@ __all__ = [
     "parse_submission",
     "parse_target",
     "prefill_to_proto",
-    "report_to_proto",
 ]
 
 _NEUTRAL = SamplingParams()
@@ -61,83 +59,41 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     """
     if not served.role.decodes:
         raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
-    check_text(message.request_id, "request_id")
-    request_class = class_from_proto(message.request_class)
     if message.model and message.model != served.name:
         raise NotFound(f"model {message.model!r} is not served here", field="model")
     if message.model_fingerprint and message.model_fingerprint != served.card.fingerprint:
         raise FailedPrecondition(
             f"{served.instance_id} serves other weights than those it began with", field="model_fingerprint"
         )
-    tokens = _tokens(message.prompt_tokens_le32, served)
-    generated = message.generated_tokens
-    sampling = _sampling(message.sampling, len(tokens) - generated, served)
-    if generated >= len(tokens):
-        raise InvalidArgument(
-            f"{generated} generated tokens leave nothing of a prompt of {len(tokens)}", field="generated_tokens"
+    placement = message.placement
+    if message.HasField("placement") and placement.decode_instance_id != served.instance_id:
+        raise FailedPrecondition(
+            f"placed on {placement.decode_instance_id!r}, but this is {served.instance_id!r}", field="placement"
         )
-    if generated >= sampling.max_tokens:
-        raise InvalidArgument(
-            f"max_tokens {sampling.max_tokens} are generated already ({generated})", field="generated_tokens"
-        )
-    total = len(tokens) - generated + sampling.max_tokens
+    prompt = _prompt(message, placement, served)
+    generated, most = prompt.sample_index, prompt.sampling.max_tokens
+    if generated >= most:
+        raise InvalidArgument(f"max_tokens {most} are generated already ({generated})", field="generated_tokens")
+    total = len(prompt.tokens) - generated + most
     if total > served.max_context:
         raise InvalidArgument(
             f"prompt and max_tokens together need {total} tokens, over the context of {served.max_context}",
             field="max_tokens",
         )
-    keys = _keys(message.block_keys, len(tokens), served)
-    if not message.block_keys:
-        start = served.namespace(request_class.tenant, request_class.cache_salt)
-        keys = chain_block_keys(start, message.prompt_tokens_le32, served.layout.block_tokens)
     prefill_id = prefill_address = ""
-    fetches: tuple[FetchSpan, ...] = ()
-    if message.HasField("placement"):
-        placement = message.placement
-        if placement.decode_instance_id != served.instance_id:
-            raise FailedPrecondition(
-                f"placed on {placement.decode_instance_id!r}, but this is {served.instance_id!r}", field="placement"
-            )
-        fetches = fetch_spans_from_proto(placement.fetches, len(keys))
-        if placement.prefill_instance_id != served.instance_id:
-            prefill_id, prefill_address = placement.prefill_instance_id, placement.prefill_address
-            if not prefill_id or not prefill_address:
-                raise InvalidArgument("the placement names no prefill instance", field="placement")
-            check_text(prefill_id, "placement")
-            check_text(prefill_address, "placement", ADDRESS_CHARS_MAX)
+    if message.HasField("placement") and placement.prefill_instance_id != served.instance_id:
+        prefill_id, prefill_address = placement.prefill_instance_id, placement.prefill_address
+        if not prefill_id or not prefill_address:
+            raise InvalidArgument("the placement names no prefill instance", field="placement")
+        check_text(prefill_id, "placement")
+        check_text(prefill_address, "placement", ADDRESS_CHARS_MAX)
     if not prefill_id and not served.role.prefills:
         raise FailedPrecondition(
             f"{served.instance_id} is a decode instance: a placement must name who computes the prompt",
             field="placement",
         )
-    return GenerateOrder(
-        request_id=message.request_id,
-        request_class=request_class,
-        tokens=tokens,
-        keys=keys,
-        sampling=sampling,
-        generated=generated,
-        prefill_instance_id=prefill_id,
-        prefill_address=prefill_address,
-        fetches=fetches,
-        timeout_s=message.timeout_ms / 1000 if message.timeout_ms else default_timeout_s,
-        traceparent=message.traceparent,
-        no_reuse=message.no_reuse,
-        prefill_s=_seconds(message.placement.predicted_prefill_ms, "placement.predicted_prefill_ms"),
-        ttft_left_s=_ttft_left_s(message),
-        ask_store=message.placement.ask_store,
-        placement_number=message.placement.number,
-    )
-
-
-def _seconds(ms: float, field: str) -> float:
-    if not 0 <= ms <= MS_MAX:  # nor NaN
-        raise InvalidArgument(f"must be milliseconds from 0 to {MS_MAX}", field=field)
-    return ms / 1e3
-
-
-def _ttft_left_s(message: worker_pb2.Submission | worker_pb2.PrefillStart) -> float:
-    return message.ttft_left_ms / 1e3 if message.HasField("ttft_left_ms") else math.inf
+    timeout_s = message.timeout_ms / 1000 if message.timeout_ms else default_timeout_s
+    return GenerateOrder(prompt, prefill_id, prefill_address, timeout_s, placement.number)
 
 
 def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
@@ -180,7 +136,7 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
 
 
 def prefill_to_proto(
-    order: GenerateOrder, first_block: int, offsets: Iterable[int], timeout_s: float, waited_s: float, traceparent: str
+    order: PrefillOrder, first_block: int, offsets: Iterable[int], timeout_s: float, waited_s: float, traceparent: str
 ) -> worker_pb2.PrefillStart:
     """Ask for the prompt's KV at byte ``offsets`` of the target region, one for each block from ``first_block`` on.
     ``waited_s``: since the order came."""
@@ -191,7 +147,7 @@ def prefill_to_proto(
         prompt_tokens_le32=tokens_to_bytes(order.tokens),
         block_keys=pack_keys(order.keys),
         sampling=sampling_to_proto(order.sampling),
-        generated_tokens=order.generated,
+        generated_tokens=order.sample_index,
         fetches=[fetch_span_to_proto(span) for span in order.fetches],
         target_offsets_bytes=offsets,
         first_target_block=first_block,
@@ -209,29 +165,13 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
     Raises:
         InvalidArgument
     """
-    check_text(message.request_id, "request_id")
-    tokens = _tokens(message.prompt_tokens_le32, served)
-    if len(tokens) > served.max_context:
+    order = _prompt(message, message, served)
+    if len(order.tokens) > served.max_context:
         raise InvalidArgument(
-            f"a prompt of {len(tokens)} tokens is over the context of {served.max_context}", field="prompt_tokens_le32"
+            f"a prompt of {len(order.tokens)} tokens is over the context of {served.max_context}",
+            field="prompt_tokens_le32",
         )
-    if message.generated_tokens >= len(tokens):
-        raise InvalidArgument("the generated tokens leave nothing of a prompt", field="generated_tokens")
-    keys = _keys(message.block_keys, len(tokens), served)
-    return PrefillOrder(
-        request_id=message.request_id,
-        request_class=class_from_proto(message.request_class),
-        tokens=tokens,
-        keys=keys,
-        sampling=_sampling(message.sampling, len(tokens) - message.generated_tokens, served),
-        sample_index=message.generated_tokens,
-        fetches=fetch_spans_from_proto(message.fetches, len(keys)),
-        no_reuse=message.no_reuse,
-        traceparent=message.traceparent,
-        prefill_s=_seconds(message.predicted_prefill_ms, "predicted_prefill_ms"),
-        ttft_left_s=_ttft_left_s(message),
-        ask_store=message.ask_store,
-    )
+    return order
 
 
 def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, served: Served) -> PushTarget:
@@ -262,7 +202,7 @@ def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, s
 # -- what became of a prompt
 
 
-def parse_first_token(message: worker_pb2.PrefillResult, order: GenerateOrder, served: Served) -> FirstToken:
+def parse_first_token(message: worker_pb2.PrefillResult, order: PrefillOrder, served: Served) -> FirstToken:
     """What a prefill instance made of the order's prompt.
 
     Raises:
@@ -283,29 +223,15 @@ def parse_first_token(message: worker_pb2.PrefillResult, order: GenerateOrder, s
     return FirstToken(message.first_token, message.report, logprob, prompt_logprobs)
 
 
-def report_to_proto(outcome: PrefillOutcome, instance_id: str) -> worker_pb2.PrefillReport:
-    """For the client: where its time went."""
-    return worker_pb2.PrefillReport(
-        prefill_instance_id=instance_id,
-        queue_ms=1000 * outcome.queue_s,
-        fetch_ms=1000 * outcome.fetch_s,
-        compute_ms=1000 * outcome.compute_s,
-        push_ms=1000 * outcome.push_s,
-        computed_tokens=outcome.computed_tokens,
-        local_tokens=outcome.local_tokens,
-        peer_tokens=outcome.peer_tokens,
-        store_tokens=outcome.store_tokens,
-    )
-
-
 def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
     """For the conductor: what its estimates learn from."""
+    report = outcome.first.report
     return conductor_pb2.PrefillMeasurement(
-        computed_tokens=outcome.computed_tokens,
-        prefix_tokens=outcome.reused_tokens,
-        compute_us=round(outcome.compute_s * 1e6),
+        computed_tokens=report.computed_tokens,
+        prefix_tokens=report.local_tokens + report.peer_tokens + report.store_tokens,
+        compute_us=round(report.compute_ms * 1e3),
         fetched_bytes=outcome.fetched_bytes,
-        fetch_us=round(outcome.fetch_s * 1e6),
+        fetch_us=round(report.fetch_ms * 1e3),
         fetches=[
             conductor_pb2.FetchMeasurement(
                 source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
@@ -340,6 +266,44 @@ def _us(milliseconds: float) -> int:
 
 
 # -- parts of several messages
+
+
+def _prompt(
+    message: worker_pb2.Submission | worker_pb2.PrefillStart,
+    plan: common_pb2.Placement | worker_pb2.PrefillStart,
+    served: Served,
+) -> PrefillOrder:
+    """``plan`` says what to fetch. A load balancer may leave the keys to the instance, another instance has them."""
+    check_text(message.request_id, "request_id")
+    request_class = class_from_proto(message.request_class)
+    tokens, generated = _tokens(message.prompt_tokens_le32, served), message.generated_tokens
+    sampling = _sampling(message.sampling, len(tokens) - generated, served)
+    if generated >= len(tokens):
+        raise InvalidArgument(
+            f"{generated} generated tokens leave nothing of a prompt of {len(tokens)}", field="generated_tokens"
+        )
+    keys = _keys(message.block_keys, len(tokens), served)
+    if not message.block_keys and plan is not message:
+        start = served.namespace(request_class.tenant, request_class.cache_salt)
+        keys = chain_block_keys(start, message.prompt_tokens_le32, served.layout.block_tokens)
+    prefill_ms = plan.predicted_prefill_ms
+    if not 0 <= prefill_ms <= MS_MAX:  # nor NaN
+        field = "predicted_prefill_ms" if plan is message else "placement.predicted_prefill_ms"
+        raise InvalidArgument(f"must be milliseconds from 0 to {MS_MAX}", field=field)
+    return PrefillOrder(
+        request_id=message.request_id,
+        request_class=request_class,
+        tokens=tokens,
+        keys=keys,
+        sampling=sampling,
+        sample_index=generated,
+        fetches=fetch_spans_from_proto(plan.fetches, len(keys)),
+        no_reuse=message.no_reuse,
+        traceparent=message.traceparent,
+        prefill_s=prefill_ms / 1e3,
+        ttft_left_s=message.ttft_left_ms / 1e3 if message.HasField("ttft_left_ms") else math.inf,
+        ask_store=plan.ask_store,
+    )
 
 
 def _tokens(raw: bytes, served: Served) -> Tokens:

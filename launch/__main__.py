@@ -15,14 +15,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from launch.cluster import POLICIES, ClusterSpec, LocalCluster
+from launch.hints import hints
+from launch.local_controller import LocalController
+from launch.ports import port_faults
+from launch.preflight import file_faults, option_faults
+from launch.regions import LocalRegions, RegionsSpec
+from launch.supervisor import Supervisor
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.arguments import Parser
-from services.cluster import POLICIES, ClusterSpec, LocalCluster
-from services.hints import hints
-from services.local_controller import LocalController
-from services.preflight import file_faults, option_faults, port_faults
-from services.regions import LocalRegions, RegionsSpec
-from services.supervisor import Supervisor
 
 LOOK_S = 0.2
 """Between two looks at who still lives."""
@@ -243,7 +244,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 def command_line() -> argparse.ArgumentParser:
     """Of both commands. ``./dev`` says how it was called."""
-    prog = os.environ.get("PINYON_DEV") or "python -m services"
+    prog = os.environ.get("PINYON_DEV") or "python -m launch"
     parser = Parser(prog=prog, description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_up(commands.add_parser("up", help="start a local cluster and keep it until Ctrl-C", allow_abbrev=False))
@@ -258,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.chdir(caller)  # ./dev went to the checkout; paths are meant where it was called
     if arguments.command == "up":
         return up(arguments)
-    from services.demo import run_demo
+    from launch.demo import run_demo
 
     return run_demo(arguments.keep_logs)
 

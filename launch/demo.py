@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.process import ROOT
+from launch.scrape import Scrape
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.transfer.transports.shm.cma import shm_available
-from services.cluster import ClusterSpec, LocalCluster
-from services.process import ROOT
-from services.scrape import Scrape
 
 __all__ = ["BATCH_CONCURRENCY", "DemoAnswer", "demo_documents", "demo_requests", "run_demo", "show_ways", "why_late"]
 

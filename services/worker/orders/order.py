@@ -23,7 +23,8 @@ Tokens = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
-    """A prompt to compute. ``keys`` are those of its full blocks."""
+    """A prompt to compute. ``keys`` are those of its full blocks; the last ``sample_index`` tokens were generated
+    before."""
 
     request_id: str
     request_class: RequestClass
@@ -37,7 +38,7 @@ class PrefillOrder:
     prefill_s: float = 0.0
     """Computing it takes about so long; 0: nobody said."""
     ttft_left_s: float = math.inf
-    """Until its first token should be there, as of now."""
+    """Until its first token should be there, as of its coming."""
     ask_store: bool = False
     """No conductor has planned ``fetches``: what the store has of it is looked up."""
 
@@ -73,77 +74,36 @@ class SpanFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillOutcome:
-    """The first token and what it took."""
+class FirstToken:
+    """What follows a prompt, computed here or elsewhere."""
 
     token: int
-    queue_s: float
-    fetch_s: float
-    compute_s: float
-    push_s: float
-    computed_tokens: int
-    local_tokens: int
-    peer_tokens: int
-    store_tokens: int
-    fetched_bytes: int
-    logprob: TokenLogprob | None = None
+    report: worker_pb2.PrefillReport
+    """What it took."""
+    logprob: TokenLogprob | None
     """The token's, if the order asks for it."""
-    prompt_logprobs: common_pb2.Logprobs | None = None
+    prompt_logprobs: common_pb2.Logprobs | None
     """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
-    spans: tuple[SpanFetched, ...] = ()
-    """Of the fetch; the last ones."""
 
-    @property
-    def reused_tokens(self) -> int:
-        return self.local_tokens + self.peer_tokens + self.store_tokens
+
+@dataclass(frozen=True, slots=True)
+class PrefillOutcome:
+    """What this instance has computed, and what there is to learn of it."""
+
+    first: FirstToken
+    fetched_bytes: int
+    spans: tuple[SpanFetched, ...]
+    """Of the fetch; the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateOrder:
-    """A request to own. ``tokens`` include the ``generated`` ones of a resumed request."""
+    """A request to own: a prompt, with what was generated of its answer elsewhere, and what follows it."""
 
-    request_id: str
-    request_class: RequestClass
-    tokens: Tokens
-    keys: list[BlockKey]
-    sampling: SamplingParams
-    generated: int
+    prompt: PrefillOrder
     prefill_instance_id: str
     """Empty: this instance computes the prompt itself."""
     prefill_address: str
-    fetches: tuple[FetchSpan, ...]
     timeout_s: float
-    traceparent: str
-    no_reuse: bool
-    prefill_s: float = 0.0
-    """See :class:`PrefillOrder`."""
-    ttft_left_s: float = math.inf
-    """As of its coming; see :class:`PrefillOrder`."""
-    ask_store: bool = False
-    """See :class:`PrefillOrder`."""
-    placement_number: int = 0
+    placement_number: int
     """The conductor's, which is told what the first token took; 0: it does not ask."""
-
-    @property
-    def shares(self) -> bool:
-        """See :attr:`PrefillOrder.shares`."""
-        return not (self.no_reuse or self.request_class.no_store)
-
-    @property
-    def tells_prompt(self) -> bool:
-        """See :attr:`PrefillOrder.tells_prompt`."""
-        return self.sampling.prompt_logprobs and not self.generated
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.sampling.max_tokens - self.generated
-
-
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """What follows a prompt, computed here or elsewhere; see :class:`PrefillOutcome`."""
-
-    token: int
-    report: worker_pb2.PrefillReport
-    logprob: TokenLogprob | None
-    prompt_logprobs: common_pb2.Logprobs | None

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from rich.console import Console
 
+from launch import demo
+from launch.demo import DemoAnswer, show_ways, why_late
 from pinyon.runtime.metrics import MetricsServer
-from services import demo
-from services.demo import DemoAnswer, show_ways, why_late
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-import pinyon
+from launch.ports import is_free
 from pinyon.core.errors import DeadlineExceeded, Unavailable
+from pinyon.runtime.process import child_environment
 
 __all__ = [
     "INTERPRETER",
@@ -24,13 +25,16 @@ __all__ = [
     "Interpreter",
     "Launch",
     "ServiceProcess",
-    "child_environment",
     "first_ready",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLED_S = 60.0
 """For the kernel to end what was killed, on a machine however busy."""
+
+
+_LISTENING = {"grpc": "--listen", "metrics": "--metrics-listen", "http": "--http-listen"}
+"""The options that say where a service's endpoints are."""
 
 
 class Child(Protocol):
@@ -70,24 +74,12 @@ class Interpreter:
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=(ready_fd,),
-            env=child_environment(os.getpid()),
+            env=child_environment(ROOT, os.getpid()),
             start_new_session=True,
         )
 
 
 INTERPRETER = Interpreter()
-
-
-def child_environment(parent_pid: int) -> dict[str, str]:
-    """Of a process that ends with its parent and finds the same packages, compiled ones if these are."""
-    source = Path(pinyon.__file__).resolve().parent.parent
-    return {
-        **os.environ,
-        "PINYON_PARENT_PID": str(parent_pid),
-        "PYTHONSAFEPATH": "1",  # modules are not looked for in the working folder, which is anybody's
-        "PYTHONPATH": os.pathsep.join((str(source), str(ROOT), os.environ.get("PYTHONPATH", ""))),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 class ServiceProcess:
@@ -129,6 +121,23 @@ class ServiceProcess:
             os.close(writer)
         self.close_ready()
         self._ready_fd, self._announced = reader, b""
+
+    def start_again(self, ready_s: float | None, yielding: Sequence[str] = ("metrics",)) -> None:
+        """Start it where it was, after it has ended, and wait until it serves, for ``ready_s``; None: the caller waits.
+
+        Of the endpoints in ``yielding`` one that somebody else has by now is another one.
+        """
+        if self.alive:
+            raise RuntimeError(f"{self.name} is still running")
+        for endpoint, option in _LISTENING.items():
+            if address := self.endpoints.get(endpoint):
+                host, _, port = address.rpartition(":")
+                if endpoint in yielding and not is_free(host, int(port)):
+                    address = f"{host}:0"
+                self.arguments[self.arguments.index(option) + 1] = address
+        self.spawn()
+        if ready_s is not None:
+            self.wait_ready(time.monotonic() + ready_s)
 
     def wait_ready(self, deadline: float) -> None:
         """Wait for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""

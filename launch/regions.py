@@ -10,6 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from launch.access import Access
+from launch.cluster import START_S, ClusterSpec, LocalCluster
+from launch.local_controller import LocalController
+from launch.ports import Port
+from launch.process import INTERPRETER, Launch
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography
@@ -18,11 +23,6 @@ from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import CONTROLLER, check_region_name
-from services.access import Access
-from services.cluster import START_S, ClusterSpec, LocalCluster
-from services.local_controller import LocalController
-from services.preflight import Port
-from services.process import INTERPRETER, Launch
 
 __all__ = ["LocalRegions", "RegionsSpec"]
 

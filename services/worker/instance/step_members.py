@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from pinyon.batching import (
     DecodeSlot,
     Formed,
@@ -23,7 +20,6 @@ from pinyon.batching import (
     PromptWork,
     StepPlan,
     StepScheduler,
-    StepSeen,
     TokenCounts,
 )
 from pinyon.core.errors import Internal
@@ -32,6 +28,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
 from services.worker.engines.protocol import StepLogprobs
 from services.worker.kv.swaps import Swapping
+from services.worker.orders.order import PrefillOrder
 
 __all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
 
@@ -45,31 +42,21 @@ ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]
 class PrefillMember:
     """A prompt being computed."""
 
-    number: int
-    tokens: npt.NDArray[np.uint32]
-    position: int
-    """Tokens whose KV is in the pool when it is added (or arrives through ``wait_layer``)."""
+    work: PromptWork
+    """Its position: tokens whose KV is in the pool when it is added (or arrives through ``wait_layer``)."""
+    order: PrefillOrder
     table: list[int]
-    sampling: SamplingParams
-    sample_index: int
     advanced: Callable[[int, int, int | None, float], None]
     """``(start, end, token, seconds)``; the token comes with the last chunk; the seconds are its share of the step.
 
     The step's prompts have all of it among themselves: beside a batch a prompt takes longer, and so long others wait.
     """
     failed: Callable[[Exception], None]
-    arrived_s: float = 0.0
-    seconds: float = 0.0
-    """Computing it takes about so long; 0: nobody said."""
-    deadline_s: float = 0.0
-    """When its first token should be there; 0: nobody said."""
     hooks: ChunkHooks | None = None
     counts: TokenCounts | None = None
-    """Of ``tokens``, if ``sampling`` is penalised."""
-    prompt_top: int = -1
-    """Of the prompt's tokens the log-probabilities are told, with so many likeliest ones beside each; -1: no."""
+    """Of the order's tokens, if its sampling is penalised."""
     logprob: TokenLogprob | None = None
-    """Of the sampled token, when it comes, if ``sampling`` asks for it."""
+    """Of the sampled token, when it comes, if the order asks for it."""
     prompt_logprobs: LogprobRows | None = None
     """Of the tokens that follow those of the last chunk."""
     alive: bool = True
@@ -143,7 +130,8 @@ class StepMembers:
     """Owned by the event loop's thread."""
 
     def __init__(self, scheduler: StepScheduler, admission: Admission, room: StepRoom) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        """To look at: whatever changes its members goes through here."""
         self._admission = admission
         self._room = room
         self._prefills: dict[int, PrefillMember] = {}
@@ -160,44 +148,34 @@ class StepMembers:
     @property
     def running(self) -> int:
         """Requests in the batch."""
-        return self._scheduler.running
-
-    @property
-    def cut_steps(self) -> int:
-        """See :class:`pinyon.batching.StepScheduler`."""
-        return self._scheduler.cut_steps
+        return self.scheduler.running
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose KV the batch, and what waits to enter it, reads."""
         return sum(member.position for member in self._decodes.values())
 
-    @property
-    def reads_once(self) -> bool:
-        """See :attr:`pinyon.batching.StepScheduler.reads_once`."""
-        return self._scheduler.reads_once
-
     def add_prefill(self, member: PrefillMember) -> None:
-        when = member.arrived_s, member.seconds, member.deadline_s
-        self._scheduler.add_prefill(PromptWork(member.number, member.position, len(member.tokens), *when))
-        self._prefills[member.number] = member
+        self.scheduler.add_prefill(member.work)
+        self._prefills[member.work.number] = member
 
     def remove_prefill(self, member: PrefillMember) -> None:
         member.alive = False
-        if self._prefills.get(member.number) is member:
-            del self._prefills[member.number]
-            self._scheduler.remove_prefill(member.number)
+        number = member.work.number
+        if self._prefills.get(number) is member:
+            del self._prefills[number]
+            self.scheduler.remove_prefill(number)
 
     def add_decode(self, member: DecodeMember) -> None:
         table, tokens = member.table, member.position
-        self._scheduler.add_decode(member.number, tokens, len(table), self._scheduler.path(table, tokens))
+        self.scheduler.add_decode(member.number, tokens, len(table), self.scheduler.path(table, tokens))
         self._decodes[member.number] = member
 
     def remove_decode(self, member: DecodeMember) -> None:
         member.alive = False
         if self._decodes.pop(member.number, None) is not None:
-            self._scheduler.remove_decode(member.number)
-            if not self._decodes and not self._scheduler.level_blocks:
+            self.scheduler.remove_decode(member.number)
+            if not self._decodes and not self.scheduler.level_blocks:
                 self.formed = Formed()
 
     def decide(self, now_s: float) -> EngineStep | None:
@@ -205,13 +183,13 @@ class StepMembers:
         # Who waits may have waited long enough by now for others to give way, even if nothing was released since.
         began_s = time.perf_counter()
         self._room.settle()
-        self._scheduler.fill()
-        preempted = make_room(self._scheduler, self._admission, self._room, self._table)
+        self.scheduler.fill()
+        preempted = make_room(self.scheduler, self._admission, self._room, self._table)
         for number in preempted:
             self._preempt(self._decodes.pop(number))
         if preempted:
             self._room.settle()
-        plan = self._scheduler.decide(now_s)
+        plan = self.scheduler.decide(now_s)
         self._look(now_s)
         self.scheduling_s += time.perf_counter() - began_s
         if plan is None:
@@ -238,16 +216,12 @@ class StepMembers:
     def switch(self, choice: str) -> None:
         """See :meth:`pinyon.batching.StepScheduler.switch`."""
         tables = {number: (list(member.table), member.position) for number, member in self._decodes.items()}
-        self._scheduler.switch(choice, tables)
+        self.scheduler.switch(choice, tables)
         self.formed = Formed()
 
-    def observe(self, step: StepSeen) -> None:
-        """See :meth:`pinyon.batching.StepScheduler.observe`."""
-        self._scheduler.observe(step)
-
     def _look(self, now_s: float) -> None:
-        if self._scheduler.level_blocks:
-            self.formed = self._scheduler.formed
+        if self.scheduler.level_blocks:
+            self.formed = self.scheduler.formed
         elif now_s - self._looked_s >= LOOK_S and self._decodes:
             self._looked_s = now_s
             self.formed = self._admission.prefixes.formed()
@@ -270,7 +244,7 @@ class StepMembers:
             outcome = _none_good(step, outcome)
         if outcome.logprobs is not None:
             _tell(step, outcome.logprobs)
-        counted = self._scheduler.fold(plan) if outcome.whole else self._scheduler.fold(plan, *_failed(step, outcome))
+        counted = self.scheduler.fold(plan) if outcome.whole else self.scheduler.fold(plan, *_failed(step, outcome))
         token_s = plan.token_s(outcome.elapsed_s)
         sampled = len(counted.decodes)
         for place, prefill in enumerate(step.prefills):
@@ -282,7 +256,7 @@ class StepMembers:
                 self.remove_prefill(prefill)
                 prefill.failed(result)
                 continue
-            if end == len(prefill.tokens):
+            if end == prefill.work.tokens:
                 self.remove_prefill(prefill)
                 sampled += 1
             try:
@@ -335,7 +309,7 @@ def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int
     """Numbers of the prompts and of the decoded requests."""
     return (
         [
-            member.number
+            member.work.number
             for member, result in zip(step.prefills, outcome.prefills, strict=True)
             if isinstance(result, Exception)
         ],
@@ -349,16 +323,16 @@ def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int
 
 def _chunk(member: PrefillMember, start: int, end: int) -> PrefillChunk:
     wait_layer, on_layer = member.hooks(start, end) if member.hooks is not None else (None, None)
-    last = end == len(member.tokens)
+    order, last = member.order, end == member.work.tokens
     return PrefillChunk(
-        tokens=member.tokens[start:end],
+        tokens=order.tokens[start:end],
         start=start,
         block_table=member.table,
-        sampling=member.sampling if last else None,
-        sample_index=member.sample_index,
+        sampling=order.sampling if last else None,
+        sample_index=order.sample_index,
         counts=member.counts if last else None,
-        next_tokens=member.tokens[start + 1 : end + 1] if member.prompt_top >= 0 else None,
-        next_top=max(0, member.prompt_top),
+        next_tokens=order.tokens[start + 1 : end + 1] if order.tells_prompt else None,
+        next_top=max(0, order.sampling.logprobs),
         wait_layer=wait_layer,
         on_layer=on_layer,
     )

@@ -1,0 +1,1 @@
+"""The whole suite as local processes: started, shown, started again where one dies, ended."""
