@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pinyon.transfer import Access, Grant, InvalidTransfer, Opcode, Reason, TransferError, TransferLimitReached
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.segment import Range
-from pinyon.transfer.spans import merge_ranges
+from pinyon.transfer.types.segment import Range
+from pinyon.transfer.types.spans import merge_ranges
 from tests.long import usually
 
 SIZE = 48

@@ -24,10 +24,10 @@ from pinyon.transfer import (
     TransferStatus,
     WireError,
 )
-from pinyon.transfer.limits import MAX_FRAME_BYTES
+from pinyon.transfer.chains.slicing import plan_chains, plan_one
 from pinyon.transfer.links import handshake
-from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES
 from tests.long import usually
 from tests.unit.transfer.conftest import PATIENT, VARIANTS
 from tests.unit.transfer.fake_nixl import fake_nixl

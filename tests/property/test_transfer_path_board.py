@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits
+from pinyon.transfer.types.path import Path, Tiers
 from tests.long import usually
 
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from pinyon.transfer import (
     TransferStats,
 )
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
-from pinyon.transfer.host.topology import build_topology
+from pinyon.transfer.types.topology import build_topology
 
 __all__ = ["TransferSettings", "register_transfer_metrics", "start_transfer_engine"]
 

@@ -7,7 +7,7 @@ Type checkers read ``__init__.pyi``.
 from importlib import import_module
 from typing import Any
 
-from pinyon.transfer.errors import (
+from pinyon.transfer.types.errors import (
     EngineClosed,
     InvalidTransfer,
     TransferCancelled,
@@ -18,11 +18,10 @@ from pinyon.transfer.errors import (
     TransferTimeout,
     WireError,
 )
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import (
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import (
     Opcode,
     Reason,
     TransferRequest,
@@ -30,8 +29,9 @@ from pinyon.transfer.request import (
     TransferStatus,
     raise_for_failure,
 )
-from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
-from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
+from pinyon.transfer.types.segment import RegionDescriptor, SegmentDescriptor
+from pinyon.transfer.types.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
+from pinyon.transfer.types.topology import Topology
 
 __all__ = [
     "LATENCY_BUCKETS_S",

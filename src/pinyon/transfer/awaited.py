@@ -7,16 +7,17 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, UNDER_WAY, Outcome
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, UNDER_WAY, Outcome
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.request import Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.small import SMALL_BYTES, Trip
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.small import Trip
 from pinyon.transfer.submissions import Submissions
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["AwaitedTransfers"]
 

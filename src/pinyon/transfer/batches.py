@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 
-from pinyon.transfer.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.types.errors import InvalidTransfer, TransferError, TransferLimitReached
 
 __all__ = ["Batches"]
 

@@ -19,14 +19,10 @@ from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.batches import Batches
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer
 from pinyon.transfer.group import TransferGroup
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.host.cores import available_cores
 from pinyon.transfer.host.host_id import host_id
-from pinyon.transfer.host.nic import Nic, check_nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.grant import Grant
@@ -36,11 +32,15 @@ from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.paths.roads import MODES
-from pinyon.transfer.request import TransferRequest, TransferResult
-from pinyon.transfer.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
-from pinyon.transfer.stats import Meter, TransferStats
+from pinyon.transfer.registry import build_transports
 from pinyon.transfer.submissions import Submissions
-from pinyon.transfer.transports.registry import build_transports
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic, check_nic
+from pinyon.transfer.types.request import TransferRequest, TransferResult
+from pinyon.transfer.types.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
+from pinyon.transfer.types.stats import Meter, TransferStats
+from pinyon.transfer.types.topology import Topology
 
 if TYPE_CHECKING:
     from pinyon.transfer.links.tls import TlsContexts

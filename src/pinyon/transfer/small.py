@@ -6,25 +6,22 @@ import threading
 from collections.abc import Callable
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LATE, SHUTDOWN, Chain, Outcome
-from pinyon.transfer.errors import EngineClosed
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.memory.table import SMALL_BYTES, MemoryTable
 from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import EngineClosed
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
-__all__ = ["SMALL_BYTES", "InlineCall", "SmallTransfers", "Trip"]
-
-SMALL_BYTES = 64 << 10
-"""Of a request that needs no pin: its bytes are copied while the table of memory is locked."""
+__all__ = ["InlineCall", "SmallTransfers", "Trip"]
 
 
 class InlineCall:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import SHUTDOWN, Chain
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.chains.chain import SHUTDOWN, Chain
+from pinyon.transfer.chains.slicing import plan_chains, plan_one
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.small import SmallTransfers
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["Submissions"]
 

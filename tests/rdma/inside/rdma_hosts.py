@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.transport import RdmaTransport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.stats import Meter
 from tests.rdma.inside import rdma_peer
 from tests.rdma.inside.rdma_nics import rdma_nic
 

@@ -13,8 +13,8 @@ from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm.transport import ShmTransport
+from pinyon.transfer.types.stats import Meter
 
 GOOD, BAD = 0x11, 0xEE
 PATIENT = TransferLimits(stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)

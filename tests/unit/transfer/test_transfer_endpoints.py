@@ -10,15 +10,26 @@ from collections.abc import Callable
 import pytest
 
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
-from pinyon.transfer.errors import WireError
+from pinyon.transfer.chains.chain import (
+    BAD_BYTES,
+    GONE,
+    LATE,
+    LOST,
+    NO_CONNECTION,
+    NO_ROOM,
+    SHUTDOWN,
+    STALLED,
+    Chain,
+    Outcome,
+)
+from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.dialer import DialRefused
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.stats import Meter
 from tests.unit.transfer.conftest import GENEROUS_S, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE

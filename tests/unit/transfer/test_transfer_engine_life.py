@@ -25,11 +25,11 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer import submissions as submissions_module
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.small import InlineCall
+from pinyon.transfer.types.path import Path
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
     GENEROUS_S,

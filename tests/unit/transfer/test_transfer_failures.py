@@ -28,13 +28,13 @@ from pinyon.transfer import (
     TransferRequest,
     TransferStatus,
 )
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.links import handshake
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.types.stats import Meter
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, eventually, nothing_left_behind, transfer_threads
 

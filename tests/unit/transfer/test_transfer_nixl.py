@@ -30,13 +30,13 @@ from pinyon.transfer import (
     WireError,
 )
 from pinyon.transfer.links import handshake
-from pinyon.transfer.path import Path
 from pinyon.transfer.paths.roads import ANY_BYTES, MODES, MOST_READ_BYTES, NIXL, most_read_bytes, roads
-from pinyon.transfer.spans import Spans
 from pinyon.transfer.transports.nixl import agent as nixl_agent
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.spans import Spans
 from tests.tls_files import TestAuthority
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Pair, eventually
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, fake_nixl

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
 from pinyon.transfer.paths.peer import Retired
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.stats import Meter
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
 
 MIB = 1 << 20

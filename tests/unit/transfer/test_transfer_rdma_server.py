@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.transports.rdma import server
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Half, Op
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
 
 HALF = Half(b"\x01" * 16, 0, 17, 4711, 3, 16, 8 << 20)
 

@@ -20,21 +20,21 @@ from dataclasses import replace
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.spans import Spans
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.spans import Spans
+from pinyon.transfer.types.stats import Meter
 from services.process import ROOT
 from tests.forks import forked, until_stopped
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, open_files

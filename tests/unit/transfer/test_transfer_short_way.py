@@ -22,7 +22,7 @@ from pinyon.transfer import (
     TransferResult,
     TransferStatus,
 )
-from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.memory.table import SMALL_BYTES
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, eventually
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.shm.transport import shm_available
 from pinyon.transfer.transports.staged import needs_staging, run_staged
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device
 

@@ -26,19 +26,19 @@ from pinyon.transfer import (
     TransferLimits,
     TransferStatus,
 )
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.links.spinner import Spinner
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.stats import Meter
 from tests.long import usually
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
 

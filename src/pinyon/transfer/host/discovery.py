@@ -14,12 +14,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.host import netlink
-from pinyon.transfer.host.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode, choose_gid, usable_nics
 from pinyon.transfer.host.netlink import Interface
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import MAX_JSON_CHARS, Topology
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode, choose_gid, usable_nics
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.topology import MAX_JSON_CHARS, Topology
 
 __all__ = ["TOPOLOGY_ENV", "configured_topology", "discover", "load_topology", "rdma_nics", "tcp_nics"]
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 from pinyon.core.address import network_of
 from pinyon.core.clock import Clock
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import Inbound, LinkService
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["Acceptor"]
 

@@ -10,14 +10,14 @@ import ssl
 import time
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
-from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Reason, TransferStatus
 
 __all__ = ["DialRefused", "Link", "dial", "dial_failure"]
 

@@ -17,17 +17,28 @@ from typing import Generic, TypeVar
 from mypy_extensions import mypyc_attr
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import (
+    BAD_BYTES,
+    GONE,
+    LATE,
+    LOST,
+    NO_CONNECTION,
+    NO_ROOM,
+    SHUTDOWN,
+    STALLED,
+    Chain,
+    Outcome,
+)
 from pinyon.transfer.links.dialer import dial_failure
 from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
 from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["Endpoints"]
 

@@ -19,8 +19,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.segment import BOOT_ID_BYTES
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.segment import BOOT_ID_BYTES
 
 __all__ = ["VERSION", "Hello", "HelloCode", "HelloReply", "Service"]
 

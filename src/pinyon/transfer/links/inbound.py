@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
 
 __all__ = ["Door", "Inbound", "LinkService"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.links.stream import DeadlineReached, Stream
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["TlsContexts", "TlsFiles", "TlsStream"]
 

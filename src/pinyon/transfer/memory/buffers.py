@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory
 from pinyon.transfer.memory.dlpack import HOST_TYPES, DlpackTensor, is_dlpack
 from pinyon.transfer.memory.drivers import driver_of
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["DEFAULT_LOCATION", "HOST_PREFIX", "Opened", "open_buffer"]
 

@@ -10,8 +10,8 @@ import ctypes
 import weakref
 from typing import Any
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.segment import MAX_LENGTH
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.segment import MAX_LENGTH
 
 __all__ = ["CPU", "HOST_TYPES", "DlpackTensor", "is_dlpack"]
 

@@ -16,17 +16,19 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, DeviceRegion, Region
 from pinyon.transfer.memory.staging_pool import Staging
-from pinyon.transfer.request import Opcode, Reason
-from pinyon.transfer.segment import Range
-from pinyon.transfer.spans import Spans, merge_ranges
+from pinyon.transfer.types.errors import InvalidTransfer, TransferError, TransferLimitReached
+from pinyon.transfer.types.request import Opcode, Reason
+from pinyon.transfer.types.segment import Range
+from pinyon.transfer.types.spans import Spans, merge_ranges
 
-__all__ = ["MemoryTable"]
+__all__ = ["SMALL_BYTES", "MemoryTable"]
 
+SMALL_BYTES = 64 << 10
+"""Of a request that needs no pin: its bytes are copied while the table is locked."""
 STAGING_BYTES = 64 << 20
 """As much as the largest frame has."""
 _READ, _WRITE = int(Access.READ), int(Access.WRITE)

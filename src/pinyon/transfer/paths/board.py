@@ -13,8 +13,8 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.path import Path, Tiers
 
 __all__ = ["PathBoard", "PathLimits", "PathState"]
 

@@ -8,21 +8,21 @@ import threading
 from collections.abc import Mapping
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.memory.staging_pool import StagingPool
-from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
 from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.queue import PeerQueue
 from pinyon.transfer.paths.reach import PeerPaths, Reach
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
+from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["Peer", "Retired"]
 

@@ -10,17 +10,17 @@ from functools import partial
 from math import inf
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import SHUTDOWN, Chain
+from pinyon.transfer.chains.chain import SHUTDOWN, Chain
 from pinyon.transfer.host.link_monitor import LinkMonitor
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.memory.staging_pool import StagingPool
-from pinyon.transfer.path import Path
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peer import Peer, Retired
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["Peers"]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pinyon.transfer.host.nic import Nic, same_network
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.roads import NIXL, most_read_bytes
-from pinyon.transfer.request import Opcode
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic, same_network
+from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.request import Opcode
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.topology import Topology
 
 __all__ = ["MAX_TIER_PATHS", "End", "PeerPaths", "Reach", "candidate_paths"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.types.path import Path, Tiers
 
 __all__ = ["ANY_BYTES", "MODES", "MOST_READ_BYTES", "NIXL", "most_read_bytes", "roads"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["Transport"]
 

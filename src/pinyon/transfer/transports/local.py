@@ -9,13 +9,13 @@ import time
 import numpy as np
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import GONE, LATE, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, LATE, Chain, Outcome
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import Range, SegmentDescriptor
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import Range, SegmentDescriptor
 
 __all__ = ["LocalTransport"]
 

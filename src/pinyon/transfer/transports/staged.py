@@ -15,16 +15,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import Range
-from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.base import Transport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import Range
 
 __all__ = ["needs_staging", "run_staged", "stage_ranges"]
 

@@ -12,18 +12,17 @@ from typing import NoReturn
 import numpy as np
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.memory.table import SMALL_BYTES, MemoryTable
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["PROOF_S", "NixlEndpoint"]
 

@@ -9,19 +9,19 @@ import time
 from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Reason
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.endpoint import PROOF_S
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.seal_page import SealPage
 from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["NixlServer"]
 

@@ -13,19 +13,19 @@ import logging
 import time
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import dial
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlError, nixl_available
 from pinyon.transfer.transports.nixl.endpoint import NixlEndpoint
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["NixlError", "NixlTransport", "nixl_available"]
 

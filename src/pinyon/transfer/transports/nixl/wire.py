@@ -24,10 +24,10 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.request import Reason
-from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
+from pinyon.transfer.types.spans import Spans
 
 __all__ = ["HEADER_BYTES", "MAX_KEYS", "SEAL_BYTES", "Code", "Header", "Op", "Page", "Place", "Seal"]
 

@@ -10,20 +10,20 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LOST, Chain, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import LOST, Chain, Outcome
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.queue_pair import REMOTE_ACCESS_ERROR, SUCCESS, QueuePair, Work
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["RdmaEndpoint"]
 

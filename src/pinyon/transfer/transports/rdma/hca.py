@@ -7,11 +7,11 @@ import threading
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
-from pinyon.transfer.host.inventory import Gid, choose_gid
-from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.transports.rdma.verbs import VerbsError, character_device, free, pyverbs, verb
 from pinyon.transfer.transports.rdma.wire import MAX_MESSAGE_BYTES, MAX_READS
+from pinyon.transfer.types.inventory import Gid, choose_gid
+from pinyon.transfer.types.nic import Nic
 
 __all__ = ["POST_WORK", "Hca", "Registration", "register_memory"]
 

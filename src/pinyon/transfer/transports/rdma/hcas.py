@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.verbs import VerbsError
+from pinyon.transfer.types.nic import Nic
 
 __all__ = ["HcaTable"]
 

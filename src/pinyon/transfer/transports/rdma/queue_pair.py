@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ipaddress import IPv6Address
 from typing import Any
 
-from pinyon.transfer.request import Opcode
 from pinyon.transfer.transports.rdma.hca import POST_WORK, Hca
 from pinyon.transfer.transports.rdma.verbs import VerbsError, free, open_channel, pyverbs, verb
 from pinyon.transfer.transports.rdma.wire import Half
+from pinyon.transfer.types.request import Opcode
 
 __all__ = ["REMOTE_ACCESS_ERROR", "SUCCESS", "QueuePair", "Work"]
 

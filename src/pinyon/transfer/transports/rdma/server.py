@@ -7,18 +7,18 @@ import secrets
 import time
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Reason
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.lent import LentMemory, LentTable
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["RdmaServer"]
 

@@ -13,21 +13,21 @@ from collections.abc import Mapping
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.host.discovery import discover, rdma_nics
-from pinyon.transfer.host.nic import Nic, same_network
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.server import RdmaServer
 from pinyon.transfer.transports.rdma.verbs import VerbsError, rdma_available
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic, same_network
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["RdmaTransport", "rdma_available"]
 

@@ -19,10 +19,10 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.host.nic import MAX_NIC_CHARS
-from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.nic import MAX_NIC_CHARS
+from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
+from pinyon.transfer.types.spans import Spans
 
 __all__ = [
     "GID_BYTES",

@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterable
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode, Reason
-from pinyon.transfer.segment import Range
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, PIECE_BYTES, Move, PeerMemory
 from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, Reason
+from pinyon.transfer.types.segment import Range
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["ShmService"]
 

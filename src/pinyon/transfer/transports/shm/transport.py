@@ -13,9 +13,7 @@ import time
 from array import array
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, Outcome
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.links.endpoints import Endpoints
@@ -24,16 +22,18 @@ from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, FETCH_MOVES, PIECE_BYTES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["ShmTransport", "shm_available"]
 

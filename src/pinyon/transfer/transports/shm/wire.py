@@ -20,11 +20,11 @@ from collections.abc import Iterable, Sequence
 from struct import Struct, pack, unpack
 from typing import NamedTuple, cast
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
-from pinyon.transfer.request import Reason
-from pinyon.transfer.segment import KEY_BYTES, Range
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.segment import KEY_BYTES, Range
+from pinyon.transfer.types.spans import Spans
 
 __all__ = ["Place", "Proof", "RequestHead", "Seal"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["CHECKSUM_MODES", "Digest", "checksum", "checksum_of", "is_on", "seed_of"]
 

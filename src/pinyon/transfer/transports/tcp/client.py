@@ -6,17 +6,17 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Final
 
-from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
-from pinyon.transfer.errors import WireError
+from pinyon.transfer.chains.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.slicing import Slice
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["Connection"]
 

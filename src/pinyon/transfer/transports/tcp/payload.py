@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.tcp.checksum import Digest, checksum
 from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, pack_trailer, parse_trailer
+from pinyon.transfer.types.errors import WireError
 
 __all__ = ["HEAD_START_BYTES", "INBOX_BYTES", "receive_payload", "send_payload"]
 

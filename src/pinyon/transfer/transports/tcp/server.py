@@ -6,19 +6,19 @@ import logging
 import time
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import MAX_FRAME_BYTES, TransferLimits
 from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode
-from pinyon.transfer.segment import Range
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.staged import stage_ranges
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, TransferLimits
+from pinyon.transfer.types.request import Opcode
+from pinyon.transfer.types.segment import Range
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["TcpService"]
 

@@ -11,19 +11,19 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.dialer import dial
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.tcp.checksum import is_on
 from pinyon.transfer.transports.tcp.client import Connection
 from pinyon.transfer.transports.tcp.server import TcpService
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["TcpTransport"]
 

@@ -20,9 +20,9 @@ from itertools import chain as chained
 from struct import Struct
 from typing import Final, NamedTuple, cast
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
-from pinyon.transfer.segment import KEY_BYTES, Range
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
+from pinyon.transfer.types.segment import KEY_BYTES, Range
 
 __all__ = [
     "Frame",

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.inbound import LinkService
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.local import LocalTransport
 from pinyon.transfer.transports.nixl.transport import NixlError, NixlTransport, nixl_available
 from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from pinyon.transfer.transports.tcp.transport import TcpTransport
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.stats import Meter
 
 __all__ = ["TRANSPORTS", "Built", "build_transports"]
 

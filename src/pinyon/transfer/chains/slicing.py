@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.request import Opcode, TransferRequest
-from pinyon.transfer.segment import PeerId, SegmentDescriptor
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, TransferRequest
+from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
 __all__ = ["ChainPlan", "Slice", "chain_bytes", "plan_chains", "plan_one"]
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["MAX_NIC_CHARS", "Nic", "check_name", "check_nic", "nic_from_dict", "nic_to_dict", "same_network"]
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from pinyon.transfer.errors import (
+from pinyon.transfer.types.errors import (
     TransferCancelled,
     TransferError,
     TransferFailed,
     TransferRefused,
     TransferTimeout,
 )
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["Opcode", "Reason", "TransferRequest", "TransferResult", "TransferStatus", "raise_for_failure"]
 

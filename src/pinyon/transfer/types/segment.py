@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.host.nic import Nic, check_nic, nic_from_dict, nic_to_dict
-from pinyon.transfer.host.topology import Topology
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.types.topology import Topology
 
 __all__ = [
     "BOOT_ID_BYTES",

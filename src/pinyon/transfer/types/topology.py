@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.host.inventory import Inventory, NicInfo, pci_distance, usable_nics
-from pinyon.transfer.host.nic import check_name
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.inventory import Inventory, NicInfo, pci_distance, usable_nics
+from pinyon.transfer.types.nic import check_name
 
 __all__ = ["WILDCARD", "Topology", "build_topology"]
 

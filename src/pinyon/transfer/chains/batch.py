@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon.transfer.errors import InvalidTransfer, TransferLimitReached
-from pinyon.transfer.request import Reason, TransferResult, TransferStatus
-from pinyon.transfer.slicing import Slice
+from pinyon.transfer.chains.slicing import Slice
+from pinyon.transfer.types.errors import InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
 __all__ = ["BatchState"]
 

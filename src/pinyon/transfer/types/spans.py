@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["Spans", "merge_ranges"]
 

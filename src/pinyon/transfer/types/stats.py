@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["LATENCY_BUCKETS_S", "Meter", "PathStats", "StatsRecorder", "TransferStats"]
 

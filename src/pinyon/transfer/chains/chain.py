@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = [
     "BAD_BYTES",
