@@ -18,7 +18,6 @@ from pinyon.transfer import (
     RegionDescriptor,
     SegmentDescriptor,
     Topology,
-    TransferEngine,
     TransferLimits,
     TransferRequest,
     TransferStatus,
@@ -42,8 +41,7 @@ def pair(request: pytest.FixtureRequest):
     near, far = bytearray(SIZE), bytearray(SIZE)
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
-    arguments = {"transports": variant.transports, "limits": SMALL, **variant.arguments}
-    with fake_nixl(), TransferEngine(**arguments) as engine, TransferEngine(**arguments) as other:
+    with fake_nixl(), variant.engine(SMALL) as engine, variant.engine(SMALL) as other:
         server = engine if variant.same_process else other
         yield (
             engine,

@@ -18,11 +18,13 @@ from pinyon.runtime.settings import Address, ServiceSettings, is_loopback
 from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,
+    Network,
     Nic,
     Topology,
     TransferEngine,
     TransferLimits,
     TransferStats,
+    Transports,
 )
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
 from pinyon.transfer.types.topology import build_topology
@@ -90,16 +92,16 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
         engine = TransferEngine(
             host,
             port,
-            advertise_host=settings.advertise_host or None,
             secret=security.secret or None,
             tls=security.transfer_tls(),
-            nics=nics,
-            topology=topology,
-            transports=_transports(settings),
-            offer_shm=settings.offers_shm,
-            nixl=settings.transfer_nixl,
-            nixl_without_authentication=settings.transfer_nixl_without_authentication,
-            checksum=settings.transfer_checksum,
+            network=Network(nics, topology, settings.advertise_host or None),
+            transports=Transports(
+                _transports(settings),
+                offer_shm=settings.offers_shm,
+                nixl=settings.transfer_nixl,
+                nixl_without_authentication=settings.transfer_nixl_without_authentication,
+                checksum=settings.transfer_checksum,
+            ),
             limits=TransferLimits(spin_s=settings.transfer_spin_us / 1e6),
         )
     except InvalidTransfer as error:

@@ -17,6 +17,7 @@ from pinyon.transfer.types.errors import (
 )
 from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.options import Network, Transports
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import (
     Opcode,
@@ -36,6 +37,7 @@ __all__ = [
     "EngineClosed",
     "Grant",
     "InvalidTransfer",
+    "Network",
     "Nic",
     "Opcode",
     "Path",
@@ -61,6 +63,7 @@ __all__ = [
     "TransferStats",
     "TransferStatus",
     "TransferTimeout",
+    "Transports",
     "WireError",
     "raise_for_failure",
 ]

@@ -6,8 +6,8 @@ import asyncio
 import weakref
 from collections.abc import Callable, Sequence
 
-from pinyon.core.clock import Clock
 from pinyon.transfer.chains.chain import DONE, UNDER_WAY, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import SMALL_BYTES
@@ -15,9 +15,7 @@ from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.small import Trip
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
-from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.types.stats import Meter
 
 __all__ = ["AwaitedTransfers"]
 
@@ -33,15 +31,13 @@ class AwaitedTransfers:
     """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
     no thread takes part. Local memory is touched by the loop's thread alone."""
 
-    def __init__(
-        self, submissions: Submissions, peers: Peers, limits: TransferLimits, meter: Meter, clock: Clock
-    ) -> None:
+    def __init__(self, context: EngineContext, submissions: Submissions, peers: Peers) -> None:
         self._submissions = submissions
         self._small = submissions.small
         self._peers = peers
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._waiting: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
         """Under way, with whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out,
         which is atomic, has its endpoint to himself, and puts it back or ends it."""

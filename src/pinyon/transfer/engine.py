@@ -24,23 +24,22 @@ from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.host.cores import available_cores
 from pinyon.transfer.host.host_id import host_id
 from pinyon.transfer.links.acceptor import Acceptor
-from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.paths.roads import MODES
 from pinyon.transfer.registry import build_transports
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer
 from pinyon.transfer.types.limits import TransferLimits
-from pinyon.transfer.types.nic import Nic, check_nic
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.options import Network, Transports
 from pinyon.transfer.types.request import TransferRequest, TransferResult
 from pinyon.transfer.types.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
-from pinyon.transfer.types.stats import Meter, TransferStats
-from pinyon.transfer.types.topology import Topology
+from pinyon.transfer.types.stats import TransferStats
 
 if TYPE_CHECKING:
     from pinyon.transfer.links.tls import TlsContexts
@@ -61,91 +60,57 @@ class TransferEngine:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        advertise_host: str | None = None,
         secret: bytes | None = None,
         tls: TlsContexts | None = None,
-        nics: Sequence[Nic] = (),
-        topology: Topology | None = None,
-        transports: Sequence[str] | None = None,
-        offer_shm: bool = True,
-        nixl: str = "off",
-        nixl_without_authentication: bool = False,
-        checksum: str = "on",
+        network: Network | None = None,
+        transports: Transports | Sequence[str] | None = None,
         limits: TransferLimits | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """
         Args:
             host: address to listen on; port 0 picks a free one.
-            advertise_host: what peers connect to, when it is not ``host`` (needed for 0.0.0.0). Prefer an address: the
-                time a resolver takes for a name is not bounded by our limits.
             secret: cluster secret. When given, both sides of every link must prove that they know it.
             tls: for mutually authenticated TLS on tcp links; the whole cluster has it or nobody. Its owner renews it.
-            nics: what large transfers are spread over, besides ``host``: tcp NICs are named as the interface and are
-                listened on (port 0 picks a free one); rdma NICs are named as the device. Empty: only ``host`` for tcp,
-                and all active devices for rdma.
-            topology: which NICs are near to which memory; None means all alike (see :mod:`.host.discovery`).
-            transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
-                those that work on this host. What is named here and does not work is an error.
-            offer_shm: whether processes of this host may use shared memory to reach this one, and it them.
-            nixl: "auto" or "prefer": READ by NIXL what is measured to be faster so, or all that can be; and let peers
-                read here by it. Another transport is needed beside it. "off": not at all.
-            nixl_without_authentication: NIXL opens connections of its own, which know neither the secret nor TLS: with
-                either it is refused unless this says that it may.
-            checksum: of tcp payloads: "on" or "off".
+            network: more NICs than ``host``, their topology, and what peers are told to connect to.
+            transports: how peers are reached; the names alone, best first, are enough.
             clock: monotonic seconds, which deadlines, pauses and measured rates go by.
 
         Raises:
             InvalidTransfer: a value that makes no sense, or a named transport that does not work here.
         """
-        if advertise_host is None and host in _WILDCARDS:
+        network = network or Network()
+        if not isinstance(transports, Transports):
+            transports = Transports(transports)
+        if network.advertise_host is None and host in _WILDCARDS:
             raise InvalidTransfer("listening on a wildcard address needs advertise_host", field="advertise_host")
         if secret is not None and not secret:
             raise InvalidTransfer("the cluster secret is empty", field="secret")
-        if nixl not in MODES:
-            raise InvalidTransfer(f"nixl is {', '.join(MODES)}; not {nixl!r}", field="nixl")
-        if nixl != "off" and (secret or tls) and not nixl_without_authentication:
+        if transports.nixl != "off" and (secret or tls) and not transports.nixl_without_authentication:
             raise InvalidTransfer(
                 "NIXL has connections of its own, which know neither TLS nor the cluster secret: whoever reaches them "
                 "may read this process's memory; --transfer-nixl-without-authentication says that this is wanted",
                 field="nixl",
             )
-        for nic in nics:
-            check_nic(nic._replace(port=1) if nic.transport == "tcp" and not nic.port else nic)
-        self.limits = limits or TransferLimits()
+        most = self.limits = limits or TransferLimits()
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
-        identity = Identity(self.boot_id, secret, tls)
-        self._host, self._port = host, port
-        self._advertise_host = advertise_host or host
-        self._topology = topology
-        most = self.limits
         self._memory = MemoryTable(
             most.max_regions, max_grants=most.max_grants, max_ranges=most.max_grant_ranges, clock=clock
         )
-        self._meter = Meter()
-        made = (self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
-        inside = is_loopback(host) and all(nic.transport == "tcp" and is_loopback(nic.address) for nic in nics)
-        built = build_transports(*made, offer_shm=offer_shm, nixl=nixl, loopback=inside)
+        context = EngineContext(self.boot_id, self._memory, most, secret, tls, clock=clock)
+        self._context = context
+        self._host, self._port = host, port
+        self._network = network
+        inside = is_loopback(host) and all(nic.transport == "tcp" and is_loopback(nic.address) for nic in network.nics)
+        built = self._built = build_transports(context, transports, network.nics, loopback=inside)
         self._nics = built.nics
-        self._shm = built.shm
-        self._nixl = built.nixl
         self._host_id = host_id()
-        self._acceptor = Acceptor(identity, self.limits, self._meter, built.services, clock)
-        reach = Reach(
-            *(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits, available_cores()), nixl
-        )
-        self._peers = Peers(
-            reach,
-            built.transports,
-            self._meter,
-            self._memory.staging.outbound,
-            random.Random(),
-            clock,
-            self._tend,
-        )
-        self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
-        self._awaited = AwaitedTransfers(self._submissions, self._peers, self.limits, self._meter, clock)
-        self._clock = clock
+        self._acceptor = Acceptor(context, built.services)
+        ours = network.topology, self.boot_id, self._host_id, most, available_cores()
+        reach = Reach(built.order, built.nics, *ours, transports.nixl)
+        self._peers = Peers(context, reach, built.transports, self._tend, random.Random())
+        self._submissions = Submissions(context, self._peers, reach.streams)
+        self._awaited = AwaitedTransfers(context, self._submissions, self._peers)
         self._lock = threading.Lock()
         self._batches = Batches(most.max_batches)
         self._state = "new"
@@ -188,8 +153,8 @@ class TransferEngine:
                 nic = nic._replace(port=self._port if same else self._acceptor.listen(nic.address, nic.port))
             bound.append(nic)
         self._nics = tuple(bound)
-        if self._shm:
-            self._acceptor.listen_unix(self._shm)
+        if self._built.shm:
+            self._acceptor.listen_unix(self._built.shm)
 
     def close(self) -> None:
         """End everything: requests in flight end as CANCELLED, connections are closed, threads joined. Idempotent.
@@ -303,15 +268,15 @@ class TransferEngine:
             regions = [one for one in self._memory.regions() if one.access is not Access.NONE]
         published = tuple(one.descriptor() for one in regions)
         return SegmentDescriptor(
-            self._advertise_host,
+            self._network.advertise_host or self._host,
             self._port,
             self.boot_id,
             published,
             self._nics,
-            self._topology,
-            self._shm,
+            self._network.topology,
+            self._built.shm,
             self._host_id,
-            self._nixl,
+            self._built.nixl,
         )
 
     def drop_peer(self, boot_id: bytes) -> bool:
@@ -383,7 +348,7 @@ class TransferEngine:
 
     def group(self) -> TransferGroup:
         """An empty group of submissions that are awaited together."""
-        return TransferGroup(self.submit, self._clock)
+        return TransferGroup(self.submit, self._context.clock)
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
         """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
@@ -403,8 +368,9 @@ class TransferEngine:
         """A snapshot of the counters."""
         batches, requests = self._submissions.in_flight()
         outbound, inbound = self._peers.endpoints, self._acceptor.links
-        with self._meter.lock:
-            return self._meter.snapshot(
+        meter = self._context.meter
+        with meter.lock:
+            return meter.snapshot(
                 batches=batches, requests=requests, outbound=outbound, inbound=inbound, grants=self._memory.grants
             )
 

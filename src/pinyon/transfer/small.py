@@ -8,18 +8,17 @@ from collections.abc import Callable
 from pinyon.core.clock import Clock
 from pinyon.transfer.chains.chain import DONE, LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import SMALL_BYTES, MemoryTable
+from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.types.errors import EngineClosed
-from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.types.stats import Meter
 
 __all__ = ["InlineCall", "SmallTransfers", "Trip"]
 
@@ -92,21 +91,14 @@ class Trip:
 class SmallTransfers:
     """Those that are under way. Thread-safe."""
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        peers: Peers,
-        limits: TransferLimits,
-        meter: Meter,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, context: EngineContext, peers: Peers) -> None:
         self.running = False
         """The engine takes requests."""
-        self._memory = memory
+        self._memory = context.memory
         self._peers = peers
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        limits = self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._most_bytes = min(limits.stripe_min_bytes, limits.max_frame_bytes)
         """What is larger may be more than one chain."""
         self._chains: dict[Chain, int] = {}

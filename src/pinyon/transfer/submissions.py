@@ -6,19 +6,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pinyon.core.clock import Clock
 from pinyon.transfer.chains.chain import SHUTDOWN, Chain
 from pinyon.transfer.chains.slicing import plan_chains, plan_one
 from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
-from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.types.stats import Meter
 
 __all__ = ["Submissions"]
 
@@ -29,26 +26,18 @@ class Submissions:
     Nothing is accepted before ``open`` and after ``close``.
     """
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        peers: Peers,
-        streams: Callable[[SegmentDescriptor], int],
-        limits: TransferLimits,
-        meter: Meter,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, context: EngineContext, peers: Peers, streams: Callable[[SegmentDescriptor], int]) -> None:
         """``streams``: how many NICs a peer's chains are spread over."""
-        self._memory = memory
+        self._memory = context.memory
         self._peers = peers
         self._streams = streams
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._lock = threading.Lock()
         self._closed = False
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
-        self.small = SmallTransfers(memory, peers, limits, meter, clock)
+        self.small = SmallTransfers(context, peers)
         self._inflight_requests = 0
         self._queued_bytes = 0
 

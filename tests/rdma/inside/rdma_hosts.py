@@ -16,12 +16,11 @@ from typing import Any
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
 from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
-from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.rdma.transport import RdmaTransport
 from pinyon.transfer.types.path import Path
-from pinyon.transfer.types.stats import Meter
 from tests.rdma.inside import rdma_peer
 from tests.rdma.inside.rdma_nics import rdma_nic
 
@@ -41,9 +40,8 @@ class HostA:
 
     def __init__(self, limits: TransferLimits = LIMITS, secret: bytes | None = SECRET) -> None:
         self.memory = MemoryTable(limits.max_regions)
-        identity = Identity(secrets.token_bytes(16), secret)
         nics = {nic.name: nic for nic in (rdma_nic("a0"), rdma_nic("a1"))}
-        self.transport = RdmaTransport(self.memory, limits, identity, Meter(), nics)
+        self.transport = RdmaTransport(EngineContext(secrets.token_bytes(16), self.memory, limits, secret), nics)
         self.chains: list[Chain] = []
 
     def register(self, buffer: bytearray) -> Region:

@@ -8,7 +8,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,11 +29,11 @@ from pinyon.transfer import (
 )
 from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.links import handshake
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.types.stats import Meter
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, eventually, nothing_left_behind, transfer_threads
 
@@ -454,7 +453,7 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     peers = SimpleNamespace(submit=given.append, moving={})
     memory = HeldUp()
     local = memory.register(bytearray(4 * SIZE), None, Access.READ)
-    submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), time.monotonic)
+    submissions = Submissions(EngineContext(bytes(16), memory, TransferLimits()), peers, lambda remote: 1)
     submissions.open()
     handle = submissions.new_handle(1)
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
@@ -479,7 +478,8 @@ def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     memory = MemoryTable(1)
     local = memory.register(bytearray(10), None, Access.READ)
     peers = SimpleNamespace(submit=lambda chain: None, moving={})
-    submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), lambda: now)
+    context = EngineContext(bytes(16), memory, TransferLimits(), clock=lambda: now)
+    submissions = Submissions(context, peers, lambda remote: 1)
     submissions.open()
     handle = submissions.new_handle(1)
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.transports.rdma import server
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.verbs import VerbsError
@@ -78,7 +79,7 @@ def test_a_link_has_one_try_to_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "QueuePair", Resource)
     monkeypatch.setattr(Resource, "held", 0)
     link = Link(rdma_wire.pack_pair("mlx5_0", HALF) * 100)
-    serving: Any = server.RdmaServer(Memory(), TransferLimits(), Hcas(), None)  # type: ignore[arg-type]
+    serving: Any = server.RdmaServer(EngineContext(bytes(16), Memory(), TransferLimits()), Hcas())  # type: ignore[arg-type]
     with pytest.raises(WireError, match="second PAIR"):
         serving.serve(link)
     assert [rdma_wire.parse_reply(each, Op.PAIR, 1).code for each in link.sent] == [Code.NO_ROOM]

@@ -130,7 +130,7 @@ class Reach:
     cores: int
     """That this process may run on."""
     nixl: str = "off"
-    """Which READs are to go by it: one of ``roads.MODES``."""
+    """Which READs are to go by it: one of ``NIXL_MODES``."""
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
         """The paths between these memories, best first."""

@@ -13,10 +13,8 @@ from types import MappingProxyType
 
 from pinyon.transfer.types.path import Path, Tiers
 
-__all__ = ["ANY_BYTES", "MODES", "MOST_READ_BYTES", "NIXL", "most_read_bytes", "roads"]
+__all__ = ["ANY_BYTES", "MOST_READ_BYTES", "NIXL", "most_read_bytes", "roads"]
 
-MODES = ("off", "auto", "prefer")
-"""``auto``: the READs that are measured to be faster so. ``prefer``: all READs that can be."""
 MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
 """By the transport that would serve else: the largest chain that is read by NIXL instead."""
 ANY_BYTES = 1 << 62

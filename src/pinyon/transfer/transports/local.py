@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 import numpy as np
 
-from pinyon.core.clock import Clock
 from pinyon.transfer.chains.chain import GONE, LATE, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import Range, SegmentDescriptor
@@ -30,9 +28,9 @@ class LocalTransport:
     name = "local"
     endpoints = 0
 
-    def __init__(self, memory: MemoryTable, *, clock: Clock = time.monotonic) -> None:
-        self._memory = memory
-        self._clock = clock
+    def __init__(self, context: EngineContext) -> None:
+        self._memory = context.memory
+        self._clock = context.clock
 
     def run(self, chain: Chain, path: Path) -> Outcome:
         stopped = threading.Event()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import select
 import threading
-import time
 from typing import Any
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.links.inbound import Inbound
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.endpoint import PROOF_S
@@ -19,9 +17,7 @@ from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.seal_page import SealPage
 from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Reason
-from pinyon.transfer.types.stats import Meter
 
 __all__ = ["NixlServer"]
 
@@ -52,21 +48,19 @@ class NixlServer:
     is taken back, is up to them (docs/transfer.md).
     """
 
-    def __init__(
-        self, memory: MemoryTable, limits: TransferLimits, agent: NixlAgent, meter: Meter, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, context: EngineContext, agent: NixlAgent) -> None:
         """Raises NixlError."""
-        self._memory = memory
-        self._limits = limits
+        self._memory = context.memory
+        self._limits = context.limits
         self._agent = agent
-        self._meter = meter
-        self._clock = clock
+        self._meter = context.meter
+        self._clock = context.clock
         self._seals = SealPage(agent)
         self._metadata = agent.metadata(self._seals.registered, connection=True)
         self._lock = threading.Lock()
         self._shown: dict[Region, _Shown] = {}
-        memory.on_revoke.append(self._seals.revoke)
-        memory.on_unregister.append(self._hide)
+        context.memory.on_revoke.append(self._seals.revoke)
+        context.memory.on_unregister.append(self._hide)
 
     def serve(self, inbound: Inbound) -> None:
         head = memoryview(bytearray(wire.HEADER_BYTES))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 import select
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
-from pinyon.core.clock import Clock
 from pinyon.transfer.chains.chain import LOST, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
@@ -22,7 +21,6 @@ from pinyon.transfer.transports.rdma.queue_pair import REMOTE_ACCESS_ERROR, SUCC
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["RdmaEndpoint"]
@@ -47,9 +45,7 @@ _BLIND_S = 0.001
 class RdmaEndpoint(Endpoint):
     """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
-    def __init__(
-        self, link: Link, hcas: HcaTable, name: str, limits: TransferLimits, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
         """``name``: of the HCA. ``pair`` comes next.
 
         Raises:
@@ -57,8 +53,8 @@ class RdmaEndpoint(Endpoint):
         """
         super().__init__(link)
         self._hcas = hcas
-        self._limits = limits
-        self._clock = clock
+        self._limits = context.limits
+        self._clock = context.clock
         self._grants: dict[bytes, RegionGrant] = {}
         """What the peer has granted; asked once per key."""
         self._spans = 0

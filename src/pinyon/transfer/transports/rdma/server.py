@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.links.inbound import Inbound
-from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.lent import LentMemory, LentTable
@@ -16,9 +14,7 @@ from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Reason
-from pinyon.transfer.types.stats import Meter
 
 __all__ = ["RdmaServer"]
 
@@ -30,20 +26,13 @@ REST_S = 4.0
 class RdmaServer:
     """Serves the links of service ``RDMA``: one queue pair each, which ends with the link."""
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        hcas: HcaTable,
-        meter: Meter,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._meter = meter
+    def __init__(self, context: EngineContext, hcas: HcaTable) -> None:
+        self._memory = context.memory
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._table = LentTable()
-        memory.on_revoke.append(self._table.take_back)
-        self._memory = memory
-        self._limits = limits
+        self._memory.on_revoke.append(self._table.take_back)
         self._hcas = hcas
 
     def serve(self, inbound: Inbound) -> None:

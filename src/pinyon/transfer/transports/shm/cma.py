@@ -20,7 +20,7 @@ from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 __all__ = ["PeerMemory", "allow_any_reader", "fence", "shm_available"]
 
 PIECE_BYTES = 4 << 20
-"""Most that one call copies, by default: under a millisecond or two, so that an abort or a deadline is seen in time."""
+"""Most that one call copies: under a millisecond or two, so that an abort or a deadline is seen in time."""
 IOV_MAX = 1024
 """The kernel's UIO_MAXIOV."""
 
@@ -101,9 +101,8 @@ def fence() -> None:
 class PeerMemory:
     """Another process's memory, to be read. For one thread at a time."""
 
-    def __init__(self, pid: int, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._piece_bytes = piece_bytes
         self._scratch = array("B", bytes(FETCH_BYTES + FETCH_MOVES * SEAL_BYTES))
         self._scratch_view = memoryview(self._scratch)
         self._scratch_address = self._scratch.buffer_info()[0]
@@ -178,10 +177,10 @@ class PeerMemory:
             OSError: the process is gone or may not be read.
             What ``before_each`` raises, which is called before each piece.
         """
-        if len(moves) < IOV_MAX and nbytes <= self._piece_bytes:
+        if len(moves) < IOV_MAX and nbytes <= PIECE_BYTES:
             before_each()
             return self._copy_piece(moves, nbytes, seal)
-        for piece, size in _pieces(moves, self._piece_bytes):
+        for piece, size in _pieces(moves, PIECE_BYTES):
             before_each()
             if not self._copy_piece(piece, size, seal):
                 return False

@@ -21,7 +21,7 @@ class Unreachable(ConnectionError):
     """The peer's memory cannot be read from here; the text says why and what an operator can do."""
 
 
-def meet(stream: Stream, seal: Seal, piece_bytes: int) -> PeerMemory:
+def meet(stream: Stream, seal: Seal) -> PeerMemory:
     """The memory of the process at the other end, which says that ``seal`` is in it.
 
     The pid is the kernel's word (SO_PEERCRED), never the peer's; the seal proves that this pid, in this pid namespace,
@@ -33,7 +33,7 @@ def meet(stream: Stream, seal: Seal, piece_bytes: int) -> PeerMemory:
     pid = _peer_pid(stream)
     if not pid:
         raise Unreachable("the peer is in another pid namespace; let the containers share one")
-    memory = PeerMemory(pid, piece_bytes)
+    memory = PeerMemory(pid)
     try:
         intact = memory.holds([seal])
     except OSError as error:
