@@ -25,7 +25,7 @@ from pinyon.transfer import (
     TransferStatus,
     Transports,
 )
-from pinyon.transfer.paths.roads import NIXL
+from pinyon.transfer.paths.reach import NIXL
 from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError

@@ -56,7 +56,7 @@ class AwaitedTransfers:
             if self._waiting.pop(trip, None) is None:
                 continue
             if gone:
-                self._small.lost(trip)
+                trip.endpoints.discard(trip.endpoint)
                 self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
                 self._small.disown(trip)
@@ -68,11 +68,8 @@ class AwaitedTransfers:
             self._meter.finished(status, reason, 1, self._clock() - trip.started)
 
     async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Move and wait; a task that is cancelled ends the transfer first.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Move and wait; a task that is cancelled ends the transfer first. Raises InvalidTransfer,
+        TransferLimitReached, EngineClosed."""
         if len(requests) == 1 and (timeout_s is None or timeout_s > 0) and not self._submissions.full:
             results = await self._short(requests[0], timeout_s)
             if results is not None:
@@ -121,7 +118,7 @@ class AwaitedTransfers:
             if not ours:
                 endpoint.close(hard=True)
                 raise
-            self._small.lost(trip)
+            trip.endpoints.discard(endpoint)
             if isinstance(error, asyncio.CancelledError):
                 self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
@@ -134,7 +131,7 @@ class AwaitedTransfers:
         if outcome is DONE:
             return small.arrived(trip)
         if outcome is None:
-            small.turned_back(trip)
+            trip.endpoints.release(endpoint)
             return None
         start = small.begin_again(trip, outcome, again, self._peers.submit)
         left_s = max(trip.deadline - self._clock(), 0.001)

@@ -7,6 +7,7 @@ from any thread unless said otherwise.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
 import threading
@@ -18,11 +19,9 @@ from typing import TYPE_CHECKING
 from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.transfer.awaited import AwaitedTransfers
-from pinyon.transfer.batches import Batches
 from pinyon.transfer.group import TransferGroup
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.host.cores import available_cores
-from pinyon.transfer.host.host_id import host_id
+from pinyon.transfer.host.process import available_cores, host_id
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
@@ -33,7 +32,7 @@ from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.registry import build_transports
 from pinyon.transfer.submissions import Submissions
-from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.nic import Nic
 from pinyon.transfer.types.options import Network, Transports
@@ -112,18 +111,14 @@ class TransferEngine:
         self._submissions = Submissions(context, self._peers, reach.streams)
         self._awaited = AwaitedTransfers(context, self._submissions, self._peers)
         self._lock = threading.Lock()
-        self._batches = Batches(most.max_batches)
+        self._batches: dict[int, TransferHandle] = {}
+        self._batch_ids = itertools.count(1)
         self._state = "new"
 
     # --- life ---
 
     def start(self) -> None:
-        """Bind and serve.
-
-        Raises:
-            EngineClosed: started before.
-            OSError: the address cannot be had.
-        """
+        """Bind and serve. Raises EngineClosed: started before; OSError: the address cannot be had."""
         with self._lock:
             if self._state != "new":
                 raise EngineClosed("an engine starts once")
@@ -244,11 +239,8 @@ class TransferEngine:
     def revoke(self, grant: Grant) -> None:
         """Take a grant back; on return no peer reads or writes anything by its key any more. Idempotent.
 
-        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile.
-
-        Raises:
-            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
-        """
+        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile. Raises
+        TransferError: an operation could not be stopped (a defect): the memory must not be reused."""
         self._memory.revoke(grant, self.limits.stall_s)
 
     async def revoke_async(self, grant: Grant) -> None:
@@ -292,56 +284,54 @@ class TransferEngine:
     # --- Listing 1 ---
 
     def allocate_batch_id(self, size: int) -> int:
-        """Room for ``size`` requests; give it back by ``free_batch_id``.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached
-        """
+        """Room for ``size`` requests; give it back by ``free_batch_id``. Raises InvalidTransfer,
+        TransferLimitReached."""
         if not 0 < size <= self.limits.max_batch_requests:
             raise InvalidTransfer(f"a batch holds 1 to {self.limits.max_batch_requests} requests", field="size")
-        return self._batches.add(self._submissions.new_handle(size))
+        handle = self._submissions.new_handle(size)
+        with self._lock:
+            if len(self._batches) >= self.limits.max_batches:
+                raise TransferLimitReached(f"{self.limits.max_batches} batches are allocated")
+            batch_id = next(self._batch_ids)
+            self._batches[batch_id] = handle
+        return batch_id
 
     def submit_transfer(
         self, batch_id: int, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> None:
         """Start requests in the batch's next places. Does not block. All or none are accepted.
 
-        ``timeout_s`` replaces the total deadline, which else scales with the bytes.
-
-        Raises:
-            InvalidTransfer: an unknown batch, or a request that makes no sense (``field`` says which).
-            TransferLimitReached, EngineClosed
-        """
-        self._submissions.submit(self._batches.get(batch_id), requests, timeout_s)
+        ``timeout_s`` replaces the total deadline, which else scales with the bytes. Raises InvalidTransfer: an unknown
+        batch, or a request that makes no sense (``field`` says which); TransferLimitReached, EngineClosed."""
+        self._submissions.submit(self._batch(batch_id), requests, timeout_s)
 
     def get_transfer_status(self, batch_id: int, index: int) -> TransferResult:
-        """The state of one request.
-
-        Raises:
-            InvalidTransfer: an unknown batch or index.
-        """
-        handle = self._batches.get(batch_id)
+        """The state of one request. Raises InvalidTransfer: an unknown batch or index."""
+        handle = self._batch(batch_id)
         result = handle.result(index)
         if not result.status.is_final and handle.done:  # ``done`` ends what is overdue
             result = handle.result(index)
         return result
 
     def free_batch_id(self, batch_id: int) -> None:
-        """
-        Raises:
-            InvalidTransfer: an unknown batch.
-            TransferError: requests are still in flight.
-        """
-        self._batches.free(batch_id)
+        """Raises InvalidTransfer: an unknown batch; TransferError: requests are still in flight."""
+        handle = self._batch(batch_id)
+        if not handle.done and not handle.final:  # whoever saw the last status may free the batch
+            raise TransferError("requests of the batch are still in flight")
+        with self._lock:
+            self._batches.pop(batch_id, None)
+
+    def _batch(self, batch_id: int) -> TransferHandle:
+        handle = self._batches.get(batch_id)
+        if handle is None:
+            raise InvalidTransfer(f"no batch {batch_id}", field="batch_id")
+        return handle
 
     # --- beyond Listing 1 ---
 
     def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
-        """Start requests and return at once; the handle can be waited for, awaited, polled or called back.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Start requests and return at once; the handle can be waited for, awaited, polled or called back. Raises
+        InvalidTransfer, TransferLimitReached, EngineClosed."""
         handle = self._submissions.new_handle(len(requests))
         self._submissions.submit(handle, requests, timeout_s)
         return handle
@@ -352,10 +342,7 @@ class TransferEngine:
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
         """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         return self._submissions.transfer(requests, timeout_s)
 
     async def transfer_async(

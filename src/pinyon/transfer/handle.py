@@ -115,10 +115,7 @@ class TransferHandle:
             return self._state.results()
 
     def result(self, index: int) -> TransferResult:
-        """
-        Raises:
-            InvalidTransfer: no such index.
-        """
+        """Raises InvalidTransfer: no such index."""
         with self._lock:
             return self._state.result(index)
 

@@ -66,11 +66,7 @@ class Submissions:
         return TransferHandle(size, self._chain_done, self._clock)
 
     def submit(self, handle: TransferHandle, requests: Sequence[TransferRequest], timeout_s: float | None) -> None:
-        """Does not block.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Does not block. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         regions, lengths = self._prepare(requests, timeout_s)
         self._start(handle, requests, regions, lengths, timeout_s)
 
@@ -85,22 +81,15 @@ class Submissions:
         return self._inflight_requests >= self._limits.max_inflight_requests
 
     def take_up(self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None]) -> TransferHandle:
-        """What the short way has begun, as one chain that ``start`` makes go on. Does not block.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """What the short way has begun, as one chain that ``start`` makes go on. Does not block. Raises
+        InvalidTransfer, TransferLimitReached, EngineClosed."""
         handle = self.new_handle(1)
         regions, lengths = self._prepare([request], timeout_s)
         self._start(handle, [request], regions, lengths, timeout_s, start=start)
         return handle
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Blocks until all have ended.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Blocks until all have ended. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
             raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
         if len(requests) == 1 and (timeout_s is None or timeout_s > 0):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, Transports
-from pinyon.transfer.paths.roads import NIXL
+from pinyon.transfer.paths.reach import NIXL
 from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlError

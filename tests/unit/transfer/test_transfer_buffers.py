@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pinyon.transfer import InvalidTransfer, TransferError
+from pinyon.transfer.memory.buffers import DRIVERS
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.drivers import driver_of
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from tests.unit.transfer.fake_device import DEVICE_TYPE, Tensor, fake_device
@@ -219,6 +219,6 @@ def test_a_gpu_without_its_driver_is_refused_with_the_reason() -> None:
     del caught
     gc.collect()
     assert tensor.deleted == 1
-    assert driver_of(2).name == "cuda"
+    assert DRIVERS[2].name == "cuda"
     with pytest.raises(DeviceError):
-        driver_of(2).pin(memoryview(bytearray(8)))
+        DRIVERS[2].pin(memoryview(bytearray(8)))

@@ -31,7 +31,7 @@ from pinyon.transfer import (
     WireError,
 )
 from pinyon.transfer.links import handshake
-from pinyon.transfer.paths.roads import ANY_BYTES, MOST_READ_BYTES, NIXL, most_read_bytes, roads
+from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, most_read_bytes, roads
 from pinyon.transfer.transports.nixl import agent as nixl_agent
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire

@@ -67,35 +67,13 @@ class Chain:
     """
 
     __slots__ = (
-        "_abort",
-        "_lock",
-        "_on_done",
-        "_running",
-        "_stop",
-        "attempts",
-        "deadline",
-        "done",
-        "elsewhere",
-        "failure",
-        "fence",
-        "full",
-        "local_location",
-        "nbytes",
-        "opcode",
-        "regions",
-        "remote",
-        "remote_location",
-        "slices",
-        "tried",
-        "unbooked",
+        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "elsewhere", "failure"),
+        *("fence", "full", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
+        *("tried", "unbooked"),
     )
 
     def __init__(
-        self,
-        plan: ChainPlan,
-        regions: dict[bytes, Region],
-        deadline: float,
-        on_done: Callable[[Chain, Outcome], None],
+        self, plan: ChainPlan, regions: dict[bytes, Region], deadline: float, on_done: Callable[[Chain, Outcome], None]
     ) -> None:
         self.remote: SegmentDescriptor = plan.remote
         self.opcode: Opcode = plan.opcode

@@ -123,13 +123,7 @@ def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
     return min(limits.max_frame_bytes, max(least, wanted))
 
 
-def _cut(
-    group: list[Slice],
-    head: ChainPlan,
-    streams: int,
-    limits: TransferLimits,
-    plans: list[ChainPlan],
-) -> None:
+def _cut(group: list[Slice], head: ChainPlan, streams: int, limits: TransferLimits, plans: list[ChainPlan]) -> None:
     """``group``: whole requests, one after another."""
     most_bytes = chain_bytes(sum([part[5] for part in group]), streams, limits)
     most_slices = limits.max_frame_requests

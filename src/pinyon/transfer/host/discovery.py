@@ -115,11 +115,8 @@ def _gid_network(gid: Gid, inventory: Inventory) -> str:
 
 
 def load_topology(value: str) -> Topology:
-    """A topology given by hand: JSON text, or the path of a file with it.
-
-    Raises:
-        InvalidTransfer: no such file, or not a topology.
-    """
+    """A topology given by hand: JSON text, or the path of a file with it. Raises InvalidTransfer: no such file, or not
+    a topology."""
     if value.lstrip().startswith(("{", "[")):
         return Topology.from_json(value)
     try:
@@ -134,11 +131,7 @@ def load_topology(value: str) -> Topology:
 
 
 def configured_topology(environ: Mapping[str, str] = os.environ) -> Topology | None:
-    """The topology that the environment gives, or None.
-
-    Raises:
-        InvalidTransfer: it is given and wrong.
-    """
+    """The topology that the environment gives, or None. Raises InvalidTransfer: it is given and wrong."""
     value = environ.get(TOPOLOGY_ENV, "")
     if not value.strip():
         return None

@@ -224,22 +224,16 @@ class Acceptor:
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen(self, host: str, port: int) -> int:
-        """Bind a tcp address and start accepting; the port that was bound.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
+        """Bind a tcp address and start accepting; the port that was bound. Raises OSError: the address cannot be
+        had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self._start_accepting(listener)
         return int(listener.getsockname()[1])
 
     def listen_unix(self, name: str) -> None:
-        """Bind an abstract Unix socket (``@...``: gone with the process, nothing to remove) and start accepting.
-
-        Raises:
-            OSError: the name cannot be had.
-        """
+        """Bind an abstract Unix socket (``@...``: gone with the process, nothing to remove) and start accepting. Raises
+        OSError: the name cannot be had."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind("\0" + name[1:])

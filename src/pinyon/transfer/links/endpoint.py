@@ -53,11 +53,8 @@ class Endpoint(ABC):
 
     @abstractmethod
     def exchange(self, chain: Chain) -> Outcome:
-        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
-
-        Raises:
-            TryAgain, WireError, OSError (the link broke), Stalled, DeadlineReached
-        """
+        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable. Raises TryAgain,
+        WireError, OSError (the link broke), Stalled, DeadlineReached."""
 
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float

@@ -95,11 +95,7 @@ class EndpointPool(Generic[K, E]):
         return endpoint
 
     def take(self, endpoint: E) -> bool:
-        """Use this idle endpoint. False: it has left the pool.
-
-        Raises:
-            ValueError: somebody uses it.
-        """
+        """Use this idle endpoint. False: it has left the pool. Raises ValueError: somebody uses it."""
         entry = self._entries.get(endpoint)
         if entry is None:
             return False
@@ -150,11 +146,8 @@ class EndpointPool(Generic[K, E]):
         return evicted
 
     def add(self, key: K, endpoint: E) -> None:
-        """The reservation's endpoint is there, in use by the caller.
-
-        Raises:
-            ValueError: nothing is reserved for this key, or the endpoint is in the pool already.
-        """
+        """The reservation's endpoint is there, in use by the caller. Raises ValueError: nothing is reserved for this
+        key, or the endpoint is in the pool already."""
         if endpoint in self._entries:
             raise ValueError(f"{endpoint!r} is in the pool already")
         shelf = self._unreserve(key)
@@ -176,11 +169,7 @@ class EndpointPool(Generic[K, E]):
         return shelf
 
     def release(self, endpoint: E, now: float) -> bool:
-        """The holder is done with it. False: it has left the pool, close it.
-
-        Raises:
-            ValueError: it is not in use.
-        """
+        """The holder is done with it. False: it has left the pool, close it. Raises ValueError: it is not in use."""
         entry = self._entries.get(endpoint)
         if entry is None or not entry.in_use:
             raise ValueError(f"{endpoint!r} is not in use")

@@ -32,18 +32,8 @@ class Region:
     """
 
     __slots__ = (
-        "_holders",
-        "_owner",
-        "access",
-        "address",
-        "alive",
-        "array",
-        "device",
-        "direct",
-        "key",
-        "length",
-        "location",
-        "view",
+        *("_holders", "_owner", "access", "address", "alive", "array", "device", "direct", "key", "length"),
+        *("location", "view"),
     )
 
     def __init__(

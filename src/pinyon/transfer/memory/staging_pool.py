@@ -90,11 +90,8 @@ class StagingPool:
                     self._pin(self._region, driver)
 
     def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
-        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so.
-
-        Raises:
-            DeviceError: so much never fits, or the host has no memory.
-        """
+        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so. Raises
+        DeviceError: so much never fits, or the host has no memory."""
         size = -(-nbytes // _PAGE) * _PAGE
         if size > self.total_bytes:
             raise DeviceError(f"{nbytes} bytes do not fit into a staging pool of {self.total_bytes}")

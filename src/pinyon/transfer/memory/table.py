@@ -76,11 +76,8 @@ class MemoryTable:
         peers for it (an adapter's key, an address). Perhaps more than once for a grant. Must not raise."""
 
     def register(self, buffer: object, location: str | None, access: Access) -> Region:
-        """
-        Raises:
-            InvalidTransfer: not a writable, contiguous, non-empty buffer, or a bad location.
-            TransferLimitReached: too many regions.
-        """
+        """Raises InvalidTransfer: not a writable, contiguous, non-empty buffer, or a bad location;
+        TransferLimitReached: too many regions."""
         opened = open_buffer(buffer)
         kind = Region if opened.device is None else DeviceRegion
         region = kind(opened.view, opened.location if location is None else location, Access(access), opened.device)
@@ -109,11 +106,8 @@ class MemoryTable:
     def grant(
         self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, lifetime_s: float | None = None
     ) -> Grant:
-        """
-        Raises:
-            InvalidTransfer: ranges outside the region or none, no right, no time, or the region is not registered.
-            TransferLimitReached: too many grants, or ranges of all grants.
-        """
+        """Raises InvalidTransfer: ranges outside the region or none, no right, no time, or the region is not
+        registered; TransferLimitReached: too many grants, or ranges of all grants."""
         spans = merge_ranges(ranges, region.length)
         if access is Access.NONE:
             raise InvalidTransfer("a grant without a right", field="access")
@@ -171,12 +165,9 @@ class MemoryTable:
     def revoke(self, grant: Grant, grace_s: float) -> None:
         """Refuse the key from now on. On return no peer touches anything by it any more. Idempotent.
 
-        Operations in flight may finish within ``grace_s`` seconds, then their links are cut, which takes no longer
-        than that again.
-
-        Raises:
-            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
-        """
+        Operations in flight may finish within ``grace_s`` seconds, then their links are cut, which takes no longer than
+        that again. Raises TransferError: an operation could not be stopped (a defect): the memory must not be
+        reused."""
         with self._lock:
             self._shut(grant)
         self._take_back_grant(grant)
@@ -211,11 +202,8 @@ class MemoryTable:
         """Forget the region. On return nothing of this engine touches its memory any more.
 
         Operations in flight may finish within ``grace_s`` seconds, then they are aborted, which takes no longer than
-        that again. Idempotent.
-
-        Raises:
-            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
-        """
+        that again. Idempotent. Raises TransferError: an operation could not be stopped (a defect): the memory must not
+        be reused."""
         with self._lock:
             region.alive = False
             known = self._regions.pop(region.key, None) is not None
@@ -289,13 +277,7 @@ class MemoryTable:
                     self._changed.notify_all()
 
     def admit(
-        self,
-        opcode: int,
-        ranges: list[Range],
-        holder: object,
-        abort: Callable[[], None],
-        *,
-        host_only: bool = False,
+        self, opcode: int, ranges: list[Range], holder: object, abort: Callable[[], None], *, host_only: bool = False
     ) -> tuple[list[Region | None], bytes | None, set[Grant]]:
         """Check what a peer asks for, and pin the grants of what is allowed (``host_only``: and in host memory).
 

@@ -13,7 +13,6 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.path import Path, Tiers
 
 __all__ = ["PathBoard", "PathLimits", "PathState"]
@@ -23,7 +22,7 @@ _NONE: frozenset[Path] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
+    """What no operator sets. Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
 
     pause_min_s: float = 0.1
     pause_max_s: float = 30.0
@@ -47,24 +46,6 @@ class PathLimits:
     """Before this many an average is not settled."""
     max_paths: int = 1024
     """Remembered; paths that carry chains are never forgotten."""
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "pause_min_s": (0.001, self.pause_max_s),
-            "pause_growth": (1.0, inf),
-            "pause_jitter": (0.0, 0.99),
-            "sample_bytes": (1, inf),
-            "rate_weight": (0.001, 1.0),
-            "rate_step": (1.0, inf),
-            "tie": (0.0, inf),
-            "settled_samples": (1, inf),
-            "max_paths": (1, inf),
-        }
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise InvalidTransfer(f"PathLimits.{name} must be in [{low}, {high}]", field=name)
-        if not all(rate > 0 for rate in self.prior_rates.values()):
-            raise InvalidTransfer("PathLimits.prior_rates must be positive", field="prior_rates")
 
 
 class PathState(NamedTuple):

@@ -101,11 +101,7 @@ class Peer:
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
         """Give the chain to a path, or queue it. ``inline``: if a path has room now, the caller must :meth:`run` the
-        chain there (returned).
-
-        Raises:
-            Retired: nothing was done with the chain.
-        """
+        chain there (returned). Raises Retired: nothing was done with the chain."""
         now = self._clock()
         with self.lock:
             if self._closed:

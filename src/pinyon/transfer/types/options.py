@@ -20,11 +20,8 @@ CHECKSUM_MODES = ("on", "off")
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """How peers are reached, and how they may reach us.
-
-    Raises:
-        InvalidTransfer: an unknown transport or none at all, an unknown mode.
-    """
+    """How peers are reached, and how they may reach us. Raises InvalidTransfer: an unknown transport or none at all, an
+    unknown mode."""
 
     names: Sequence[str] | None = None
     """Which may be used to reach peers, best first, of ``TRANSPORTS``. None: those that work on this host. What is

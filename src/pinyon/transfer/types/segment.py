@@ -142,11 +142,8 @@ class SegmentDescriptor:
 
     @classmethod
     def from_dict(cls, value: Any) -> SegmentDescriptor:
-        """The inverse of :meth:`to_dict`, for outside data.
-
-        Raises:
-            InvalidTransfer: anything missing, of the wrong type or out of range.
-        """
+        """The inverse of :meth:`to_dict`, for outside data. Raises InvalidTransfer: anything missing, of the wrong type
+        or out of range."""
         try:
             regions = value["regions"]
             if not isinstance(regions, list) or len(regions) > MAX_REGIONS:

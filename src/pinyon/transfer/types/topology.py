@@ -29,11 +29,8 @@ Row = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Topology:
-    """Per memory location the names of the preferred and of the secondary NICs; immutable and hashable.
-
-    Raises:
-        InvalidTransfer: too many locations or NICs, a bad name, a NIC twice in one row; the message names the location.
-    """
+    """Per memory location the names of the preferred and of the secondary NICs; immutable and hashable. Raises
+    InvalidTransfer: too many locations or NICs, a bad name, a NIC twice in one row; the message names the location."""
 
     rows: Mapping[str, Row]
     """``{"cpu:0": (("mlx5_2",), ("mlx5_3",))}``; either list may be empty."""
@@ -75,11 +72,8 @@ class Topology:
     def merged(self, other: Topology) -> Topology:
         """Both matrices in one, for a host with NICs of two transports: the names of ``other`` come after ours.
 
-        A location that only one of them has gets the other's answer for an unknown location.
-
-        Raises:
-            InvalidTransfer: a location with too many NICs, or a NIC that is preferred here and secondary there.
-        """
+        A location that only one of them has gets the other's answer for an unknown location. Raises InvalidTransfer: a
+        location with too many NICs, or a NIC that is preferred here and secondary there."""
         return Topology(
             {
                 location: (
@@ -96,11 +90,8 @@ class Topology:
 
     @classmethod
     def from_dict(cls, value: Any) -> Topology:
-        """The inverse of :meth:`to_dict`, for outside data.
-
-        Raises:
-            InvalidTransfer: another form, or over the bounds of this class.
-        """
+        """The inverse of :meth:`to_dict`, for outside data. Raises InvalidTransfer: another form, or over the bounds of
+        this class."""
         if not isinstance(value, dict):
             raise InvalidTransfer('a topology is an object like {"cpu:0": [["eth0"], ["eth1"]]}', field="topology")
         if len(value) > MAX_LOCATIONS:
@@ -112,11 +103,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
-        """Parse Mooncake's JSON form.
-
-        Raises:
-            InvalidTransfer: not JSON, a location twice, or not a topology.
-        """
+        """Parse Mooncake's JSON form. Raises InvalidTransfer: not JSON, a location twice, or not a topology."""
         if len(text) > MAX_JSON_CHARS:
             raise InvalidTransfer(f"a topology has at most {MAX_JSON_CHARS} characters", field="topology")
         try:

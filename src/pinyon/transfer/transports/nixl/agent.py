@@ -59,11 +59,7 @@ class NixlError(ConnectionError):
 
 @functools.cache
 def _nixl() -> SimpleNamespace:
-    """The names we use.
-
-    Raises:
-        NixlError: NIXL cannot be imported.
-    """
+    """The names we use. Raises NixlError: NIXL cannot be imported."""
     found: list[str] = []
     for package in _PACKAGES:
         try:

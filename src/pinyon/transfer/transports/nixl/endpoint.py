@@ -81,11 +81,8 @@ class NixlEndpoint(Endpoint):
     # --- set-up ---
 
     def pair(self, deadline: float) -> None:
-        """Connect the two agents, and see that the peer has no part in a READ.
-
-        Raises:
-            WireError, NixlError, OSError, Stalled, DeadlineReached
-        """
+        """Connect the two agents, and see that the peer has no part in a READ. Raises WireError, NixlError, OSError,
+        Stalled, DeadlineReached."""
         body = self._ask(Op.PAIR, self._agent.version.encode(), deadline)
         self._page, metadata = wire.parse_paired(body, self._peer)
         self._meet(metadata, deadline)

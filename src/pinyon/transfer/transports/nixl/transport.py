@@ -4,7 +4,7 @@ The initiator reads, one-sided, into a buffer of its own, looks at the seal of w
 their place. It never WRITEs: NIXL can neither take a key back at once nor end what another process writes, and without
 both the bytes of a WRITE that was given up could land in memory that serves something else by then. So another
 transport is needed beside it, which takes the WRITEs and the READs that are not better off here
-(:mod:`pinyon.transfer.paths.roads`).
+(:mod:`pinyon.transfer.paths.reach`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ class NixlTransport(Endpoints[NixlEndpoint]):
 
     def __init__(self, context: EngineContext, *, loopback: bool) -> None:
         """``loopback``: only processes of this host are to reach us, so UCX does not listen on other interfaces (unless
-        ``UCX_NET_DEVICES`` says where). Takes up to seconds the first time in a process.
-
-        Raises:
-            NixlError
-        """
+        ``UCX_NET_DEVICES`` says where). Takes up to seconds the first time in a process. Raises NixlError."""
         super().__init__(context, 1)  # NIXL knows one connection to each peer
         self.moves_bytes = BUFFER_BYTES
         self._agent = NixlAgent(context.boot_id.hex(), loopback=loopback)

@@ -46,11 +46,7 @@ class RdmaEndpoint(Endpoint):
     """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
     def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
-        """``name``: of the HCA. ``pair`` comes next.
-
-        Raises:
-            VerbsError
-        """
+        """``name``: of the HCA. ``pair`` comes next. Raises VerbsError."""
         super().__init__(link)
         self._hcas = hcas
         self._limits = context.limits
@@ -72,11 +68,8 @@ class RdmaEndpoint(Endpoint):
             raise
 
     def pair(self, there: str, deadline: float) -> None:
-        """Connect with a queue pair on the peer's HCA ``there``, and see that bytes get there.
-
-        Raises:
-            WireError, VerbsError, OSError, Stalled, DeadlineReached
-        """
+        """Connect with a queue pair on the peer's HCA ``there``, and see that bytes get there. Raises WireError,
+        VerbsError, OSError, Stalled, DeadlineReached."""
         first_packet = secrets.randbits(24)
         hca = self.hca
         mine = self._pair.half(first_packet, hca.mtu, hca.reads_out)
@@ -221,11 +214,7 @@ class RdmaEndpoint(Endpoint):
 
 def _plan(chain: Chain, grants: Mapping[bytes, RegionGrant], hca: Hca, largest: int) -> tuple[list[Work], bytes | None]:
     """Work requests of at most ``largest`` bytes for all slices that the grants allow, neighbours joined, and a code
-    per slice if any is refused.
-
-    Raises:
-        VerbsError: local memory cannot be registered with the NIC.
-    """
+    per slice if any is refused. Raises VerbsError: local memory cannot be registered with the NIC."""
     needed = int(Access.READ if chain.opcode is Opcode.READ else Access.WRITE)
     work: list[Work] = []
     refusals = bytearray(len(chain.slices))

@@ -40,11 +40,8 @@ class HcaTable:
         return list(self._nics)
 
     def use(self, name: str, user: object, stop: Callable[[], None]) -> Hca:
-        """The HCA of this name, open until ``leave``.
-
-        Raises:
-            VerbsError: not one of this host's, or it does not work at present.
-        """
+        """The HCA of this name, open until ``leave``. Raises VerbsError: not one of this host's, or it does not work at
+        present."""
         nic = self._nics.get(name)
         if nic is None:
             raise VerbsError(f"no HCA {name!r} is configured")

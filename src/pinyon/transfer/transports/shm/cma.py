@@ -42,14 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _readv = getattr(_libc, "process_vm_readv", None)
 if _readv is not None:
     # Addresses as plain integers: no ctypes object is made per call, let alone per range.
-    _readv.argtypes = (
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    )
+    _readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
     _readv.restype = ctypes.c_ssize_t
 
 
@@ -85,11 +78,8 @@ def fence() -> None:
     load in the opposite order.
 
     x86 keeps stores in order, and loads in order, by itself; elsewhere membarrier(2) makes every running thread of the
-    machine pass a barrier, which costs milliseconds here and nothing on the readers' side.
-
-    Raises:
-        OSError: this machine needs membarrier and its kernel refuses it.
-    """
+    machine pass a barrier, which costs milliseconds here and nothing on the readers' side. Raises OSError: this machine
+    needs membarrier and its kernel refuses it."""
     machine = platform.machine()
     if machine in _STORES_IN_ORDER:
         return
@@ -113,11 +103,8 @@ class PeerMemory:
         self._one_here_address = self._one_here.buffer_info()[0]
 
     def holds(self, seals: Sequence[Seal]) -> bool:
-        """Are all of these seals intact, and all in the same process?
-
-        Raises:
-            OSError: the process is gone (ESRCH) or may not be read (EPERM).
-        """
+        """Are all of these seals intact, and all in the same process? Raises OSError: the process is gone (ESRCH) or
+        may not be read (EPERM)."""
         for start in range(0, len(seals), IOV_MAX):
             some = seals[start : start + IOV_MAX]
             found = array("Q", bytes(len(some) * SEAL_BYTES))
