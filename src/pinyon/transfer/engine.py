@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pinyon.core.address import is_loopback
@@ -93,9 +92,7 @@ class TransferEngine:
             )
         most = self.limits = limits or TransferLimits()
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
-        self._memory = MemoryTable(
-            most.max_regions, max_grants=most.max_grants, max_ranges=most.max_grant_ranges, clock=clock
-        )
+        self._memory = MemoryTable(most, clock)
         context = EngineContext(self.boot_id, self._memory, most, secret, tls, clock=clock)
         self._context = context
         self._host, self._port = host, port
@@ -172,9 +169,7 @@ class TransferEngine:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- memory ---

@@ -42,13 +42,8 @@ class Built(NamedTuple):
 def build_transports(
     context: EngineContext, wanted: Transports, nics: Sequence[Nic], *, loopback: bool = False
 ) -> Built:
-    """
-    Args:
-        loopback: only processes of this host are to reach this one.
-
-    Raises:
-        InvalidTransfer: a wanted transport that does not work here (says why; of NIXL with the field ``nixl``).
-    """
+    """``loopback``: only processes of this host are to reach this one. Raises InvalidTransfer: a wanted transport that
+    does not work here (says why; of NIXL with the field ``nixl``)."""
     order = tuple(dict.fromkeys(TRANSPORTS if wanted.names is None else wanted.names))
     reasons = {name: reason for name, check in _UNAVAILABLE.items() if (reason := check()) is not None}
     if not wanted.offer_shm:

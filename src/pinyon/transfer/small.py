@@ -120,14 +120,9 @@ class SmallTransfers:
         self, request: TransferRequest, timeout_s: float | None, queued_bytes: int, most_bytes: int
     ) -> Trip | None:
         """Check one request and take an endpoint that lies ready. Here every call shows in the latency.
-
-        Args:
-            queued_bytes: what the engine has to do besides, for the deadline.
-
-        Returns:
-            What is :meth:`arrived` or :meth:`begin_again` later. None: nothing was done, it has to go the long way,
-            which also says what is wrong with it.
-        """
+        ``queued_bytes``: what the engine has to do besides, for the deadline. Returns what is :meth:`arrived` or
+        :meth:`begin_again` later. None: nothing was done, it has to go the long way, which also says what is wrong with
+        it."""
         opcode, local, local_offset, remote, key, remote_offset, length = request
         region = self._memory.get(local)
         if (

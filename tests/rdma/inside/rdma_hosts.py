@@ -39,7 +39,7 @@ class HostA:
     """An initiator on rxe_a0 and rxe_a1."""
 
     def __init__(self, limits: TransferLimits = LIMITS, secret: bytes | None = SECRET) -> None:
-        self.memory = MemoryTable(limits.max_regions)
+        self.memory = MemoryTable()
         nics = {nic.name: nic for nic in (rdma_nic("a0"), rdma_nic("a1"))}
         self.transport = RdmaTransport(EngineContext(secrets.token_bytes(16), self.memory, limits, secret), nics)
         self.chains: list[Chain] = []

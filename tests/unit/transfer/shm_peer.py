@@ -40,7 +40,7 @@ def reuse(memory: MemoryTable, buffer: bytearray) -> None:
 
 def main(arguments: list[str]) -> None:
     size, secret = int(arguments[0]), arguments[1].encode() or None
-    memory = MemoryTable(PATIENT.max_regions)
+    memory = MemoryTable()
     context = EngineContext(os.urandom(16), memory, PATIENT, secret)
     meter = context.meter
     transport = ShmTransport(context)

@@ -164,7 +164,7 @@ def test_machines_that_need_a_barrier_and_cannot_have_one(monkeypatch) -> None:
 
 
 def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
-    table, seals = MemoryTable(8), Seals()
+    table, seals = MemoryTable(), Seals()
     table.on_revoke.append(seals.revoke)
     regions = [table.register(bytearray(8), "cpu:0", Access.NONE) for _ in range(3)]
     one, revoked, other = (table.grant(region, [(0, 8)], Access.READ) for region in regions)

@@ -78,7 +78,7 @@ class FakeTransport(Endpoints[FakeEndpoint]):
     def __init__(self, cap: int = 2) -> None:
         self.now = 100.0
         self.clock: Callable[[], float] = lambda: self.now
-        context = EngineContext(bytes(16), MemoryTable(1), LIMITS, clock=lambda: self.clock())
+        context = EngineContext(bytes(16), MemoryTable(), LIMITS, clock=lambda: self.clock())
         self.meter = context.meter
         super().__init__(context, cap)
         self.made: list[FakeEndpoint] = []

@@ -436,7 +436,7 @@ class HeldUp(MemoryTable):
     """The first who lets go of its regions is held up in it."""
 
     def __init__(self) -> None:
-        super().__init__(2)
+        super().__init__()
         self.holds, self.go = threading.Event(), threading.Event()
 
     def unpin(self, regions: Iterable[Region], holder: object) -> None:
@@ -475,7 +475,7 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
 
 def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     now = 1000.0
-    memory = MemoryTable(1)
+    memory = MemoryTable()
     local = memory.register(bytearray(10), None, Access.READ)
     peers = SimpleNamespace(submit=lambda chain: None, moving={})
     context = EngineContext(bytes(16), memory, TransferLimits(), clock=lambda: now)

@@ -142,7 +142,7 @@ class Bench:
         self.tcp, self.shm = Scripted(), Scripted("shm")
         self.limits = TransferLimits(connections_per_peer=ROOM, **limits)
         self.reach = Reach(("shm", "tcp"), nics("n", rails), topology, b"i" * 16, "this host", self.limits, 8)
-        context = EngineContext(b"i" * 16, MemoryTable(1), self.limits, clock=lambda: self.now)
+        context = EngineContext(b"i" * 16, MemoryTable(), self.limits, clock=lambda: self.now)
         self.meter, self.rng = context.meter, random.Random(1)
         transports = {"tcp": self.tcp, "shm": self.shm}
         self.tended: list[float] = []

@@ -141,7 +141,7 @@ class Near:
         size: int = SIZE,
     ) -> None:
         self.clock = StepClock()
-        self.table = MemoryTable(limits.max_regions)
+        self.table = MemoryTable()
         self.context = EngineContext(os.urandom(16), self.table, limits, secret, clock=self.clock)
         self.meter = self.context.meter
         self.transport = ShmTransport(self.context)
@@ -566,7 +566,7 @@ def impostor() -> Iterator[Callable[..., SegmentDescriptor]]:
     acceptors: list[Acceptor] = []
 
     def start(*answers: bytes) -> SegmentDescriptor:
-        context = EngineContext(os.urandom(16), MemoryTable(1), LIMITS)
+        context = EngineContext(os.urandom(16), MemoryTable(), LIMITS)
         acceptors.append(Acceptor(context, {Service.SHM: Impostor(*answers)}))
         address = f"@pinyon-transfer-{context.boot_id.hex()}"
         acceptors[-1].listen_unix(address)
@@ -665,7 +665,7 @@ class Local:
     """A served region in this process."""
 
     def __init__(self, limits: TransferLimits) -> None:
-        self.table = MemoryTable(8)
+        self.table = MemoryTable()
         context = EngineContext(os.urandom(16), self.table, limits)
         self.meter = context.meter
         self.transport = ShmTransport(context)

@@ -155,7 +155,7 @@ def test_the_pool_is_pinned_when_it_is_used_and_works_if_that_fails(driver, capl
 
 
 def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
-    table = MemoryTable(10)
+    table = MemoryTable()
     taken_back: list[Region] = []
     table.on_unregister.append(taken_back.append)
     host = table.register(bytearray(8), None, Access.READ)
@@ -240,7 +240,7 @@ class Staged:
     """A chain of one device region and one host region, to be run over a :class:`Wire`."""
 
     def __init__(self, driver: FakeDriver, opcode: Opcode, staging_bytes: int = 64 * PAGE) -> None:
-        self.table = MemoryTable(10, staging_bytes)
+        self.table = MemoryTable(staging_bytes=staging_bytes)
         self.near, self.host, self.far = (bytearray(os.urandom(16 * PAGE)) for _ in range(3))
         self.region = self.table.register(driver.tensor(self.near), None, Access.READ)
         self.plain = self.table.register(self.host, None, Access.READ)

@@ -72,7 +72,7 @@ class Host:
         size: int = SIZE,
     ) -> None:
         self.memory = bytearray(size)
-        self.table = MemoryTable(8)
+        self.table = MemoryTable()
         self.region = self.table.register(self.memory, "cpu:0", Access.READ_WRITE)
         self.context = EngineContext(os.urandom(16), self.table, limits)
         self.meter = self.context.meter
@@ -166,7 +166,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
-        region = MemoryTable(1).register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
+        region = MemoryTable().register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
         self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16, (region,))
         self.links: list[socket.socket] = []
         self.got_frame = threading.Event()

@@ -59,12 +59,8 @@ def plan_chains(
 ) -> list[ChainPlan]:
     """Group by peer, direction and locations, keep the order inside a group, cut at the bounds.
 
-    The slices of a request cover it exactly once. Requests are assumed valid (see ``TransferEngine``).
-
-    Args:
-        locations: of the local regions, by key.
-        streams: how many NICs a peer's chains are spread over.
-    """
+    The slices of a request cover it exactly once. Requests are assumed valid (see ``TransferEngine``). ``locations``:
+    of the local regions, by key. ``streams``: how many NICs a peer's chains are spread over."""
     groups: dict[Where, tuple[SegmentDescriptor, list[Slice]]] = {}
     whole: list[Slice] = []
     last_remote: SegmentDescriptor | None = None

@@ -6,6 +6,7 @@ Files are described in the kernel's ``Documentation/ABI`` (``sysfs-class-net``, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,15 +47,13 @@ _TUNNEL = re.compile(r"^DEVTYPE=(vxlan|geneve)$", re.MULTILINE)
 def discover(
     root: Path = Path("/"), interfaces: Mapping[str, Interface] | None = None, visible_gpus: str | None = None
 ) -> Inventory:
-    """The inventory of the host whose ``/sys`` is below ``root``.
-
-    Args:
-        interfaces: the interfaces with their addresses, by name; by default this namespace's where ``root`` is ``/``,
-            else addresses are not known.
-        visible_gpus: like ``CUDA_VISIBLE_DEVICES``, which is the default where ``root`` is ``/``; else all.
-    """
+    """The inventory of the host whose ``/sys`` is below ``root``. ``interfaces``: the interfaces with their addresses,
+    by name; by default this namespace's where ``root`` is ``/``, else addresses are not known. ``visible_gpus``: like
+    ``CUDA_VISIBLE_DEVICES``, which is the default where ``root`` is ``/``; else all."""
     if root == Path("/"):
-        interfaces = _live_interfaces() if interfaces is None else interfaces
+        if interfaces is None:
+            with contextlib.suppress(OSError):
+                interfaces = netlink.interfaces()
         visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_gpus is None else visible_gpus
     sysfs = root / "sys"
     nics = _net_nics(sysfs / "class/net", interfaces)
@@ -63,23 +62,12 @@ def discover(
     return Inventory(_nodes(sysfs / "devices/system"), (*rdma, *nics), _gpus(root, visible_gpus))
 
 
-def _live_interfaces() -> dict[str, Interface] | None:
-    try:
-        return netlink.interfaces()
-    except OSError:
-        return None
-
-
 # ---------------------------------------------------------------- what becomes of an inventory
 
 
 def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> tuple[Nic, ...]:
     """What to publish of the interfaces that tcp may use (see ``usable_nics``): one address each, IPv4 before IPv6.
-
-    Args:
-        port: where this process listens.
-        names: only these, virtual ones and loopback too.
-    """
+    ``port``: where this process listens. ``names``: only these, virtual ones and loopback too."""
     found = []
     for info in usable_nics(inventory, "tcp", tuple(names)):
         if info.addresses:

@@ -88,15 +88,11 @@ def dial(
 ) -> Link:
     """Connect and shake hands before ``deadline`` (the clock's seconds) or the connect limit, whichever is first.
 
-    Args:
-        expected_boot: the peer's boot id; a process with another one refuses.
-        source: local IP address to connect from, which chooses the local NIC; "" leaves it to the routing table.
-        interface: network interface to bind to where that is possible, for hosts with several NICs on one network.
-        replaces: id of a link of ours that the peer must have ended before it answers; 0 for none.
-
-    Raises:
-        DialRefused, WireError, OSError (``TimeoutError`` when nobody answers), Stalled, DeadlineReached
-    """
+    ``expected_boot``: the peer's boot id; a process with another one refuses. ``source``: local IP address to connect
+    from, which chooses the local NIC; "" leaves it to the routing table. ``interface``: network interface to bind to
+    where that is possible, for hosts with several NICs on one network. ``replaces``: id of a link of ours that the peer
+    must have ended before it answers; 0 for none. Raises DialRefused, WireError, OSError (``TimeoutError`` when nobody
+    answers), Stalled, DeadlineReached."""
     limits, clock = context.limits, context.clock
     now = clock()
     limit = min(deadline, now + limits.connect_s)

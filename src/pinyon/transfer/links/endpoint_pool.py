@@ -116,12 +116,9 @@ class EndpointPool(Generic[K, E]):
         self._sieve.touch(endpoint)
 
     def reserve(self, key: K) -> list[E] | None:
-        """Room for one new endpoint of this key, to be followed by ``add`` or ``cancel``.
-
-        Returns:
-            The idle endpoints that made room, to be closed first: none, or one that SIEVE chose. Of the same key when
-            that key is at its cap. ``None`` when all that could go is in use, or the pool is closed.
-        """
+        """Room for one new endpoint of this key, to be followed by ``add`` or ``cancel``. Returns the idle endpoints
+        that made room, to be closed first: none, or one that SIEVE chose. Of the same key when that key is at its cap.
+        ``None`` when all that could go is in use, or the pool is closed."""
         if self.closed:
             return None
         entries = self._entries

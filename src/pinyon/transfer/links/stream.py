@@ -214,11 +214,8 @@ class Stream:
         return moved
 
     def receive_or_idle(self, buffer: memoryview, deadline: float) -> bool:
-        """Fill ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error.
-
-        Returns:
-            False when the peer closed in good order or the deadline passed before the first byte.
-        """
+        """Fill ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error. Returns False when
+        the peer closed in good order or the deadline passed before the first byte."""
         moved = self.await_some(buffer, deadline)
         if 0 < moved < len(buffer):
             self.receive([buffer[moved:]], deadline)

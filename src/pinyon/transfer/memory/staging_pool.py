@@ -8,7 +8,6 @@ import threading
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
@@ -49,9 +48,7 @@ class StagingBuffer:
     def __enter__(self) -> StagingBuffer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -21,6 +21,7 @@ from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, DeviceRegion, Region
 from pinyon.transfer.memory.staging_pool import Staging
 from pinyon.transfer.types.errors import InvalidTransfer, TransferError, TransferLimitReached
+from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, Reason
 from pinyon.transfer.types.segment import Range
 from pinyon.transfer.types.spans import Spans, merge_ranges
@@ -39,22 +40,12 @@ class MemoryTable:
 
     def __init__(
         self,
-        max_regions: int,
-        staging_bytes: int = STAGING_BYTES,
-        *,
-        max_grants: int = 4096,
-        max_ranges: int = 1 << 16,
+        limits: TransferLimits = TransferLimits(),  # noqa: B008 - it is frozen
         clock: Clock = time.monotonic,
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
-        """
-        Args:
-            staging_bytes: of pinned host memory per direction, once memory of a device is registered.
-            max_grants: that ``grant`` gives out and nobody has taken back.
-            max_ranges: of all these grants together.
-        """
-        self._max_regions = max_regions
-        self._max_grants = max_grants
-        self._max_ranges = max_ranges
+        """``staging_bytes``: of pinned host memory per direction, once memory of a device is registered."""
+        self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
@@ -86,8 +77,8 @@ class MemoryTable:
         if region.device is not None and region.location.startswith(HOST_PREFIX):
             raise InvalidTransfer(f"the buffer is on {opened.location}", field="location")
         with self._lock:
-            if len(self._regions) >= self._max_regions:
-                raise TransferLimitReached(f"{self._max_regions} regions are registered")
+            if len(self._regions) >= self._limits.max_regions:
+                raise TransferLimitReached(f"{self._limits.max_regions} regions are registered")
             if opened.driver is not None:
                 self.staging.use(opened.driver)
             self._regions[region.key] = region
@@ -119,9 +110,9 @@ class MemoryTable:
         with self._lock:
             if not region.alive:
                 raise InvalidTransfer("the region is not registered", field="region")
-            if self._grants >= self._max_grants:
-                raise TransferLimitReached(f"{self._max_grants} grants are open")
-            if self._ranges + count > self._max_ranges:
+            if self._grants >= self._limits.max_grants:
+                raise TransferLimitReached(f"{self._limits.max_grants} grants are open")
+            if self._ranges + count > self._limits.max_grant_ranges:
                 raise TransferLimitReached(f"{self._ranges} ranges are open; {count} more are too many")
             self._grants += 1
             self._ranges += count
@@ -341,42 +332,39 @@ class MemoryTable:
         self, opcode: int, key: bytes, offset: int, nbytes: int, holder: object, abort: Callable[[], None]
     ) -> Grant | None:
         """The grant by which a peer may do this with one range of host memory, pinned; None: ``admit`` says why not."""
-        right = _READ if opcode == Opcode.READ else _WRITE
         with self._lock:
-            grant = self._open.get(key)
-            if grant is None or not grant.permits(right, offset, offset + nbytes):
-                return None
-            if grant.expires_s <= self._clock() or grant.region.device is not None:
-                return None
-            grant._holders[holder] = abort
+            grant = self._permit(_READ if opcode == Opcode.READ else _WRITE, key, offset, offset + nbytes)
+            if grant is not None:
+                grant._holders[holder] = abort
             return grant
+
+    def _permit(self, right: int, key: bytes, start: int, end: int) -> Grant | None:
+        """Lock held. The grant by which a peer may do this with ``[start, end)`` of host memory."""
+        grant = self._open.get(key)
+        if grant is None or not grant.permits(right, start, end) or grant.expires_s <= self._clock():
+            return None
+        return grant if grant.region.device is None else None
 
     # Short ways for one range. What is small is copied under the lock, so it needs no pin.
 
     def put(self, key: bytes, offset: int, data: memoryview) -> bool:
         """Copy a few KiB from a peer into a region. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
-            grant = self._open.get(key)
             end = offset + len(data)
-            if grant is None or not grant.permits(_WRITE, offset, end) or grant.expires_s <= self._clock():
+            grant = self._permit(_WRITE, key, offset, end)
+            if grant is None:
                 return False
-            region = grant.region
-            if region.device is not None:
-                return False
-            region.view[offset:end] = data
+            grant.region.view[offset:end] = data
             return True
 
     def take(self, key: bytes, offset: int, into: memoryview) -> bool:
         """Copy a few KiB of a region for a peer. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
-            grant = self._open.get(key)
             end = offset + len(into)
-            if grant is None or not grant.permits(_READ, offset, end) or grant.expires_s <= self._clock():
+            grant = self._permit(_READ, key, offset, end)
+            if grant is None:
                 return False
-            region = grant.region
-            if region.device is not None:
-                return False
-            into[:] = region.view[offset:end]
+            into[:] = grant.region.view[offset:end]
             return True
 
     def load(self, region: Region, offset: int, into: memoryview) -> bool:

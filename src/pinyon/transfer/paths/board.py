@@ -142,10 +142,8 @@ class PathBoard:
         """The path for a chain of ``nbytes``; ``None`` when none is usable.
 
         In the first tier that has a usable path the one with the least estimated finish time; ties take turns.
-
-        Args:
-            exclude: paths that this chain has tried. Of the others those are better that share no NIC with one of them.
-        """
+        ``exclude``: paths that this chain has tried. Of the others those are better that share no NIC with one of
+        them."""
         records = self._records
         usable: list[_Record] = []
         for tier in tiers:
@@ -197,11 +195,8 @@ class PathBoard:
         record.chains += 1
 
     def completed(self, path: Path, nbytes: int, ran_s: float, now: float) -> None:
-        """The chain is through.
-
-        Args:
-            ran_s: since its transport began with it, so without its time in the path's queue.
-        """
+        """The chain is through. ``ran_s``: since its transport began with it, so without its time in the path's
+        queue."""
         record = self._ended(path, nbytes)
         if now - ran_s >= record.failed_at:
             record.failures = 0
@@ -238,14 +233,8 @@ class PathBoard:
     def failed(self, path: Path, nbytes: int, held_s: float, now: float) -> float:
         """The path failed the chain and is avoided from now on.
 
-        Chains that the path held when it failed before count with that failure.
-
-        Args:
-            held_s: since ``started``.
-
-        Returns:
-            Seconds until the path may be tried.
-        """
+        Chains that the path held when it failed before count with that failure. ``held_s``: since ``started``. Returns
+        seconds until the path may be tried."""
         record = self._ended(path, nbytes)
         self._fail(record, now - held_s, now)
         return max(0.0, record.pause_ends - now)

@@ -165,16 +165,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def build_topology(inventory: Inventory, kind: str = "rdma", names: Collection[str] = ()) -> Topology:
     """The matrix of one kind of NIC (``"rdma"`` or ``"tcp"``) over all NUMA nodes (``cpu:N``) and GPUs (``cuda:N``).
 
-    A node prefers the NICs on it (one whose node is not known counts as near to all), a GPU those at the shortest
-    PCIe distance; where that leaves nothing, all are preferred. NICs that are down are secondary. Of more NICs than a
-    row holds (64), the nearest are kept.
-
-    Args:
-        names: see :func:`usable_nics`.
-
-    Raises:
-        InvalidTransfer: another kind.
-    """
+    A node prefers the NICs on it (one whose node is not known counts as near to all), a GPU those at the shortest PCIe
+    distance; where that leaves nothing, all are preferred. NICs that are down are secondary. Of more NICs than a row
+    holds (64), the nearest are kept. ``names``: see :func:`usable_nics`. Raises InvalidTransfer: another kind."""
     if kind not in ("rdma", "tcp"):
         raise InvalidTransfer(f"no such kind of NIC: {kind!r}", field="kind")
     nics = usable_nics(inventory, kind, names)

@@ -136,13 +136,8 @@ class NixlAgent:
     """This process towards NIXL. All methods are thread-safe."""
 
     def __init__(self, name: str, *, loopback: bool = False) -> None:
-        """
-        Args:
-            loopback: only processes of this host are to reach it.
-
-        Raises:
-            NixlError: NIXL or its UCX does not work here.
-        """
+        """``loopback``: only processes of this host are to reach it. Raises NixlError: NIXL or its UCX does not work
+        here."""
         nixl = _nixl()
         self.version: str = nixl.version
         self.name = name

@@ -118,13 +118,8 @@ class PeerMemory:
 
     def fetch(self, moves: Sequence[Move], nbytes: int, seals: Sequence[Seal]) -> bool:
         """Copy a few small ``moves`` (see ``FETCH_BYTES``, ``FETCH_MOVES``) with the seals of all that they touch.
-
-        Returns:
-            Whether all of it was there and the seals intact after it. If not, nothing of the destination was written.
-
-        Raises:
-            OSError: the process is gone or may not be read.
-        """
+        Returns whether all of it was there and the seals intact after it. If not, nothing of the destination was
+        written. Raises OSError: the process is gone or may not be read."""
         there = array("Q")
         for _, source, length in moves:
             there.extend((source, length))
@@ -156,14 +151,9 @@ class PeerMemory:
     def copy(self, moves: Sequence[Move], nbytes: int, seal: Seal, before_each: Callable[[], None]) -> bool:
         """Copy ``moves`` (``nbytes`` together) in order, a few MiB per system call; each call reads ``seal`` last.
 
-        Returns:
-            Whether all of it was there, and the seal intact after the last byte of each call. If not, any of the
-            destination may have been written.
-
-        Raises:
-            OSError: the process is gone or may not be read.
-            What ``before_each`` raises, which is called before each piece.
-        """
+        Returns whether all of it was there, and the seal intact after the last byte of each call. If not, any of the
+        destination may have been written. Raises OSError: the process is gone or may not be read; what ``before_each``
+        raises, which is called before each piece."""
         if len(moves) < IOV_MAX and nbytes <= PIECE_BYTES:
             before_each()
             return self._copy_piece(moves, nbytes, seal)

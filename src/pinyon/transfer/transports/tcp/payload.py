@@ -74,14 +74,9 @@ def receive_payload(
 ) -> bool:
     """Fill the buffers; False: their checksum, expected when a ``seed`` is given, is wrong.
 
-    Args:
-        early: what came of it together with the header.
-        singly: some memory stands several times among the buffers (a scratch that drains what nobody wants), so each
-            is looked at before the next is filled.
-
-    Raises:
-        WireError: more came than belongs to the payload. What ``Stream.receive`` raises.
-    """
+    ``early``: what came of it together with the header. ``singly``: some memory stands several times among the buffers
+    (a scratch that drains what nobody wants), so each is looked at before the next is filled. Raises WireError: more
+    came than belongs to the payload. What ``Stream.receive`` raises."""
     if seed is None:
         if _fill(stream, buffers, early, deadline):
             raise WireError("bytes after the payload")

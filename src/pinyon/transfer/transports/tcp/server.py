@@ -71,11 +71,8 @@ class TcpService:
 
     def _serve_small(self, inbound: Inbound, inbox: memoryview, got: int, outbox: memoryview, deadline: float) -> int:
         """The usual small frame: one range that is granted, all of it in the inbox. Without a detour, because here
-        every call shows in the latency.
-
-        Returns:
-            0 when it is done. Else it is another case and nothing was done, but so many bytes are in the inbox now.
-        """
+        every call shows in the latency. Returns 0 when it is done. Else it is another case and nothing was done, but so
+        many bytes are in the inbox now."""
         if got < wire.FIRST_BYTES:
             return got
         nbytes: int

@@ -28,11 +28,7 @@ class TcpTransport(Endpoints[Connection]):
     name = "tcp"
 
     def __init__(self, context: EngineContext, nics: Mapping[str, Nic], *, checked: bool = True) -> None:
-        """
-        Args:
-            nics: this host's, by name.
-            checked: payloads carry a checksum.
-        """
+        """``nics``: this host's, by name. ``checked``: payloads carry a checksum."""
         super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = context.limits.max_frame_bytes
         self._nics = nics
