@@ -15,6 +15,7 @@ import xxhash
 
 from pinyon.transfer import Access, Network, Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from pinyon.transfer.chains.chain import Outcome
+from pinyon.transfer.links import acceptor
 from pinyon.transfer.transports.rdma import server as rdma_server
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hca import Hca
@@ -186,7 +187,7 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
 
 
 def test_the_peer_evicts_what_rests_and_the_initiator_does_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_server, "REST_S", 0.3)
+    monkeypatch.setattr(acceptor, "REST_S", 0.3)
     limits = replace(LIMITS, max_inbound=1)
     far = pattern(4096, 6)
     with TransferEngine(

@@ -57,7 +57,7 @@ class Link:
         self.sent: list[bytes] = []
         self.on_end: list[Callable[[], None]] = []
 
-    def receive_or_idle(self, head: memoryview, _: float) -> bool:
+    def receive_request(self, head: memoryview) -> bool:
         if not self.data:
             return False
         head[:] = self.receive_bytes(len(head), 0.0)

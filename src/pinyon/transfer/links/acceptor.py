@@ -27,6 +27,8 @@ __all__ = ["Acceptor", "Inbound", "LinkService"]
 _log = logging.getLogger(__name__)
 _TLS_RECORD = b"\x16\x03"
 """How a TLS handshake begins (RFC 8446, section 5.1: type handshake, version 3.x)."""
+REST_S = 4.0
+"""A link that was silent for this long is not in use, where peers say that they use it (``receive_request``)."""
 _OTHER = object()
 _TICK_S = 1.0
 _ROOM_S = 0.05
@@ -83,6 +85,20 @@ class Inbound:
         if not self._resting:
             self._resting = True
             self._acceptor.release(self)
+
+    def receive_request(self, head: memoryview) -> bool:
+        """The next request's header, of a peer that says every second or so that it uses what lives with the link.
+        False: the link is closed, was evicted or has been silent for too long."""
+        clock, resting = self._context.clock, False
+        give_up = clock() + max(self._limits.idle_s, REST_S)
+        while True:
+            deadline = give_up if resting else min(give_up, clock() + REST_S)
+            if self.stream.receive_or_idle(head, deadline):
+                return not resting or self.work()
+            if clock() < deadline or deadline == give_up:
+                return False
+            resting = True
+            self.rest()
 
     def receive_bytes(self, count: int, deadline: float) -> bytes:
         data = bytearray(count)

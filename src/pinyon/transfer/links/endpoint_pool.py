@@ -8,6 +8,7 @@ closes what a method hands back.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pinyon.core.sieve import Sieve
@@ -18,26 +19,22 @@ K = TypeVar("K", bound=Hashable)
 E = TypeVar("E", bound=Hashable)
 
 
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[K]):
-    __slots__ = ("in_use", "key", "leaving")
-
-    def __init__(self, key: K) -> None:
-        self.key = key
-        self.in_use = True
-        self.leaving = False
-        """Its path failed while it was in use: the release closes it."""
+    key: K
+    in_use: bool = True
+    leaving: bool = False
+    """Its path failed while it was in use: the release closes it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Shelf(Generic[E]):
     """What belongs to one key."""
 
-    __slots__ = ("idle", "in_use", "reserved")
-
-    def __init__(self) -> None:
-        self.idle: dict[E, float] = {}
-        """With the time of release, in that order."""
-        self.in_use: set[E] = set()
-        self.reserved = 0
+    idle: dict[E, float] = field(default_factory=dict)
+    """With the time of release, in that order."""
+    in_use: set[E] = field(default_factory=set)
+    reserved: int = 0
 
     @property
     def size(self) -> int:

@@ -83,18 +83,8 @@ class HelloReply(NamedTuple):
 
 
 def pack_hello(hello: Hello) -> bytes:
-    flags = FLAG_AUTH if hello.authenticated else 0
-    return _HELLO.pack(
-        MAGIC,
-        VERSION,
-        flags,
-        hello.service,
-        hello.connection_id,
-        hello.replaces,
-        hello.client_boot,
-        hello.expected_boot,
-        hello.nonce,
-    )
+    *who, authenticated, service = hello
+    return _HELLO.pack(MAGIC, VERSION, FLAG_AUTH if authenticated else 0, service, *who)
 
 
 def parse_hello(data: bytes) -> tuple[int, Hello]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
@@ -22,22 +22,17 @@ from pinyon.transfer.types.request import Reason
 __all__ = ["NixlServer"]
 
 _log = logging.getLogger(__name__)
-REST_S = 4.0
-"""A link that was silent for this long is not in use: whoever uses it says so every second or so."""
 _BUSY_S = 0.05
 """So long a peer that is ready waits for another proof to end before it is told to come again."""
 _HELP_MS = 1
 """Between two turns of our agent while a peer connects to it."""
 
 
-class _Shown:
+class _Shown(NamedTuple):
     """A region that NIXL has registered."""
 
-    __slots__ = ("metadata", "registered")
-
-    def __init__(self, registered: Any, metadata: bytes) -> None:
-        self.registered = registered
-        self.metadata = metadata
+    registered: Any
+    metadata: bytes
 
 
 class NixlServer:
@@ -68,7 +63,7 @@ class NixlServer:
             paired = self._pair(inbound, head)
         if not paired:
             return
-        while self._wait(inbound, head):
+        while inbound.receive_request(head):
             header = wire.parse_request(head)
             if header.op is Op.TOUCH:
                 continue
@@ -77,19 +72,6 @@ class NixlServer:
             deadline = self._clock() + self._limits.stall_s
             keys = wire.parse_keys(inbound.receive_bytes(wire.request_bytes(header), deadline))
             inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, self._resolve(inbound, keys))], deadline)
-
-    def _wait(self, inbound: Inbound, head: memoryview) -> bool:
-        """The next request's header; False: the link is closed, was evicted or has been silent for too long."""
-        resting = False
-        give_up = self._clock() + max(self._limits.idle_s, REST_S)
-        while True:
-            deadline = give_up if resting else min(give_up, self._clock() + REST_S)
-            if inbound.stream.receive_or_idle(head, deadline):
-                return not resting or inbound.work()
-            if self._clock() < deadline or deadline == give_up:
-                return False
-            resting = True
-            inbound.rest()
 
     # --- set-up ---
 

@@ -19,8 +19,6 @@ from pinyon.transfer.types.request import Reason
 __all__ = ["RdmaServer"]
 
 _log = logging.getLogger(__name__)
-REST_S = 4.0
-"""A link that was silent for this long is not in use: whoever uses its queue pair says so every second or so."""
 
 
 class RdmaServer:
@@ -39,7 +37,7 @@ class RdmaServer:
         lent: LentMemory | None = None
         paired = False
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
-        while self._wait(inbound, head):
+        while inbound.receive_request(head):
             header = rdma_wire.parse_request(head)
             deadline = self._clock() + self._limits.stall_s
             body = inbound.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
@@ -55,20 +53,6 @@ class RdmaServer:
             else:
                 continue
             inbound.stream.send([answer], deadline)
-
-    def _wait(self, inbound: Inbound, head: memoryview) -> bool:
-        """The next request's header; False: the link is closed, was evicted or has been silent for too long."""
-        resting = False
-        give_up = self._clock() + max(self._limits.idle_s, REST_S)
-        while True:
-            now = self._clock()
-            deadline = min(give_up, now + REST_S) if not resting else give_up
-            if inbound.stream.receive_or_idle(head, deadline):
-                return not resting or inbound.work()
-            if self._clock() < deadline or deadline == give_up:
-                return False
-            resting = True
-            inbound.rest()
 
     def _pair(self, inbound: Inbound, body: bytes) -> tuple[LentMemory | None, bytes]:
         name, theirs = rdma_wire.parse_pair(body)
