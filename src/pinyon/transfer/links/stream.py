@@ -194,12 +194,9 @@ class Stream:
             except self._timeouts:
                 self._no_progress()
 
-    def receive_soon(self, buffer: memoryview, deadline: float) -> None:
-        """:meth:`receive` for an answer that is expected any moment: polls before it sleeps."""
-        self.receive_some(buffer, len(buffer), deadline)
-
     def receive_some(self, buffer: memoryview, least: int, deadline: float) -> int:
-        """What has come of an answer that is expected any moment: ``least`` bytes or more, as far as they fit.
+        """What has come of an answer that is expected any moment, so it is polled for first: ``least`` bytes or more,
+        as far as they fit.
 
         Raises: like :meth:`receive`.
         """

@@ -11,9 +11,10 @@ from pinyon.transfer.chains.chain import GONE, LATE, Chain, Outcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
+from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.types.segment import Range, SegmentDescriptor
+from pinyon.transfer.types.segment import Range
 
 __all__ = ["LocalTransport"]
 
@@ -22,7 +23,7 @@ _PIECE_BYTES = 8 << 20
 """Between two pieces a copy looks whether it was stopped."""
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """memcpy, or the driver's copy where the target of a WRITE or the source of a READ is on a device."""
 
     name = "local"
@@ -74,15 +75,3 @@ class LocalTransport:
                 else:
                     copy(part.remote_offset + start, here[start:end].data)
         return None
-
-    def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
-        return True
-
-    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
-        return
-
-    def maintain(self, now: float) -> None:
-        return
-
-    def close(self) -> None:
-        return

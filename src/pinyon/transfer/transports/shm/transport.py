@@ -219,7 +219,7 @@ class _Endpoint(Endpoint):
                 self._places[key] = place
 
     def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> tuple[int, int]:
-        self.link.stream.receive_soon(self._head, deadline)
+        self.link.stream.receive_some(self._head, shm_wire.HEAD_BYTES, deadline)
         self.answered = True
         return shm_wire.parse_answer(self._head, kind, count, message_id)
 
