@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.transfer_side import WRITE, Block, Initiator, Memory, Unavailable, run
-from pinyon.transfer import Opcode, SegmentDescriptor, TransferEngine, TransferError, TransferRequest, raise_for_failure
+from pinyon.transfer import (
+    Opcode,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferError,
+    TransferRequest,
+    Transports,
+    raise_for_failure,
+)
 
 NIXL_AT = "PINYON_BENCH_NIXL"
 """Environment variable: the folder to import NIXL from."""
@@ -25,7 +33,7 @@ def _engine(option: str) -> TransferEngine:
     if nixl != "off":
         sys.path.append(os.environ[NIXL_AT])  # last: all else is taken from our own environment
     try:
-        engine = TransferEngine(host="127.0.0.1", transports=forced, checksum=checksum or "on", nixl=nixl)
+        engine = TransferEngine(host="127.0.0.1", transports=Transports(forced, nixl=nixl, checksum=checksum or "on"))
     except TransferError as error:
         raise Unavailable(str(error)) from None
     engine.start()

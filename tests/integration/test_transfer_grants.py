@@ -31,6 +31,7 @@ from pinyon.transfer import (
     TransferRequest,
     TransferResult,
     TransferStatus,
+    Transports,
 )
 from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.shm.transport import shm_available
@@ -83,8 +84,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "local": {"transports": ("local",)},
     "shm": {"transports": ("shm",)},
     "tcp": {"transports": ("tcp",)},
-    "tcp-unchecked": {"transports": ("tcp",), "checksum": "off", "secret": b"cluster secret"},
-    "nixl": {"transports": ("tcp",), "nixl": "prefer"},
+    "tcp-unchecked": {"transports": Transports(("tcp",), checksum="off"), "secret": b"cluster secret"},
+    "nixl": {"transports": Transports(("tcp",), nixl="prefer")},
 }
 
 

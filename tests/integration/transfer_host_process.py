@@ -18,6 +18,7 @@ from collections import Counter
 from typing import Any
 
 from pinyon.transfer import (
+    Network,
     Nic,
     Opcode,
     Region,
@@ -39,10 +40,9 @@ def make_engine(config: dict[str, Any]) -> TransferEngine:
     host = arguments.pop("host", "127.0.0.1")
     if "limits" in arguments:
         arguments["limits"] = TransferLimits(**arguments["limits"])
-    if "nics" in arguments:
-        arguments["nics"] = [Nic(**nic) for nic in arguments["nics"]]
-    if "topology" in arguments:
-        arguments["topology"] = Topology.from_json(json.dumps(arguments["topology"]))
+    nics = [Nic(**nic) for nic in arguments.pop("nics", ())]
+    topology = arguments.pop("topology", None)
+    arguments["network"] = Network(nics, None if topology is None else Topology.from_json(json.dumps(topology)))
     return TransferEngine(host, **arguments)
 
 

@@ -7,7 +7,7 @@ import mmap
 import sys
 import time
 
-from pinyon.transfer import Access, TransferEngine, TransferLimits
+from pinyon.transfer import Access, TransferEngine, TransferLimits, Transports
 from tests.nixl.conftest import FETCHED
 
 PATTERN = bytes(range(251))
@@ -17,7 +17,7 @@ PATIENT = TransferLimits(stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)
 
 def main() -> None:
     assert str(FETCHED) in sys.path or not FETCHED.is_dir()
-    with TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as engine:
+    with TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as engine:
         memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory[:] = (PATTERN * (SIZE // len(PATTERN) + 1))[:SIZE]
         region = engine.register_local_memory(memory, access=Access.NONE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinyon.transfer import TransferEngine, TransferLimits
+from pinyon.transfer import TransferEngine, TransferLimits, Transports
 from tests.integration import test_transfer_grants as grants
 from tests.unit.transfer import test_transfer_conformance as conformance
 from tests.unit.transfer.conftest import PATIENT, Pair
@@ -20,10 +20,8 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
 
     def start(limits: TransferLimits) -> TransferEngine:
         engine = TransferEngine(
-            transports=("tcp",),
-            nixl="prefer",
+            transports=Transports(("tcp",), nixl="prefer", nixl_without_authentication=True),
             secret=b"cluster secret",
-            nixl_without_authentication=True,
             limits=limits,
         )
         engine.start()
@@ -43,7 +41,7 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
 
 @pytest.fixture
 def pair() -> Iterator[grants.Pair]:
-    yield from grants.pairs({"transports": ("tcp",), "nixl": "prefer"}, same_process=False)
+    yield from grants.pairs({"transports": Transports(("tcp",), nixl="prefer")}, same_process=False)
 
 
 def of_a_transport(module: Any, fixture: str) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from pinyon.transfer import (
     TransferRequest,
     TransferResult,
     TransferStatus,
+    Transports,
 )
-from pinyon.transfer.paths.roads import NIXL
+from pinyon.transfer.paths.reach import NIXL
 from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
@@ -94,7 +95,7 @@ def start_peer() -> Iterator[Callable[..., Peer]]:
 def engine() -> Iterator[TransferEngine]:
     if (reason := shm_available()) is not None:
         pytest.skip(f"no process may read another's memory: {reason}")
-    with TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as engine:
+    with TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as engine:
         engine.near = engine.register_local_memory(bytearray(1 << 20))  # type: ignore[attr-defined]
         yield engine
 

@@ -11,10 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pinyon.transfer import Access, Grant, InvalidTransfer, Opcode, Reason, TransferError, TransferLimitReached
+from pinyon.transfer import (
+    Access,
+    Grant,
+    InvalidTransfer,
+    Opcode,
+    Reason,
+    TransferError,
+    TransferLimitReached,
+    TransferLimits,
+)
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.segment import Range
-from pinyon.transfer.spans import merge_ranges
+from pinyon.transfer.types.segment import Range
+from pinyon.transfer.types.spans import merge_ranges
 from tests.long import usually
 
 SIZE = 48
@@ -37,7 +46,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.table = MemoryTable(8, max_grants=LIMIT, max_ranges=RANGES, clock=lambda: self.now)
+        self.table = MemoryTable(TransferLimits(max_grants=LIMIT, max_grant_ranges=RANGES), lambda: self.now)
         self.taken_back: list[Grant] = []
         self.table.on_revoke.append(self.taken_back.append)
         self.memories = [bytearray(SIZE) for _ in range(2)]
@@ -186,7 +195,7 @@ def test_merged_ranges_hold_the_same_bytes(opened: list[tuple[int, int]], where:
     "opened", [[], [(0, 0)], [(-1, 2)], [(0, SIZE + 1)], [(SIZE, 1)], [(0, 1), (SIZE - 1, 2)], [(0, 1 << 64)]]
 )
 def test_what_is_no_range_is_not_granted(opened: list[tuple[int, int]]) -> None:
-    table = MemoryTable(1)
+    table = MemoryTable()
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     with pytest.raises(InvalidTransfer) as wrong:
         table.grant(region, opened, Access.READ)
@@ -195,7 +204,7 @@ def test_what_is_no_range_is_not_granted(opened: list[tuple[int, int]]) -> None:
 
 
 def test_what_makes_no_sense_is_not_granted() -> None:
-    table = MemoryTable(1)
+    table = MemoryTable()
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     with pytest.raises(InvalidTransfer, match="right"):
         table.grant(region, [(0, 1)], Access.NONE)
@@ -208,7 +217,7 @@ def test_what_makes_no_sense_is_not_granted() -> None:
 
 
 def test_grants_that_were_revoked_before_their_time_are_forgotten() -> None:
-    table = MemoryTable(1)
+    table = MemoryTable()
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     for _ in range(2000):
         assert table.revoke_now(table.grant(region, [(0, 1)], Access.READ, 1e6))
@@ -217,7 +226,7 @@ def test_grants_that_were_revoked_before_their_time_are_forgotten() -> None:
 
 
 def test_revoking_waits_for_who_uses_it_and_ends_who_does_not_end() -> None:
-    table = MemoryTable(1)
+    table = MemoryTable()
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     used, other = (table.grant(region, [(at, 4)], Access.WRITE) for at in (0, 8))
     holder, aborted = object(), threading.Event()
@@ -239,7 +248,7 @@ def test_revoking_waits_for_who_uses_it_and_ends_who_does_not_end() -> None:
 
 def test_who_cannot_be_stopped_is_an_error() -> None:
     ticks = itertools.count(0.0, 10.0)  # nothing is waited for
-    table = MemoryTable(1, clock=lambda: next(ticks))
+    table = MemoryTable(clock=lambda: next(ticks))
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     grant = table.grant(region, [(0, 4)], Access.WRITE)
     holder = object()

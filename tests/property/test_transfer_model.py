@@ -18,16 +18,15 @@ from pinyon.transfer import (
     RegionDescriptor,
     SegmentDescriptor,
     Topology,
-    TransferEngine,
     TransferLimits,
     TransferRequest,
     TransferStatus,
     WireError,
 )
-from pinyon.transfer.limits import MAX_FRAME_BYTES
+from pinyon.transfer.chains.slicing import plan_chains, plan_one
 from pinyon.transfer.links import handshake
-from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES
 from tests.long import usually
 from tests.unit.transfer.conftest import PATIENT, VARIANTS
 from tests.unit.transfer.fake_nixl import fake_nixl
@@ -42,8 +41,7 @@ def pair(request: pytest.FixtureRequest):
     near, far = bytearray(SIZE), bytearray(SIZE)
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
-    arguments = {"transports": variant.transports, "limits": SMALL, **variant.arguments}
-    with fake_nixl(), TransferEngine(**arguments) as engine, TransferEngine(**arguments) as other:
+    with fake_nixl(), variant.engine(SMALL) as engine, variant.engine(SMALL) as other:
         server = engine if variant.same_process else other
         yield (
             engine,

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits
+from pinyon.transfer.types.path import Path, Tiers
 from tests.long import usually
 
 MIB = 1 << 20
@@ -643,22 +642,3 @@ def test_a_bounded_number_of_paths_is_remembered() -> None:
     assert len(paths.snapshot()) == 101  # what carries chains is never forgotten
     for n in range(100):
         paths.aborted(tier("tcp", f"n{n}-")[0], 1)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"pause_min_s": 0.0},
-        {"pause_min_s": 31.0},
-        {"pause_growth": 0.5},
-        {"pause_jitter": 1.0},
-        {"rate_weight": 0.0},
-        {"sample_bytes": 0},
-        {"tie": float("nan")},
-        {"prior_rates": {"tcp": 0.0}},
-    ],
-)
-def test_limits_are_checked(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidTransfer) as error:
-        PathLimits(**wrong)
-    assert error.value.field == next(iter(wrong))

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pinyon.transfer import WireError
-from pinyon.transfer.segment import KEY_BYTES
-from pinyon.transfer.spans import merge_ranges
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
+from pinyon.transfer.types.segment import KEY_BYTES
+from pinyon.transfer.types.spans import merge_ranges
 
 halves = st.builds(
     Half,

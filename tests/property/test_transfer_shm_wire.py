@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.transfer import WireError
-from pinyon.transfer.request import Reason
-from pinyon.transfer.spans import Spans, merge_ranges
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.wire import Place, RequestHead, Seal
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.spans import Spans, merge_ranges
 
 keys = st.binary(min_size=16, max_size=16)
 addresses = st.integers(0, (1 << 62) - 1)

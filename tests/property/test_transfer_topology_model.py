@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.host.inventory import GpuInfo, Inventory, NicInfo, NumaNode, pci_distance
-from pinyon.transfer.host.nic import Nic, check_nic, nic_from_dict, nic_to_dict
-from pinyon.transfer.host.topology import Topology, build_topology
+from pinyon.transfer.types.inventory import GpuInfo, Inventory, NicInfo, NumaNode, pci_distance
+from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.types.topology import Topology, build_topology
 
 NAMES = st.text(st.characters(exclude_characters=" /", codec="ascii", min_codepoint=33, max_codepoint=126), min_size=1)
 NAMES = NAMES.filter(lambda name: len(name) <= 64 and name not in (".", ".."))

@@ -13,10 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.host.discovery import TOPOLOGY_ENV, configured_topology, discover
-from pinyon.transfer.host.inventory import Inventory, NicInfo, choose_gid, usable_nics
-from pinyon.transfer.host.topology import Topology, build_topology
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.inventory import Inventory, NicInfo, choose_gid, usable_nics
+from pinyon.transfer.types.topology import Topology, build_topology
 
 __all__ = ["add_command", "topology"]
 

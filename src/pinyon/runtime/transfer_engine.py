@@ -18,15 +18,17 @@ from pinyon.runtime.settings import Address, ServiceSettings, is_loopback
 from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,
+    Network,
     Nic,
     PathStats,
     Topology,
     TransferEngine,
     TransferLimits,
     TransferStats,
+    Transports,
 )
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
-from pinyon.transfer.host.topology import build_topology
+from pinyon.transfer.types.topology import build_topology
 
 __all__ = ["TransferSettings", "register_transfer_metrics", "start_transfer_engine"]
 
@@ -91,16 +93,16 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
         engine = TransferEngine(
             host,
             port,
-            advertise_host=settings.advertise_host or None,
             secret=security.secret or None,
             tls=security.transfer_tls(),
-            nics=nics,
-            topology=topology,
-            transports=_transports(settings),
-            offer_shm=settings.offers_shm,
-            nixl=settings.transfer_nixl,
-            nixl_without_authentication=settings.transfer_nixl_without_authentication,
-            checksum=settings.transfer_checksum,
+            network=Network(nics, topology, settings.advertise_host or None),
+            transports=Transports(
+                _transports(settings),
+                offer_shm=settings.offers_shm,
+                nixl=settings.transfer_nixl,
+                nixl_without_authentication=settings.transfer_nixl_without_authentication,
+                checksum=settings.transfer_checksum,
+            ),
             limits=TransferLimits(spin_s=settings.transfer_spin_us / 1e6),
         )
     except InvalidTransfer as error:

@@ -1,89 +1,38 @@
 """The transfer engine: every byte of KV between processes (Mooncake §3.2.2, §3.2.3). See docs/transfer.md.
 
-The edges (engine, transports) load on first use, so a pure room that imports a value from here pulls in no socket.
-Type checkers read ``__init__.pyi``.
+Names load on first use, so a pure room that imports a value from here pulls in no socket. Type checkers read
+``__init__.pyi``.
 """
 
 from importlib import import_module
 from typing import Any
 
-from pinyon.transfer.errors import (
-    EngineClosed,
-    InvalidTransfer,
-    TransferCancelled,
-    TransferError,
-    TransferFailed,
-    TransferLimitReached,
-    TransferRefused,
-    TransferTimeout,
-    WireError,
-)
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import (
-    Opcode,
-    Reason,
-    TransferRequest,
-    TransferResult,
-    TransferStatus,
-    raise_for_failure,
-)
-from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
-from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
-
-__all__ = [
-    "LATENCY_BUCKETS_S",
-    "Access",
-    "EngineClosed",
-    "Grant",
-    "InvalidTransfer",
-    "Nic",
-    "Opcode",
-    "Path",
-    "PathStats",
-    "Reason",
-    "Region",
-    "RegionDescriptor",
-    "SegmentDescriptor",
-    "TlsContexts",
-    "TlsFiles",
-    "Topology",
-    "TransferCancelled",
-    "TransferEngine",
-    "TransferError",
-    "TransferFailed",
-    "TransferGroup",
-    "TransferHandle",
-    "TransferLimitReached",
-    "TransferLimits",
-    "TransferRefused",
-    "TransferRequest",
-    "TransferResult",
-    "TransferStats",
-    "TransferStatus",
-    "TransferTimeout",
-    "WireError",
-    "raise_for_failure",
-]
-
-_EDGES = {
-    "Access": "pinyon.transfer.memory.region",
-    "Grant": "pinyon.transfer.memory.grant",
-    "Region": "pinyon.transfer.memory.region",
-    "TlsContexts": "pinyon.transfer.links.tls",
-    "TlsFiles": "pinyon.transfer.links.tls",
-    "TransferEngine": "pinyon.transfer.engine",
-    "TransferGroup": "pinyon.transfer.group",
-    "TransferHandle": "pinyon.transfer.handle",
+_WHERE = {
+    "engine": "TransferEngine",
+    "group": "TransferGroup",
+    "handle": "TransferHandle",
+    "links.tls": "TlsContexts TlsFiles",
+    "memory.grant": "Grant",
+    "memory.region": "Access Region",
+    "types.errors": "EngineClosed InvalidTransfer TransferCancelled TransferError TransferFailed TransferLimitReached "
+    "TransferRefused TransferTimeout WireError",
+    "types.limits": "TransferLimits",
+    "types.nic": "Nic",
+    "types.options": "Network Transports",
+    "types.path": "Path",
+    "types.request": "Opcode Reason TransferRequest TransferResult TransferStatus raise_for_failure",
+    "types.segment": "RegionDescriptor SegmentDescriptor",
+    "types.stats": "LATENCY_BUCKETS_S PathStats TransferStats",
+    "types.topology": "Topology",
 }
+_MODULES = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    module = _EDGES.get(name)
-    if module is None:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value  # the next access does not come here
     return value

@@ -1,5 +1,10 @@
 from pinyon.transfer.engine import TransferEngine
-from pinyon.transfer.errors import (
+from pinyon.transfer.group import TransferGroup
+from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.links.tls import TlsContexts, TlsFiles
+from pinyon.transfer.memory.grant import Grant
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.types.errors import (
     EngineClosed,
     InvalidTransfer,
     TransferCancelled,
@@ -10,16 +15,11 @@ from pinyon.transfer.errors import (
     TransferTimeout,
     WireError,
 )
-from pinyon.transfer.group import TransferGroup
-from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.tls import TlsContexts, TlsFiles
-from pinyon.transfer.memory.grant import Grant
-from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import (
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.options import Network, Transports
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import (
     Opcode,
     Reason,
     TransferRequest,
@@ -27,8 +27,9 @@ from pinyon.transfer.request import (
     TransferStatus,
     raise_for_failure,
 )
-from pinyon.transfer.segment import RegionDescriptor, SegmentDescriptor
-from pinyon.transfer.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
+from pinyon.transfer.types.segment import RegionDescriptor, SegmentDescriptor
+from pinyon.transfer.types.stats import LATENCY_BUCKETS_S, PathStats, TransferStats
+from pinyon.transfer.types.topology import Topology
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -36,6 +37,7 @@ __all__ = [
     "EngineClosed",
     "Grant",
     "InvalidTransfer",
+    "Network",
     "Nic",
     "Opcode",
     "Path",
@@ -61,6 +63,7 @@ __all__ = [
     "TransferStats",
     "TransferStatus",
     "TransferTimeout",
+    "Transports",
     "WireError",
     "raise_for_failure",
 ]

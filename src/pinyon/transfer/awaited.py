@@ -6,17 +6,16 @@ import asyncio
 import weakref
 from collections.abc import Callable, Sequence
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, UNDER_WAY, Outcome
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, UNDER_WAY, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.request import Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.small import SMALL_BYTES, Trip
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.small import Trip
 from pinyon.transfer.submissions import Submissions
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
 __all__ = ["AwaitedTransfers"]
 
@@ -32,15 +31,13 @@ class AwaitedTransfers:
     """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
     no thread takes part. Local memory is touched by the loop's thread alone."""
 
-    def __init__(
-        self, submissions: Submissions, peers: Peers, limits: TransferLimits, meter: Meter, clock: Clock
-    ) -> None:
+    def __init__(self, context: EngineContext, submissions: Submissions, peers: Peers) -> None:
         self._submissions = submissions
         self._small = submissions.small
         self._peers = peers
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._waiting: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
         """Under way, with whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out,
         which is atomic, has its endpoint to himself, and puts it back or ends it."""
@@ -59,7 +56,7 @@ class AwaitedTransfers:
             if self._waiting.pop(trip, None) is None:
                 continue
             if gone:
-                self._small.lost(trip)
+                trip.endpoints.discard(trip.endpoint)
                 self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
                 self._small.disown(trip)
@@ -71,11 +68,8 @@ class AwaitedTransfers:
             self._meter.finished(status, reason, 1, self._clock() - trip.started)
 
     async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Move and wait; a task that is cancelled ends the transfer first.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Move and wait; a task that is cancelled ends the transfer first. Raises InvalidTransfer,
+        TransferLimitReached, EngineClosed."""
         if len(requests) == 1 and (timeout_s is None or timeout_s > 0) and not self._submissions.full:
             results = await self._short(requests[0], timeout_s)
             if results is not None:
@@ -124,7 +118,7 @@ class AwaitedTransfers:
             if not ours:
                 endpoint.close(hard=True)
                 raise
-            self._small.lost(trip)
+            trip.endpoints.discard(endpoint)
             if isinstance(error, asyncio.CancelledError):
                 self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
@@ -137,7 +131,7 @@ class AwaitedTransfers:
         if outcome is DONE:
             return small.arrived(trip)
         if outcome is None:
-            small.turned_back(trip)
+            trip.endpoints.release(endpoint)
             return None
         start = small.begin_again(trip, outcome, again, self._peers.submit)
         left_s = max(trip.deadline - self._clock(), 0.001)

@@ -7,40 +7,37 @@ from any thread unless said otherwise.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.transfer.awaited import AwaitedTransfers
-from pinyon.transfer.batches import Batches
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer
 from pinyon.transfer.group import TransferGroup
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.host.cores import available_cores
-from pinyon.transfer.host.host_id import host_id
-from pinyon.transfer.host.nic import Nic, check_nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.host.process import available_cores, host_id
 from pinyon.transfer.links.acceptor import Acceptor
-from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.paths.roads import MODES
-from pinyon.transfer.request import TransferRequest, TransferResult
-from pinyon.transfer.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
-from pinyon.transfer.stats import Meter, TransferStats
+from pinyon.transfer.registry import build_transports
 from pinyon.transfer.submissions import Submissions
-from pinyon.transfer.transports.registry import build_transports
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferError, TransferLimitReached
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.options import Network, Transports
+from pinyon.transfer.types.request import TransferRequest, TransferResult
+from pinyon.transfer.types.segment import BOOT_ID_BYTES, PeerId, SegmentDescriptor
+from pinyon.transfer.types.stats import TransferStats
 
 if TYPE_CHECKING:
     from pinyon.transfer.links.tls import TlsContexts
@@ -61,104 +58,64 @@ class TransferEngine:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        advertise_host: str | None = None,
         secret: bytes | None = None,
         tls: TlsContexts | None = None,
-        nics: Sequence[Nic] = (),
-        topology: Topology | None = None,
-        transports: Sequence[str] | None = None,
-        offer_shm: bool = True,
-        nixl: str = "off",
-        nixl_without_authentication: bool = False,
-        checksum: str = "on",
+        network: Network | None = None,
+        transports: Transports | Sequence[str] | None = None,
         limits: TransferLimits | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """
         Args:
             host: address to listen on; port 0 picks a free one.
-            advertise_host: what peers connect to, when it is not ``host`` (needed for 0.0.0.0). Prefer an address: the
-                time a resolver takes for a name is not bounded by our limits.
             secret: cluster secret. When given, both sides of every link must prove that they know it.
             tls: for mutually authenticated TLS on tcp links; the whole cluster has it or nobody. Its owner renews it.
-            nics: what large transfers are spread over, besides ``host``: tcp NICs are named as the interface and are
-                listened on (port 0 picks a free one); rdma NICs are named as the device. Empty: only ``host`` for tcp,
-                and all active devices for rdma.
-            topology: which NICs are near to which memory; None means all alike (see :mod:`.host.discovery`).
-            transports: which may be used to reach peers, best first, of ``local``, ``shm``, ``rdma``, ``tcp``. None:
-                those that work on this host. What is named here and does not work is an error.
-            offer_shm: whether processes of this host may use shared memory to reach this one, and it them.
-            nixl: "auto" or "prefer": READ by NIXL what is measured to be faster so, or all that can be; and let peers
-                read here by it. Another transport is needed beside it. "off": not at all.
-            nixl_without_authentication: NIXL opens connections of its own, which know neither the secret nor TLS: with
-                either it is refused unless this says that it may.
-            checksum: of tcp payloads: "on" or "off".
+            network: more NICs than ``host``, their topology, and what peers are told to connect to.
+            transports: how peers are reached; the names alone, best first, are enough.
             clock: monotonic seconds, which deadlines, pauses and measured rates go by.
 
         Raises:
             InvalidTransfer: a value that makes no sense, or a named transport that does not work here.
         """
-        if advertise_host is None and host in _WILDCARDS:
+        network = network or Network()
+        if not isinstance(transports, Transports):
+            transports = Transports(transports)
+        if network.advertise_host is None and host in _WILDCARDS:
             raise InvalidTransfer("listening on a wildcard address needs advertise_host", field="advertise_host")
         if secret is not None and not secret:
             raise InvalidTransfer("the cluster secret is empty", field="secret")
-        if nixl not in MODES:
-            raise InvalidTransfer(f"nixl is {', '.join(MODES)}; not {nixl!r}", field="nixl")
-        if nixl != "off" and (secret or tls) and not nixl_without_authentication:
+        if transports.nixl != "off" and (secret or tls) and not transports.nixl_without_authentication:
             raise InvalidTransfer(
                 "NIXL has connections of its own, which know neither TLS nor the cluster secret: whoever reaches them "
                 "may read this process's memory; --transfer-nixl-without-authentication says that this is wanted",
                 field="nixl",
             )
-        for nic in nics:
-            check_nic(nic._replace(port=1) if nic.transport == "tcp" and not nic.port else nic)
-        self.limits = limits or TransferLimits()
+        most = self.limits = limits or TransferLimits()
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
-        identity = Identity(self.boot_id, secret, tls)
+        self._memory = MemoryTable(most, clock)
+        context = EngineContext(self.boot_id, self._memory, most, secret, tls, clock=clock)
+        self._context = context
         self._host, self._port = host, port
-        self._advertise_host = advertise_host or host
-        self._topology = topology
-        most = self.limits
-        self._memory = MemoryTable(
-            most.max_regions, max_grants=most.max_grants, max_ranges=most.max_grant_ranges, clock=clock
-        )
-        self._meter = Meter()
-        made = (self._memory, self.limits, identity, self._meter, nics, transports, checksum, clock)
-        inside = is_loopback(host) and all(nic.transport == "tcp" and is_loopback(nic.address) for nic in nics)
-        built = build_transports(*made, offer_shm=offer_shm, nixl=nixl, loopback=inside)
+        self._network = network
+        inside = is_loopback(host) and all(nic.transport == "tcp" and is_loopback(nic.address) for nic in network.nics)
+        built = self._built = build_transports(context, transports, network.nics, loopback=inside)
         self._nics = built.nics
-        self._shm = built.shm
-        self._nixl = built.nixl
         self._host_id = host_id()
-        self._acceptor = Acceptor(identity, self.limits, self._meter, built.services, clock)
-        reach = Reach(
-            *(built.order, built.nics, topology, self.boot_id, self._host_id, self.limits, available_cores()), nixl
-        )
-        self._peers = Peers(
-            reach,
-            built.transports,
-            self._meter,
-            self._memory.staging.outbound,
-            random.Random(),
-            clock,
-            self._tend,
-        )
-        self._submissions = Submissions(self._memory, self._peers, reach.streams, self.limits, self._meter, clock)
-        self._awaited = AwaitedTransfers(self._submissions, self._peers, self.limits, self._meter, clock)
-        self._clock = clock
+        self._acceptor = Acceptor(context, built.services)
+        ours = network.topology, self.boot_id, self._host_id, most, available_cores()
+        reach = Reach(built.order, built.nics, *ours, transports.nixl)
+        self._peers = Peers(context, reach, built.transports, self._tend, random.Random())
+        self._submissions = Submissions(context, self._peers, reach.streams)
+        self._awaited = AwaitedTransfers(context, self._submissions, self._peers)
         self._lock = threading.Lock()
-        self._batches = Batches(most.max_batches)
+        self._batches: dict[int, TransferHandle] = {}
+        self._batch_ids = itertools.count(1)
         self._state = "new"
 
     # --- life ---
 
     def start(self) -> None:
-        """Bind and serve.
-
-        Raises:
-            EngineClosed: started before.
-            OSError: the address cannot be had.
-        """
+        """Bind and serve. Raises EngineClosed: started before; OSError: the address cannot be had."""
         with self._lock:
             if self._state != "new":
                 raise EngineClosed("an engine starts once")
@@ -188,8 +145,8 @@ class TransferEngine:
                 nic = nic._replace(port=self._port if same else self._acceptor.listen(nic.address, nic.port))
             bound.append(nic)
         self._nics = tuple(bound)
-        if self._shm:
-            self._acceptor.listen_unix(self._shm)
+        if self._built.shm:
+            self._acceptor.listen_unix(self._built.shm)
 
     def close(self) -> None:
         """End everything: requests in flight end as CANCELLED, connections are closed, threads joined. Idempotent.
@@ -212,9 +169,7 @@ class TransferEngine:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- memory ---
@@ -279,11 +234,8 @@ class TransferEngine:
     def revoke(self, grant: Grant) -> None:
         """Take a grant back; on return no peer reads or writes anything by its key any more. Idempotent.
 
-        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile.
-
-        Raises:
-            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
-        """
+        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile. Raises
+        TransferError: an operation could not be stopped (a defect): the memory must not be reused."""
         self._memory.revoke(grant, self.limits.stall_s)
 
     async def revoke_async(self, grant: Grant) -> None:
@@ -303,15 +255,15 @@ class TransferEngine:
             regions = [one for one in self._memory.regions() if one.access is not Access.NONE]
         published = tuple(one.descriptor() for one in regions)
         return SegmentDescriptor(
-            self._advertise_host,
+            self._network.advertise_host or self._host,
             self._port,
             self.boot_id,
             published,
             self._nics,
-            self._topology,
-            self._shm,
+            self._network.topology,
+            self._built.shm,
             self._host_id,
-            self._nixl,
+            self._built.nixl,
         )
 
     def drop_peer(self, boot_id: bytes) -> bool:
@@ -327,70 +279,65 @@ class TransferEngine:
     # --- Listing 1 ---
 
     def allocate_batch_id(self, size: int) -> int:
-        """Room for ``size`` requests; give it back by ``free_batch_id``.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached
-        """
+        """Room for ``size`` requests; give it back by ``free_batch_id``. Raises InvalidTransfer,
+        TransferLimitReached."""
         if not 0 < size <= self.limits.max_batch_requests:
             raise InvalidTransfer(f"a batch holds 1 to {self.limits.max_batch_requests} requests", field="size")
-        return self._batches.add(self._submissions.new_handle(size))
+        handle = self._submissions.new_handle(size)
+        with self._lock:
+            if len(self._batches) >= self.limits.max_batches:
+                raise TransferLimitReached(f"{self.limits.max_batches} batches are allocated")
+            batch_id = next(self._batch_ids)
+            self._batches[batch_id] = handle
+        return batch_id
 
     def submit_transfer(
         self, batch_id: int, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> None:
         """Start requests in the batch's next places. Does not block. All or none are accepted.
 
-        ``timeout_s`` replaces the total deadline, which else scales with the bytes.
-
-        Raises:
-            InvalidTransfer: an unknown batch, or a request that makes no sense (``field`` says which).
-            TransferLimitReached, EngineClosed
-        """
-        self._submissions.submit(self._batches.get(batch_id), requests, timeout_s)
+        ``timeout_s`` replaces the total deadline, which else scales with the bytes. Raises InvalidTransfer: an unknown
+        batch, or a request that makes no sense (``field`` says which); TransferLimitReached, EngineClosed."""
+        self._submissions.submit(self._batch(batch_id), requests, timeout_s)
 
     def get_transfer_status(self, batch_id: int, index: int) -> TransferResult:
-        """The state of one request.
-
-        Raises:
-            InvalidTransfer: an unknown batch or index.
-        """
-        handle = self._batches.get(batch_id)
+        """The state of one request. Raises InvalidTransfer: an unknown batch or index."""
+        handle = self._batch(batch_id)
         result = handle.result(index)
         if not result.status.is_final and handle.done:  # ``done`` ends what is overdue
             result = handle.result(index)
         return result
 
     def free_batch_id(self, batch_id: int) -> None:
-        """
-        Raises:
-            InvalidTransfer: an unknown batch.
-            TransferError: requests are still in flight.
-        """
-        self._batches.free(batch_id)
+        """Raises InvalidTransfer: an unknown batch; TransferError: requests are still in flight."""
+        handle = self._batch(batch_id)
+        if not handle.done and not handle.final:  # whoever saw the last status may free the batch
+            raise TransferError("requests of the batch are still in flight")
+        with self._lock:
+            self._batches.pop(batch_id, None)
+
+    def _batch(self, batch_id: int) -> TransferHandle:
+        handle = self._batches.get(batch_id)
+        if handle is None:
+            raise InvalidTransfer(f"no batch {batch_id}", field="batch_id")
+        return handle
 
     # --- beyond Listing 1 ---
 
     def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
-        """Start requests and return at once; the handle can be waited for, awaited, polled or called back.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Start requests and return at once; the handle can be waited for, awaited, polled or called back. Raises
+        InvalidTransfer, TransferLimitReached, EngineClosed."""
         handle = self._submissions.new_handle(len(requests))
         self._submissions.submit(handle, requests, timeout_s)
         return handle
 
     def group(self) -> TransferGroup:
         """An empty group of submissions that are awaited together."""
-        return TransferGroup(self.submit, self._clock)
+        return TransferGroup(self.submit, self._context.clock)
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
         """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         return self._submissions.transfer(requests, timeout_s)
 
     async def transfer_async(
@@ -403,8 +350,9 @@ class TransferEngine:
         """A snapshot of the counters."""
         batches, requests = self._submissions.in_flight()
         outbound, inbound = self._peers.endpoints, self._acceptor.links
-        with self._meter.lock:
-            return self._meter.snapshot(
+        meter = self._context.meter
+        with meter.lock:
+            return meter.snapshot(
                 batches=batches, requests=requests, outbound=outbound, inbound=inbound, grants=self._memory.grants
             )
 

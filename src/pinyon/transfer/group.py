@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.request import TransferRequest, TransferResult
+from pinyon.transfer.types.request import TransferRequest, TransferResult
 
 __all__ = ["TransferGroup"]
 

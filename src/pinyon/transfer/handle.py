@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.batch import BatchState
-from pinyon.transfer.chain import LATE, Chain, Outcome
-from pinyon.transfer.request import Reason, TransferResult, TransferStatus
+from pinyon.transfer.chains.batch import BatchState
+from pinyon.transfer.chains.chain import LATE, Chain, Outcome
+from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
 __all__ = ["TransferHandle"]
 
@@ -115,10 +115,7 @@ class TransferHandle:
             return self._state.results()
 
     def result(self, index: int) -> TransferResult:
-        """
-        Raises:
-            InvalidTransfer: no such index.
-        """
+        """Raises InvalidTransfer: no such index."""
         with self._lock:
             return self._state.result(index)
 

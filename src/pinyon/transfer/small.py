@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LATE, SHUTDOWN, Chain, Outcome
-from pinyon.transfer.errors import EngineClosed
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
-from pinyon.transfer.links.endpoints import EXPECTED, failure_of
+from pinyon.transfer.links.endpoints import EXPECTED, Endpoints, failure_of
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import EngineClosed
+from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
-__all__ = ["SMALL_BYTES", "InlineCall", "SmallTransfers", "Trip"]
-
-SMALL_BYTES = 64 << 10
-"""Of a request that needs no pin: its bytes are copied while the table of memory is locked."""
+__all__ = ["InlineCall", "SmallTransfers", "Trip"]
 
 
 class InlineCall:
@@ -71,7 +68,7 @@ def results_of(chain: Chain, outcome: Outcome) -> list[TransferResult]:
 class Trip:
     """One request on the short way, with the endpoint that it has to itself."""
 
-    __slots__ = ("deadline", "endpoint", "peer", "region", "request", "started", "way")
+    __slots__ = ("deadline", "endpoint", "endpoints", "peer", "region", "request", "started", "way")
 
     def __init__(
         self,
@@ -79,6 +76,7 @@ class Trip:
         region: Region,
         peer: Peer,
         way: ShortWay,
+        endpoints: Endpoints[Any],
         endpoint: Endpoint,
         started: float,
         deadline: float,
@@ -87,6 +85,8 @@ class Trip:
         self.region = region
         self.peer = peer
         self.way = way
+        self.endpoints = endpoints
+        """Where it came from: given back, or struck off, when the trip is over."""
         self.endpoint = endpoint
         self.started = started
         self.deadline = deadline
@@ -95,21 +95,14 @@ class Trip:
 class SmallTransfers:
     """Those that are under way. Thread-safe."""
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        peers: Peers,
-        limits: TransferLimits,
-        meter: Meter,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, context: EngineContext, peers: Peers) -> None:
         self.running = False
         """The engine takes requests."""
-        self._memory = memory
+        self._memory = context.memory
         self._peers = peers
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        limits = self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._most_bytes = min(limits.stripe_min_bytes, limits.max_frame_bytes)
         """What is larger may be more than one chain."""
         self._chains: dict[Chain, int] = {}
@@ -127,14 +120,9 @@ class SmallTransfers:
         self, request: TransferRequest, timeout_s: float | None, queued_bytes: int, most_bytes: int
     ) -> Trip | None:
         """Check one request and take an endpoint that lies ready. Here every call shows in the latency.
-
-        Args:
-            queued_bytes: what the engine has to do besides, for the deadline.
-
-        Returns:
-            What is :meth:`arrived` or :meth:`begin_again` later. None: nothing was done, it has to go the long way,
-            which also says what is wrong with it.
-        """
+        ``queued_bytes``: what the engine has to do besides, for the deadline. Returns what is :meth:`arrived` or
+        :meth:`begin_again` later. None: nothing was done, it has to go the long way, which also says what is wrong with
+        it."""
         opcode, local, local_offset, remote, key, remote_offset, length = request
         region = self._memory.get(local)
         if (
@@ -158,13 +146,14 @@ class SmallTransfers:
         way = peer.short_way(remote, region.location, there, opcode, length)
         if way is None or way.endpoints is None or length > way.most_bytes:
             return None
-        endpoint: Endpoint | None = way.endpoints.lend(way.key)
+        endpoints = way.endpoints
+        endpoint: Endpoint | None = endpoints.lend(way.key)
         if endpoint is None:
             return None
         peer.last_used = started = self._clock()
         budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(length + queued_bytes)
         self._peers.moving[endpoint] = way.path
-        return Trip(request, region, peer, way, endpoint, started, started + budget_s)
+        return Trip(request, region, peer, way, endpoints, endpoint, started, started + budget_s)
 
     def move(self, request: TransferRequest, timeout_s: float | None, queued_bytes: int) -> list[TransferResult] | None:
         """One request by the short way: over an endpoint that lies ready, in this thread, without a chain, for as long
@@ -184,8 +173,8 @@ class SmallTransfers:
                 outcome = endpoint.move(opcode, region, local_offset, key, remote_offset, length, trip.deadline)
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
-        except BaseException:  # Ctrl-C, or a defect
-            self.lost(trip)
+        except BaseException:  # Ctrl-C, or a defect: nobody knows how far it came
+            trip.endpoints.discard(endpoint)
             raise
         finally:
             if pinned:
@@ -194,36 +183,24 @@ class SmallTransfers:
         if outcome is DONE:
             return self.arrived(trip)
         if outcome is None:
-            self.turned_back(trip)
+            trip.endpoints.release(endpoint)
             return None
         go_on = self.begin_again(trip, outcome, again, self._peers.run)
         return self._run(self._plan(request, region), {request.local: region}, trip.started, trip.deadline, go_on)
 
     def arrived(self, trip: Trip) -> list[TransferResult]:
         """All of it was moved."""
-        way, request = trip.way, trip.request
-        assert way.endpoints is not None
-        way.endpoints.release(trip.endpoint)
+        request = trip.request
+        trip.endpoints.release(trip.endpoint)
         elapsed_s = self._clock() - trip.started
         meter = self._meter
         with meter.lock:
-            meter.went_short(way.path, request.opcode, request.length, elapsed_s)
+            meter.went_short(trip.way.path, request.opcode, request.length, elapsed_s)
         return [TransferResult(TransferStatus.COMPLETED, request.length)]
-
-    def turned_back(self, trip: Trip) -> None:
-        """Nothing was done, as when the way is shut."""
-        assert trip.way.endpoints is not None
-        trip.way.endpoints.release(trip.endpoint)
-
-    def lost(self, trip: Trip) -> None:
-        """Its caller does not go on, nobody knows how far it came."""
-        assert trip.way.endpoints is not None
-        trip.way.endpoints.discard(trip.endpoint)
 
     def disown(self, trip: Trip) -> None:
         """Its caller has not gone on for too long; if he does, he closes the endpoint."""
-        assert trip.way.endpoints is not None
-        trip.way.endpoints.disown(trip.endpoint)
+        trip.endpoints.disown(trip.endpoint)
 
     def begin_again(
         self, trip: Trip, outcome: Outcome, again: bool, start: Callable[[Chain], None]
@@ -233,9 +210,9 @@ class SmallTransfers:
         way, endpoint, peer = trip.way, trip.endpoint, trip.peer
         fence = 0
         if outcome is SHUTDOWN or outcome.status is TransferStatus.COMPLETED:
-            self.turned_back(trip)
+            trip.endpoints.release(endpoint)
         else:
-            self.lost(trip)
+            trip.endpoints.discard(endpoint)
             if trip.request.opcode is Opcode.WRITE:
                 fence = endpoint.link.id
         fresh = outcome is SHUTDOWN or (again and not endpoint.aborted)
@@ -260,10 +237,7 @@ class SmallTransfers:
 
     def run(self, plan: ChainPlan, regions: dict[bytes, Region], budget_s: float) -> list[TransferResult]:
         """Several requests, or one that cannot go the short way, as one chain, whose slice i is all of request i.
-
-        Raises:
-            EngineClosed
-        """
+        Raises EngineClosed."""
         if not self.running:
             raise EngineClosed("the engine is not running")
         now = self._clock()

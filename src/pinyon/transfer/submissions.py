@@ -6,19 +6,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import SHUTDOWN, Chain
-from pinyon.transfer.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.chains.chain import SHUTDOWN, Chain
+from pinyon.transfer.chains.slicing import plan_chains, plan_one
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
-from pinyon.transfer.segment import KEY_BYTES, SegmentDescriptor
-from pinyon.transfer.slicing import plan_chains, plan_one
 from pinyon.transfer.small import SmallTransfers
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
 __all__ = ["Submissions"]
 
@@ -29,26 +26,18 @@ class Submissions:
     Nothing is accepted before ``open`` and after ``close``.
     """
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        peers: Peers,
-        streams: Callable[[SegmentDescriptor], int],
-        limits: TransferLimits,
-        meter: Meter,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, context: EngineContext, peers: Peers, streams: Callable[[SegmentDescriptor], int]) -> None:
         """``streams``: how many NICs a peer's chains are spread over."""
-        self._memory = memory
+        self._memory = context.memory
         self._peers = peers
         self._streams = streams
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._lock = threading.Lock()
         self._closed = False
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
-        self.small = SmallTransfers(memory, peers, limits, meter, clock)
+        self.small = SmallTransfers(context, peers)
         self._inflight_requests = 0
         self._queued_bytes = 0
 
@@ -77,11 +66,7 @@ class Submissions:
         return TransferHandle(size, self._chain_done, self._clock)
 
     def submit(self, handle: TransferHandle, requests: Sequence[TransferRequest], timeout_s: float | None) -> None:
-        """Does not block.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Does not block. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         regions, lengths = self._prepare(requests, timeout_s)
         self._start(handle, requests, regions, lengths, timeout_s)
 
@@ -96,22 +81,15 @@ class Submissions:
         return self._inflight_requests >= self._limits.max_inflight_requests
 
     def take_up(self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None]) -> TransferHandle:
-        """What the short way has begun, as one chain that ``start`` makes go on. Does not block.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """What the short way has begun, as one chain that ``start`` makes go on. Does not block. Raises
+        InvalidTransfer, TransferLimitReached, EngineClosed."""
         handle = self.new_handle(1)
         regions, lengths = self._prepare([request], timeout_s)
         self._start(handle, [request], regions, lengths, timeout_s, start=start)
         return handle
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Blocks until all have ended.
-
-        Raises:
-            InvalidTransfer, TransferLimitReached, EngineClosed
-        """
+        """Blocks until all have ended. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
             raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
         if len(requests) == 1 and (timeout_s is None or timeout_s > 0):

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
-from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.transport import RdmaTransport
+from pinyon.transfer.types.path import Path
 from tests.rdma.inside import rdma_peer
 from tests.rdma.inside.rdma_nics import rdma_nic
 
@@ -40,10 +39,9 @@ class HostA:
     """An initiator on rxe_a0 and rxe_a1."""
 
     def __init__(self, limits: TransferLimits = LIMITS, secret: bytes | None = SECRET) -> None:
-        self.memory = MemoryTable(limits.max_regions)
-        identity = Identity(secrets.token_bytes(16), secret)
+        self.memory = MemoryTable()
         nics = {nic.name: nic for nic in (rdma_nic("a0"), rdma_nic("a1"))}
-        self.transport = RdmaTransport(self.memory, limits, identity, Meter(), nics)
+        self.transport = RdmaTransport(EngineContext(secrets.token_bytes(16), self.memory, limits, secret), nics)
         self.chains: list[Chain] = []
 
     def register(self, buffer: bytearray) -> Region:

@@ -13,7 +13,7 @@ from multiprocessing.context import ForkProcess
 
 import xxhash
 
-from pinyon.transfer import Access, TransferEngine
+from pinyon.transfer import Access, Network, TransferEngine
 from pinyon.transfer.transports.rdma import server  # noqa: F401 - what the engine imports at its start
 from tests.rdma.inside.rdma_nics import rdma_nic
 
@@ -54,7 +54,9 @@ def _serve(asked: Connection) -> None:
         size, secret = asked.recv()
     except EOFError:
         return
-    with TransferEngine(nics=[rdma_nic("b0"), rdma_nic("b1")], secret=secret, transports=("rdma",)) as engine:
+    with TransferEngine(
+        network=Network([rdma_nic("b0"), rdma_nic("b1")]), secret=secret, transports=("rdma",)
+    ) as engine:
         buffers = [bytearray(b"\x5a") * size for _ in ACCESS]
         regions = [
             engine.register_local_memory(buffer, access=access) for buffer, access in zip(buffers, ACCESS, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinyon.transfer import TransferEngine, TransferLimits
+from pinyon.transfer import Network, TransferEngine, TransferLimits
 from tests.property import test_transfer_model as model
 from tests.rdma.inside.rdma_nics import rdma_nic
 from tests.unit.transfer import test_transfer_conformance as conformance
@@ -17,7 +17,7 @@ from tests.unit.transfer.conftest import PATIENT, Pair
 
 def start(host: str, limits: TransferLimits) -> TransferEngine:
     nics = [rdma_nic(f"{host}0"), rdma_nic(f"{host}1")]
-    engine = TransferEngine(nics=nics, transports=("rdma",), secret=b"cluster secret", limits=limits)
+    engine = TransferEngine(network=Network(nics), transports=("rdma",), secret=b"cluster secret", limits=limits)
     engine.start()
     return engine
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pinyon.transfer import Access, Grant, Opcode, Reason, Region, TransferEngine, TransferStatus
+from pinyon.transfer import Access, Grant, Network, Opcode, Reason, Region, TransferEngine, TransferStatus
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.wire import RegionGrant
 from tests.rdma.inside.rdma_hosts import LIMITS, RAIL_0, SECRET, HostA, eventually, resources
@@ -25,7 +25,7 @@ class Server:
     def __init__(self) -> None:
         self.ahead_s = 0.0
         self.engine = TransferEngine(
-            nics=[rdma_nic("b0"), rdma_nic("b1")],
+            network=Network([rdma_nic("b0"), rdma_nic("b1")]),
             secret=SECRET,
             transports=("rdma",),
             limits=LIMITS,

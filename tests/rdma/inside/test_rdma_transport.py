@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import xxhash
 
-from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
-from pinyon.transfer.chain import Outcome
-from pinyon.transfer.path import Path
+from pinyon.transfer import Access, Network, Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
+from pinyon.transfer.chains.chain import Outcome
+from pinyon.transfer.links import acceptor
 from pinyon.transfer.transports.rdma import server as rdma_server
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
+from pinyon.transfer.types.path import Path
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (
     GENEROUS_S,
@@ -186,10 +187,12 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
 
 
 def test_the_peer_evicts_what_rests_and_the_initiator_does_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_server, "REST_S", 0.3)
+    monkeypatch.setattr(acceptor, "REST_S", 0.3)
     limits = replace(LIMITS, max_inbound=1)
     far = pattern(4096, 6)
-    with TransferEngine(nics=[rdma_nic("b0")], secret=SECRET, limits=limits, transports=("rdma",)) as server:
+    with TransferEngine(
+        network=Network([rdma_nic("b0")]), secret=SECRET, limits=limits, transports=("rdma",)
+    ) as server:
         key = server.register_local_memory(far).key
         segment = server.descriptor()
         hosts = [HostA(), HostA()]
@@ -316,7 +319,9 @@ def test_silence_on_the_wire_is_found_by_the_nics_retries(
             answering.append(self)
 
     monkeypatch.setattr(rdma_server, "QueuePair", Recorded)
-    with TransferEngine(nics=[rdma_nic("b0")], secret=SECRET, limits=LIMITS, transports=("rdma",)) as server:
+    with TransferEngine(
+        network=Network([rdma_nic("b0")]), secret=SECRET, limits=LIMITS, transports=("rdma",)
+    ) as server:
         move = (host_a.register(bytearray(4096)).key, 0, server.register_local_memory(bytearray(4096)).key, 0, 4096)
         assert host_a.run(server.descriptor(), opcode, [move]) == COMPLETED
         answering[0].close()
@@ -369,7 +374,7 @@ def test_the_engine_completes_everything_while_nics_go_and_come(host_b: HostB) -
     nics = [rdma_nic("a0"), rdma_nic("a1")]
     near, back = bytearray(SIZE), bytearray(SIZE)
     key = host_b.keys[0]
-    with TransferEngine(nics=nics, secret=SECRET, limits=LIMITS, transports=("rdma",)) as engine:
+    with TransferEngine(network=Network(nics), secret=SECRET, limits=LIMITS, transports=("rdma",)) as engine:
         source, target = engine.register_local_memory(near), engine.register_local_memory(back)
         step = SIZE // 64
 

@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from pinyon.transfer import Nic, Opcode, Region, SegmentDescriptor, TransferEngine, TransferLimits, TransferRequest
+from pinyon.transfer import (
+    Network,
+    Nic,
+    Opcode,
+    Region,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferLimits,
+    TransferRequest,
+    Transports,
+)
 from pinyon.transfer.transports.shm.transport import shm_available
 from tests.forks import forked, until_stopped
 from tests.unit.transfer.fake_device import fake_device
@@ -58,6 +68,11 @@ class Variant(NamedTuple):
     same_process: bool = False
     on_device: str = ""
     """Which memory is a device's: "near", "far", "near far"."""
+    ways: dict[str, Any] = {}  # noqa: RUF012
+    """Of ``Transports``, besides the names."""
+
+    def engine(self, limits: TransferLimits) -> TransferEngine:
+        return TransferEngine(transports=Transports(self.transports, **self.ways), limits=limits, **self.arguments)
 
     def skip_if_it_cannot_be(self) -> None:
         if "shm" in self.transports and (reason := shm_available()) is not None:
@@ -72,16 +87,18 @@ VARIANTS = {
     "shm-secret": Variant(("shm",), {"secret": b"cluster secret"}),
     "tcp": Variant(("tcp",)),
     "tcp-secret": Variant(("tcp",), {"secret": b"cluster secret"}),
-    "tcp-checksum": Variant(("tcp",), {"checksum": "on"}),
-    "tcp-nics": Variant(("tcp",), {"nics": RAILS}),
+    "tcp-checksum": Variant(("tcp",), ways={"checksum": "on"}),
+    "tcp-nics": Variant(("tcp",), {"network": Network(RAILS)}),
     "local-near-device": Variant(("local",), same_process=True, on_device="near"),
     "local-far-device": Variant(("local",), same_process=True, on_device="far"),
     "tcp-near-device": Variant(("tcp",), on_device="near"),
-    "tcp-far-device": Variant(("tcp",), {"checksum": "on"}, on_device="far"),
+    "tcp-far-device": Variant(("tcp",), ways={"checksum": "on"}, on_device="far"),
     "tcp-devices": Variant(("tcp",), on_device="near far"),
     "auto-devices": Variant(("local", "shm", "tcp"), on_device="near far"),
-    "nixl": Variant(("tcp",), {"nixl": "prefer", "secret": b"cluster secret", "nixl_without_authentication": True}),
-    "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "nics": RAILS}),
+    "nixl": Variant(
+        ("tcp",), {"secret": b"cluster secret"}, ways={"nixl": "prefer", "nixl_without_authentication": True}
+    ),
+    "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "network": Network(RAILS)}),
 }
 
 
@@ -106,7 +123,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     engines: list[TransferEngine] = []
 
     def start(limits: TransferLimits) -> TransferEngine:
-        engine = TransferEngine(transports=variant.transports, limits=limits, **variant.arguments)
+        engine = variant.engine(limits)
         engine.start()
         engines.append(engine)
         return engine

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pinyon.transfer.memory import dlpack
+from pinyon.transfer.memory.buffers import DRIVERS
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.drivers import add_driver, remove_driver
 
 DEVICE_TYPE = 12  # kDLExtDev
 _BASE = 1 << 52  # in no process's address space
@@ -92,11 +92,11 @@ class FakeDriver:
 @contextmanager
 def fake_device() -> Iterator[FakeDriver]:
     driver = FakeDriver()
-    add_driver(DEVICE_TYPE, driver)
+    DRIVERS[DEVICE_TYPE] = driver
     try:
         yield driver
     finally:
-        remove_driver(DEVICE_TYPE)
+        del DRIVERS[DEVICE_TYPE]
 
 
 _alive: dict[int, Any] = {}

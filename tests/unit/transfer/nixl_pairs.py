@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pinyon.transfer import TransferEngine
+from pinyon.transfer import TransferEngine, Transports
 from tests.unit.transfer.conftest import PATIENT, Pair
 
 
@@ -13,7 +13,7 @@ from tests.unit.transfer.conftest import PATIENT, Pair
 def nixl_pair(far: bytes) -> Iterator[Pair]:
     """Two engines, the second of which has that much memory: what the first READs goes by NIXL, what it WRITEs by
     tcp."""
-    engine, server = (TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) for _ in range(2))
+    engine, server = (TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) for _ in range(2))
     with engine, server:
         here, there = bytearray(len(far)), bytearray(far)
         local, remote = engine.register_local_memory(here), server.register_local_memory(there)

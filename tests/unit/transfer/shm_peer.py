@@ -10,10 +10,9 @@ import threading
 
 from pinyon.transfer import Access, SegmentDescriptor, TransferLimits
 from pinyon.transfer.links.acceptor import Acceptor
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm.transport import ShmTransport
 
 GOOD, BAD = 0x11, 0xEE
@@ -41,14 +40,15 @@ def reuse(memory: MemoryTable, buffer: bytearray) -> None:
 
 def main(arguments: list[str]) -> None:
     size, secret = int(arguments[0]), arguments[1].encode() or None
-    limits, identity, meter = PATIENT, Identity(os.urandom(16), secret), Meter()
-    memory = MemoryTable(limits.max_regions)
-    transport = ShmTransport(memory, limits, identity, meter)
-    acceptor = Acceptor(identity, limits, meter, {Service.SHM: transport.service})
+    memory = MemoryTable()
+    context = EngineContext(os.urandom(16), memory, PATIENT, secret)
+    meter = context.meter
+    transport = ShmTransport(context)
+    acceptor = Acceptor(context, {Service.SHM: transport.service})
     acceptor.listen_unix(transport.address)
     buffer = bytearray(b"\x5a") * size
     region = memory.register(buffer, "cpu:0", Access.READ_WRITE)
-    segment = SegmentDescriptor("127.0.0.1", 1, identity.boot_id, (region.descriptor(),), shm=transport.address)
+    segment = SegmentDescriptor("127.0.0.1", 1, context.boot_id, (region.descriptor(),), shm=transport.address)
     print(json.dumps(segment.to_dict()), flush=True)
     for line in sys.stdin:
         command, *arguments = json.loads(line)

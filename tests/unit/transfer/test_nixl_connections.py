@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from pinyon.transfer import Opcode, TransferEngine, TransferRequest
-from pinyon.transfer.paths.roads import NIXL
+from pinyon.transfer import Opcode, TransferEngine, TransferRequest, Transports
+from pinyon.transfer.paths.reach import NIXL
 from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlError
@@ -203,7 +203,7 @@ def test_what_is_remembered_of_attempts_is_bounded(monkeypatch: pytest.MonkeyPat
 def test_endpoints_share_their_buffers(pair: Pair, fake: FakeNixl) -> None:
     with ExitStack() as stack:
         for _ in range(4):
-            server = stack.enter_context(TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT))
+            server = stack.enter_context(TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT))
             far = server.register_local_memory(bytearray(b"r" * SIZE))
             request = TransferRequest(READ, pair.local.key, 0, server.descriptor(), far.key, 0, SIZE)
             assert pair.engine.transfer([request])[0].ok

@@ -19,7 +19,8 @@ import pytest
 from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferResult, TransferStatus
 from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
-from pinyon.transfer.small import SMALL_BYTES, Trip
+from pinyon.transfer.memory.table import SMALL_BYTES
+from pinyon.transfer.small import Trip
 from tests.tls_files import TestAuthority
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pinyon.transfer import InvalidTransfer, TransferError
+from pinyon.transfer.memory.buffers import DRIVERS
 from pinyon.transfer.memory.device import DeviceError
-from pinyon.transfer.memory.drivers import driver_of
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.table import MemoryTable
 from tests.unit.transfer.fake_device import DEVICE_TYPE, Tensor, fake_device
@@ -33,7 +33,7 @@ class OnlyDlpack:
 
 @contextmanager
 def registered(buffer: object, location: str | None = None) -> Iterator[Region]:
-    table = MemoryTable(10)
+    table = MemoryTable()
     region = table.register(buffer, location, Access.READ_WRITE)
     yield region
     table.unregister(region, 0.0)
@@ -100,7 +100,7 @@ def test_tensors_that_make_no_sense_are_refused_and_freed(arguments, words) -> N
     memory = bytearray(64)
     tensor = Tensor.over(memory, **arguments)
     with fake_device(), pytest.raises(InvalidTransfer, match=words) as caught:
-        MemoryTable(10).register(tensor, None, Access.READ)
+        MemoryTable().register(tensor, None, Access.READ)
     assert caught.value.field == "buffer"
     del caught
     gc.collect()
@@ -118,12 +118,12 @@ def test_what_cannot_be_exported_says_why() -> None:
 
     for kind, words in ((Broken, "gradient"), (Used, "capsule")):
         with pytest.raises(InvalidTransfer, match=words):
-            MemoryTable(10).register(kind.over(bytearray(8)), None, Access.READ)
+            MemoryTable().register(kind.over(bytearray(8)), None, Access.READ)
     frozen = np.zeros(8)
     frozen.setflags(write=False)
     for nothing in (7, "text", b"read-only", bytearray(), frozen, OnlyDlpack(frozen), np.zeros((4, 4))[:, 1], None):
         with pytest.raises(InvalidTransfer) as caught:
-            MemoryTable(10).register(nothing, None, Access.READ)
+            MemoryTable().register(nothing, None, Access.READ)
         assert caught.value.field == "buffer"
 
 
@@ -135,7 +135,7 @@ def test_a_consumed_capsule_is_not_consumed_again() -> None:
         def __dlpack__(self, stream: object = None, **arguments: object) -> object:
             return capsules[0]
 
-    table = MemoryTable(10)
+    table = MemoryTable()
     region = table.register(Twice.over(bytearray(8)), None, Access.READ)
     with pytest.raises(InvalidTransfer, match="unused"):
         table.register(Twice.over(bytearray(8)), None, Access.READ)
@@ -150,7 +150,7 @@ def test_a_capsule_without_deleter() -> None:
 
 
 def test_a_tensor_lives_until_its_region_is_unregistered() -> None:
-    table = MemoryTable(10)
+    table = MemoryTable()
     array = np.zeros(100)
     gone = weakref.ref(array)
     region = table.register(OnlyDlpack(array), None, Access.READ)
@@ -168,7 +168,7 @@ def test_a_tensor_lives_until_its_region_is_unregistered() -> None:
 
 def test_a_region_that_nobody_unregisters_frees_its_tensor_when_it_is_collected() -> None:
     tensor = Tensor.over(bytearray(8))
-    table = MemoryTable(10)
+    table = MemoryTable()
     table.register(tensor, None, Access.READ)
     del table
     gc.collect()
@@ -206,7 +206,7 @@ def test_device_memory_is_a_region_without_a_view() -> None:
             assert region.location == "rack:7"
         tensor = driver.tensor(memory)
         with pytest.raises(InvalidTransfer) as caught:
-            MemoryTable(10).register(tensor, "cpu:0", Access.READ)
+            MemoryTable().register(tensor, "cpu:0", Access.READ)
         assert caught.value.field == "location"
 
 
@@ -214,11 +214,11 @@ def test_a_gpu_without_its_driver_is_refused_with_the_reason() -> None:
     """On a machine with the driver the address is refused instead."""
     tensor = Tensor.over(bytearray(64), device=(2, 99))
     with pytest.raises(InvalidTransfer, match=r"CUDA driver cannot be loaded|cu[A-Z]|address") as caught:
-        MemoryTable(10).register(tensor, None, Access.READ)
+        MemoryTable().register(tensor, None, Access.READ)
     assert caught.value.field == "buffer"
     del caught
     gc.collect()
     assert tensor.deleted == 1
-    assert driver_of(2).name == "cuda"
+    assert DRIVERS[2].name == "cuda"
     with pytest.raises(DeviceError):
-        driver_of(2).pin(memoryview(bytearray(8)))
+        DRIVERS[2].pin(memoryview(bytearray(8)))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.transports.tcp.checksum import Digest, checksum, is_on, seed_of
+from pinyon.transfer import InvalidTransfer, Transports
+from pinyon.transfer.transports.tcp.checksum import Digest, checksum, seed_of
 
 DATA = random.Random(5).randbytes(100_000)
 
@@ -33,11 +33,11 @@ def test_a_flipped_bit_an_exchanged_piece_and_another_request_show() -> None:
 
 
 def test_modes() -> None:
-    assert is_on("on")
-    assert not is_on("off")
+    assert Transports().checksum == "on"
+    assert Transports(checksum="off").checksum == "off"
 
 
 @pytest.mark.parametrize("mode", ["auto", "", "On", "sometimes"])
 def test_whether_bytes_are_checked_is_said_plainly(mode: str) -> None:
     with pytest.raises(InvalidTransfer):
-        is_on(mode)
+        Transports(checksum=mode)

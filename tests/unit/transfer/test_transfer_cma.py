@@ -42,11 +42,12 @@ def nothing() -> None:
     pass
 
 
-def test_random_moves_match_byte_arrays(cell) -> None:
+def test_random_moves_match_byte_arrays(cell, monkeypatch) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    memory = PeerMemory(os.getpid(), 10_000)  # many cuts, also inside a range
+    monkeypatch.setattr(cma, "PIECE_BYTES", 10_000)  # many cuts, also inside a range
+    memory = PeerMemory(os.getpid())
     there = array("B", rng.randbytes(1 << 20))
     for _ in range(30):
         here = array("B", bytes(1 << 20))
@@ -125,8 +126,9 @@ def test_a_process_that_is_not_there(cell) -> None:
             call()
 
 
-def test_what_stops_a_copy_comes_between_two_calls(cell) -> None:
-    memory = PeerMemory(os.getpid(), 4)
+def test_what_stops_a_copy_comes_between_two_calls(cell, monkeypatch) -> None:
+    monkeypatch.setattr(cma, "PIECE_BYTES", 4)
+    memory = PeerMemory(os.getpid())
     there, here = array("B", b"abcdefgh"), array("B", bytes(8))
     calls = []
 
@@ -162,7 +164,7 @@ def test_machines_that_need_a_barrier_and_cannot_have_one(monkeypatch) -> None:
 
 
 def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
-    table, seals = MemoryTable(8), Seals()
+    table, seals = MemoryTable(), Seals()
     table.on_revoke.append(seals.revoke)
     regions = [table.register(bytearray(8), "cpu:0", Access.NONE) for _ in range(3)]
     one, revoked, other = (table.grant(region, [(0, 8)], Access.READ) for region in regions)

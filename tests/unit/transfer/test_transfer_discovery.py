@@ -18,10 +18,10 @@ from pinyon.transfer.host.discovery import (
     rdma_nics,
     tcp_nics,
 )
-from pinyon.transfer.host.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode
 from pinyon.transfer.host.netlink import Interface
-from pinyon.transfer.host.nic import Nic, check_nic
-from pinyon.transfer.host.topology import Topology, build_topology
+from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode
+from pinyon.transfer.types.nic import Nic, check_nic
+from pinyon.transfer.types.topology import Topology, build_topology
 from tests.unit.transfer.sysfs_trees import (
     ZERO_GID,
     SysfsTree,

@@ -10,15 +10,27 @@ from collections.abc import Callable
 import pytest
 
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
-from pinyon.transfer.errors import WireError
+from pinyon.transfer.chains.chain import (
+    BAD_BYTES,
+    GONE,
+    LATE,
+    LOST,
+    NO_CONNECTION,
+    NO_ROOM,
+    SHUTDOWN,
+    STALLED,
+    Chain,
+    Outcome,
+)
+from pinyon.transfer.chains.slicing import ChainPlan
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import DialRefused
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.path import Path
 from tests.unit.transfer.conftest import GENEROUS_S, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -66,8 +78,9 @@ class FakeTransport(Endpoints[FakeEndpoint]):
     def __init__(self, cap: int = 2) -> None:
         self.now = 100.0
         self.clock: Callable[[], float] = lambda: self.now
-        self.meter = Meter()
-        super().__init__(cap, LIMITS, self.meter, lambda: self.clock())
+        context = EngineContext(bytes(16), MemoryTable(), LIMITS, clock=lambda: self.clock())
+        self.meter = context.meter
+        super().__init__(context, cap)
         self.made: list[FakeEndpoint] = []
         self.script: list[object] = []
         """What every endpoint made from now on draws its steps from."""

@@ -16,6 +16,7 @@ import pytest
 from pinyon.transfer import (
     EngineClosed,
     InvalidTransfer,
+    Network,
     Nic,
     Opcode,
     Reason,
@@ -25,11 +26,11 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer import submissions as submissions_module
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.small import InlineCall
+from pinyon.transfer.types.path import Path
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
     GENEROUS_S,
@@ -122,10 +123,9 @@ class Callers:
 @pytest.mark.parametrize("variant", ["local", "shm", "tcp", "tcp-nics"])
 @pytest.mark.parametrize("calls_before", [0, 3, 40])
 def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
-    transports, arguments, same_process = VARIANTS[variant][:3]
     VARIANTS[variant].skip_if_it_cannot_be()
-    engine = TransferEngine(transports=transports, limits=PATIENT, **arguments)
-    server = engine if same_process else TransferEngine(transports=transports, limits=PATIENT, **arguments)
+    engine = VARIANTS[variant].engine(PATIENT)
+    server = engine if VARIANTS[variant].same_process else VARIANTS[variant].engine(PATIENT)
     engine.start()
     if server is not engine:
         server.start()
@@ -221,7 +221,7 @@ def test_start_under_concurrent_calls() -> None:
 def test_a_start_that_fails_leaves_nothing_and_is_final() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for arguments in ({"port": port}, {"nics": (Nic("rail1", "tcp", "127.0.0.1", port),)}):
+        for arguments in ({"port": port}, {"network": Network([Nic("rail1", "tcp", "127.0.0.1", port)])}):
             with nothing_left_behind():
                 engine = TransferEngine(transports=("tcp",), **arguments)  # type: ignore[arg-type]
                 closed = watch_transports(engine)
@@ -268,7 +268,7 @@ def test_nothing_is_left_of_many_lives() -> None:
         with nothing_left_behind():
             for _ in range(15):
                 nic = Nic("lo", "tcp", "127.0.0.1", 0)
-                with TransferEngine(transports=("tcp",), limits=PATIENT, nics=(nic,)) as engine:
+                with TransferEngine(transports=("tcp",), limits=PATIENT, network=Network((nic,))) as engine:
                     local = engine.register_local_memory(bytearray(SIZE))
                     request = TransferRequest(READ, local.key, 0, segment, remote.key, 0, SIZE)
                     assert all(one.ok for one in engine.transfer([request] * 8))

@@ -8,7 +8,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,10 +27,10 @@ from pinyon.transfer import (
     TransferRequest,
     TransferStatus,
 )
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.links import handshake
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
@@ -437,7 +436,7 @@ class HeldUp(MemoryTable):
     """The first who lets go of its regions is held up in it."""
 
     def __init__(self) -> None:
-        super().__init__(2)
+        super().__init__()
         self.holds, self.go = threading.Event(), threading.Event()
 
     def unpin(self, regions: Iterable[Region], holder: object) -> None:
@@ -454,7 +453,7 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     peers = SimpleNamespace(submit=given.append, moving={})
     memory = HeldUp()
     local = memory.register(bytearray(4 * SIZE), None, Access.READ)
-    submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), time.monotonic)
+    submissions = Submissions(EngineContext(bytes(16), memory, TransferLimits()), peers, lambda remote: 1)
     submissions.open()
     handle = submissions.new_handle(1)
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
@@ -476,10 +475,11 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
 
 def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     now = 1000.0
-    memory = MemoryTable(1)
+    memory = MemoryTable()
     local = memory.register(bytearray(10), None, Access.READ)
     peers = SimpleNamespace(submit=lambda chain: None, moving={})
-    submissions = Submissions(memory, peers, lambda remote: 1, TransferLimits(), Meter(), lambda: now)
+    context = EngineContext(bytes(16), memory, TransferLimits(), clock=lambda: now)
+    submissions = Submissions(context, peers, lambda remote: 1)
     submissions.open()
     handle = submissions.new_handle(1)
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))

@@ -27,16 +27,18 @@ from pinyon.transfer import (
     TransferEngine,
     TransferRequest,
     TransferStatus,
+    Transports,
     WireError,
 )
 from pinyon.transfer.links import handshake
-from pinyon.transfer.path import Path
-from pinyon.transfer.paths.roads import ANY_BYTES, MODES, MOST_READ_BYTES, NIXL, most_read_bytes, roads
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, most_read_bytes, roads
 from pinyon.transfer.transports.nixl import agent as nixl_agent
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
+from pinyon.transfer.types.options import NIXL_MODES
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.spans import Spans
 from tests.tls_files import TestAuthority
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Pair, eventually
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, fake_nixl
@@ -96,8 +98,8 @@ def test_reads_go_by_nixl_and_writes_do_not(pair: Pair) -> None:
 def test_auto_leaves_to_tcp_what_tcp_is_better_at(fake: FakeNixl) -> None:
     size = 8 << 20
     with (
-        TransferEngine(transports=("tcp",), nixl="auto", limits=PATIENT) as engine,
-        TransferEngine(transports=("tcp",), nixl="auto", limits=PATIENT) as server,
+        TransferEngine(transports=Transports(("tcp",), nixl="auto"), limits=PATIENT) as engine,
+        TransferEngine(transports=Transports(("tcp",), nixl="auto"), limits=PATIENT) as server,
         TransferEngine(transports=("tcp",), limits=PATIENT) as without,
     ):
         far = server.register_local_memory(bytearray(b"f" * size))
@@ -205,8 +207,8 @@ def test_a_read_that_is_cancelled_ends_soon(pair: Pair, fake: FakeNixl) -> None:
 
 def test_what_waits_for_nixl_does_not_hold_up_the_rest(fake: FakeNixl) -> None:
     with (
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as engine,
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as server,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as engine,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server,
     ):
         local, remote = (one.register_local_memory(bytearray(300_000)) for one in (engine, server))
         write = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 300_000)
@@ -253,8 +255,8 @@ def test_engines_that_pair_with_each_other_at_once_prove_nothing_by_each_others_
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
     fake.served_by_peers = served_by_peers
     with (
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as one,
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as other,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as one,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as other,
     ):
         engines = {one: other, other: one}
         regions = {engine: engine.register_local_memory(bytearray(b"r" * 100)) for engine in engines}
@@ -277,9 +279,9 @@ def test_engines_that_pair_with_each_other_at_once_prove_nothing_by_each_others_
 
 
 def test_another_version_of_nixl_is_not_used(fake: FakeNixl) -> None:
-    with TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as server:
+    with TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server:
         fake.version = "1.6.0"
-        with TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as engine:
+        with TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as engine:
             far, local = server.register_local_memory(bytearray(100)), engine.register_local_memory(bytearray(100))
             request = TransferRequest(READ, local.key, 0, server.descriptor(), far.key, 0, 100)
             assert engine.transfer([request])[0].ok
@@ -308,8 +310,8 @@ def test_memory_that_lies_where_other_memory_lay(pair: Pair) -> None:
 
 def test_an_engine_that_closes_leaves_nothing_behind(fake: FakeNixl) -> None:
     with (
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as server,
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as engine,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as engine,
     ):
         far, local = server.register_local_memory(bytearray(100)), engine.register_local_memory(bytearray(100))
         request = TransferRequest(READ, local.key, 0, server.descriptor(), far.key, 0, 100)
@@ -327,9 +329,9 @@ def test_it_is_off_unless_asked_for() -> None:
     with TransferEngine() as engine:
         assert not engine.descriptor().nixl
         assert "nixl" not in engine._peers.transports
-    assert MODES[0] == TransferSettings().transfer_nixl == "off"
+    assert NIXL_MODES[0] == TransferSettings().transfer_nixl == "off"
     with pytest.raises(InvalidTransfer) as caught:
-        TransferEngine(nixl="maybe")
+        TransferEngine(transports=Transports(nixl="maybe"))
     assert caught.value.field == "nixl"
 
 
@@ -508,8 +510,10 @@ def test_descriptors_say_who_has_nixl() -> None:
 def test_limits_of_what_is_remembered(fake: FakeNixl) -> None:
     """More keys than are remembered are asked for again."""
     with (
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=PATIENT) as server,
-        TransferEngine(transports=("tcp",), nixl="prefer", limits=replace(PATIENT, max_regions=3)) as engine,
+        TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server,
+        TransferEngine(
+            transports=Transports(("tcp",), nixl="prefer"), limits=replace(PATIENT, max_regions=3)
+        ) as engine,
     ):
         far, local = server.register_local_memory(bytearray(range(100))), engine.register_local_memory(bytearray(100))
         for number in range(20):

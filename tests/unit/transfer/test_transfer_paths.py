@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.path import Path
 from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, Reach, candidate_paths
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.topology import Topology
 
 
 def tcp(name: str, network: int | str = "") -> Nic:

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, receive_payload, send_payload
+from pinyon.transfer.types.errors import WireError
 
 PIECE = 256 << 10
 HEAD = b"the header of it"

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
 from pinyon.transfer.paths.peer import Retired
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.path import Path
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
 
 MIB = 1 << 20
@@ -142,11 +142,11 @@ class Bench:
         self.tcp, self.shm = Scripted(), Scripted("shm")
         self.limits = TransferLimits(connections_per_peer=ROOM, **limits)
         self.reach = Reach(("shm", "tcp"), nics("n", rails), topology, b"i" * 16, "this host", self.limits, 8)
-        self.meter, self.rng = Meter(), random.Random(1)
-        staging = MemoryTable(1).staging.outbound
+        context = EngineContext(b"i" * 16, MemoryTable(), self.limits, clock=lambda: self.now)
+        self.meter, self.rng = context.meter, random.Random(1)
         transports = {"tcp": self.tcp, "shm": self.shm}
         self.tended: list[float] = []
-        self.peers = Peers(self.reach, transports, self.meter, staging, self.rng, lambda: self.now, self.tended.append)
+        self.peers = Peers(context, self.reach, transports, self.tended.append, self.rng)
         host = ("@peer", "this host") if shm else ("", "")
         self.remote = SegmentDescriptor("10.9.9.9", 1, BOOT, (), nics("m", rails), peer_topology, *host)
         peer = self.peers.peer(self.remote)

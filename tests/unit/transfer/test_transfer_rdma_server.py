@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.transports.rdma import server
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Half, Op
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import TransferLimits
 
 HALF = Half(b"\x01" * 16, 0, 17, 4711, 3, 16, 8 << 20)
 
@@ -56,7 +57,7 @@ class Link:
         self.sent: list[bytes] = []
         self.on_end: list[Callable[[], None]] = []
 
-    def receive_or_idle(self, head: memoryview, _: float) -> bool:
+    def receive_request(self, head: memoryview) -> bool:
         if not self.data:
             return False
         head[:] = self.receive_bytes(len(head), 0.0)
@@ -78,7 +79,7 @@ def test_a_link_has_one_try_to_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "QueuePair", Resource)
     monkeypatch.setattr(Resource, "held", 0)
     link = Link(rdma_wire.pack_pair("mlx5_0", HALF) * 100)
-    serving: Any = server.RdmaServer(Memory(), TransferLimits(), Hcas(), None)  # type: ignore[arg-type]
+    serving: Any = server.RdmaServer(EngineContext(bytes(16), Memory(), TransferLimits()), Hcas())  # type: ignore[arg-type]
     with pytest.raises(WireError, match="second PAIR"):
         serving.serve(link)
     assert [rdma_wire.parse_reply(each, Op.PAIR, 1).code for each in link.sent] == [Code.NO_ROOM]

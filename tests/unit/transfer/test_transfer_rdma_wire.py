@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from pinyon.transfer import WireError
-from pinyon.transfer.spans import Spans
 from pinyon.transfer.transports.rdma import verbs
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.transport import rdma_available
 from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
+from pinyon.transfer.types.spans import Spans
 
 GID = bytes(10) + b"\xff\xff\x0a\x00\x00\x01"
 HALF = Half(GID, 0, 17, 4711, 3, 16, 8 << 20)

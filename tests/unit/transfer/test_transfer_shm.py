@@ -21,21 +21,19 @@ import pytest
 
 from launch.process import ROOT
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
-from pinyon.transfer.links.acceptor import Acceptor
+from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.links.inbound import Inbound
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.spans import Spans
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.spans import Spans
 from tests.forks import forked, until_stopped
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD
@@ -141,15 +139,12 @@ class Near:
         limits: TransferLimits = LIMITS,
         secret: bytes | None = None,
         size: int = SIZE,
-        piece_bytes: int = cma.PIECE_BYTES,
     ) -> None:
         self.clock = StepClock()
-        self.meter = Meter()
-        self.identity = Identity(os.urandom(16), secret)
-        self.table = MemoryTable(limits.max_regions)
-        self.transport = ShmTransport(
-            self.table, limits, self.identity, self.meter, clock=self.clock, piece_bytes=piece_bytes
-        )
+        self.table = MemoryTable()
+        self.context = EngineContext(os.urandom(16), self.table, limits, secret, clock=self.clock)
+        self.meter = self.context.meter
+        self.transport = ShmTransport(self.context)
         self.memory = bytearray(size)
         self.region = self.table.register(self.memory, "cpu:0", Access.NONE)
         self.ended: list[Outcome] = []
@@ -182,10 +177,11 @@ class Near:
 
 
 @pytest.fixture
-def make_near() -> Iterator[Callable[..., Near]]:
+def make_near(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Near]]:
     sides: list[Near] = []
 
-    def make(**arguments: object) -> Near:
+    def make(piece_bytes: int = cma.PIECE_BYTES, **arguments: object) -> Near:
+        monkeypatch.setattr(cma, "PIECE_BYTES", piece_bytes)
         sides.append(Near(**arguments))
         return sides[-1]
 
@@ -465,7 +461,7 @@ def test_an_idle_link_that_the_peer_closed_is_replaced_silently(near, start_peer
     peer = start_peer()
     for opcode, retries in ((WRITE, 1), (READ, 1)):  # a READ of a known place does not need the link
         assert near.run(opcode, peer.segment, [(0, peer.key, 0, 8)]) == DONE
-        assert peer.ask("drop", near.identity.boot_id.hex()) is True
+        assert peer.ask("drop", near.context.boot_id.hex()) is True
         assert near.run(opcode, peer.segment, [(0, peer.key, 0, 8)]) == DONE
         assert near.meter.retries == retries
     assert near.transport.endpoints == 1
@@ -570,11 +566,11 @@ def impostor() -> Iterator[Callable[..., SegmentDescriptor]]:
     acceptors: list[Acceptor] = []
 
     def start(*answers: bytes) -> SegmentDescriptor:
-        identity = Identity(os.urandom(16))
-        acceptors.append(Acceptor(identity, LIMITS, Meter(), {Service.SHM: Impostor(*answers)}))
-        address = f"@pinyon-transfer-{identity.boot_id.hex()}"
+        context = EngineContext(os.urandom(16), MemoryTable(), LIMITS)
+        acceptors.append(Acceptor(context, {Service.SHM: Impostor(*answers)}))
+        address = f"@pinyon-transfer-{context.boot_id.hex()}"
         acceptors[-1].listen_unix(address)
-        return SegmentDescriptor("127.0.0.1", 1, identity.boot_id, shm=address)
+        return SegmentDescriptor("127.0.0.1", 1, context.boot_id, shm=address)
 
     yield start
     for acceptor in acceptors:
@@ -613,7 +609,7 @@ def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
 def dial_raw(near: Near, peer: ShmPeer) -> Link:
     """A link whose initiator is the test itself; after the proofs."""
     deadline = time.monotonic() + GENEROUS_S
-    link = dial(peer.segment.shm, peer.segment.boot_id, Service.SHM, near.identity, LIMITS, deadline)
+    link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
     link.stream.send([shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)], deadline)
     assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
     return link
@@ -645,7 +641,7 @@ def test_an_initiator_that_does_not_prove_itself_is_told(near, start_peer) -> No
     peer = start_peer()
     deadline = time.monotonic() + GENEROUS_S
     for seal in (shm_wire.Seal(4096, b"s" * 16), near.transport.service.seals.process._replace(value=b"s" * 16)):
-        link = dial(peer.segment.shm, peer.segment.boot_id, Service.SHM, near.identity, LIMITS, deadline)
+        link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, seal)], deadline)
         assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.UNREACHABLE
         link.stream.close(hard=True)
@@ -668,24 +664,25 @@ def test_a_write_from_memory_that_is_not_there_ends_the_link(near, start_peer) -
 class Local:
     """A served region in this process."""
 
-    def __init__(self, limits: TransferLimits, piece_bytes: int = cma.PIECE_BYTES) -> None:
-        self.table = MemoryTable(8)
-        self.meter = Meter()
-        identity = Identity(os.urandom(16))
-        self.transport = ShmTransport(self.table, limits, identity, self.meter, piece_bytes=piece_bytes)
-        self.acceptor = Acceptor(identity, limits, self.meter, {Service.SHM: self.transport.service})
+    def __init__(self, limits: TransferLimits) -> None:
+        self.table = MemoryTable()
+        context = EngineContext(os.urandom(16), self.table, limits)
+        self.meter = context.meter
+        self.transport = ShmTransport(context)
+        self.acceptor = Acceptor(context, {Service.SHM: self.transport.service})
         self.acceptor.listen_unix(self.transport.address)
         self.memory = bytearray(SIZE)
         self.region: Region = self.table.register(self.memory, "cpu:0", Access.READ_WRITE)
-        self.segment = SegmentDescriptor("127.0.0.1", 1, identity.boot_id, shm=self.transport.address)
+        self.segment = SegmentDescriptor("127.0.0.1", 1, context.boot_id, shm=self.transport.address)
 
 
 @pytest.fixture
-def make_local() -> Iterator[Callable[..., Local]]:
+def make_local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Local]]:
     served: list[Local] = []
 
     def make(piece_bytes: int = cma.PIECE_BYTES) -> Local:
-        served.append(Local(LIMITS, piece_bytes))
+        monkeypatch.setattr(cma, "PIECE_BYTES", piece_bytes)
+        served.append(Local(LIMITS))
         return served[-1]
 
     yield make

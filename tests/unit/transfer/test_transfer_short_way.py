@@ -13,6 +13,7 @@ import pytest
 
 from pinyon.transfer import (
     Access,
+    Network,
     Nic,
     Opcode,
     Reason,
@@ -22,7 +23,7 @@ from pinyon.transfer import (
     TransferResult,
     TransferStatus,
 )
-from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.memory.table import SMALL_BYTES
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, eventually
 
@@ -259,7 +260,7 @@ def test_a_peer_that_does_not_answer_is_avoided(make_tcp, opcode: Opcode) -> Non
 
 
 def test_a_nic_that_goes_down_ends_it_at_once(make_tcp) -> None:
-    pair = make_tcp(nics=(LOOPBACK,))
+    pair = make_tcp(network=Network((LOOPBACK,)))
     (path,) = pair.engine.stats().paths
     assert path.path.local_nic == "lo"
     with held(pair.server):
@@ -308,7 +309,7 @@ def test_a_large_one_is_refused_as_a_small_one(make_tcp, opcode: Opcode) -> None
 
 @REPLACES_METHODS
 def test_bytes_that_were_changed_on_their_way_are_not_taken(make_tcp) -> None:
-    pair = make_tcp(checksum="on")
+    pair = make_tcp()
     pair.far[:] = random.Random(3).randbytes(SIZE)
     (endpoint,) = pair.engine._peers.transports["tcp"]._handy.values()
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.shm.transport import shm_available
 from pinyon.transfer.transports.staged import needs_staging, run_staged
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device
 
@@ -155,7 +155,7 @@ def test_the_pool_is_pinned_when_it_is_used_and_works_if_that_fails(driver, capl
 
 
 def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
-    table = MemoryTable(10)
+    table = MemoryTable()
     taken_back: list[Region] = []
     table.on_unregister.append(taken_back.append)
     host = table.register(bytearray(8), None, Access.READ)
@@ -240,7 +240,7 @@ class Staged:
     """A chain of one device region and one host region, to be run over a :class:`Wire`."""
 
     def __init__(self, driver: FakeDriver, opcode: Opcode, staging_bytes: int = 64 * PAGE) -> None:
-        self.table = MemoryTable(10, staging_bytes)
+        self.table = MemoryTable(staging_bytes=staging_bytes)
         self.near, self.host, self.far = (bytearray(os.urandom(16 * PAGE)) for _ in range(3))
         self.region = self.table.register(driver.tensor(self.near), None, Access.READ)
         self.plain = self.table.register(self.host, None, Access.READ)

@@ -26,19 +26,17 @@ from pinyon.transfer import (
     TransferLimits,
     TransferStatus,
 )
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake, spinner
-from pinyon.transfer.links.acceptor import Acceptor
-from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.links.inbound import Inbound
+from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.spinner import Spinner
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.slicing import ChainPlan, Slice
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
+from pinyon.transfer.types.path import Path
 from tests.long import usually
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
 
@@ -74,17 +72,17 @@ class Host:
         size: int = SIZE,
     ) -> None:
         self.memory = bytearray(size)
-        self.table = MemoryTable(8)
+        self.table = MemoryTable()
         self.region = self.table.register(self.memory, "cpu:0", Access.READ_WRITE)
-        self.identity = Identity(os.urandom(16))
-        self.meter = Meter()
-        self.tcp = TcpTransport(self.table, limits, self.identity, self.meter, nics or {}, checksum=checksum)
-        self.acceptor = RecordingAcceptor(self.identity, limits, self.meter, {handshake.Service.TCP: self.tcp.service})
+        self.context = EngineContext(os.urandom(16), self.table, limits)
+        self.meter = self.context.meter
+        self.tcp = TcpTransport(self.context, nics or {}, checked=checksum == "on")
+        self.acceptor = RecordingAcceptor(self.context, {handshake.Service.TCP: self.tcp.service})
         self.acceptor.hellos, self.acceptor.sources = [], []
         self.port = self.acceptor.listen("127.0.0.1", 0)
 
     def segment(self, port: int | None = None) -> SegmentDescriptor:
-        return SegmentDescriptor("127.0.0.1", port or self.port, self.identity.boot_id, (self.region.descriptor(),))
+        return SegmentDescriptor("127.0.0.1", port or self.port, self.context.boot_id, (self.region.descriptor(),))
 
     def chain(self, opcode: Opcode, remote: SegmentDescriptor, nbytes: int, timeout_s: float = GENEROUS_S) -> Chain:
         part = Slice(0, self.region.key, 0, remote.regions[0].key, 0, nbytes)
@@ -168,7 +166,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
-        region = MemoryTable(1).register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
+        region = MemoryTable().register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
         self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16, (region,))
         self.links: list[socket.socket] = []
         self.got_frame = threading.Event()
@@ -290,7 +288,7 @@ def test_an_idle_connection_that_the_peer_closed_is_replaced_silently(host) -> N
     for opcode in (WRITE, READ):
         assert here.run(opcode, there.segment()) == DONE
         first = there.acceptor.hellos[-1].connection_id
-        assert there.acceptor.drop(here.identity.boot_id)
+        assert there.acceptor.drop(here.context.boot_id)
         assert here.run(opcode, there.segment()) == DONE
         assert there.acceptor.hellos[-1].replaces == first
     assert here.meter.retries == 2
@@ -580,7 +578,7 @@ def test_polling_can_be_off() -> None:
 def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
     """A link set up by hand."""
     with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
-        hello = handshake.Hello(link_id, 0, bytes(16), there.identity.boot_id, bytes(16), False, handshake.Service.TCP)
+        hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
         sock.sendall(handshake.pack_hello(hello))
         reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
         assert handshake.parse_hello_reply(reply).code is handshake.HelloCode.OK

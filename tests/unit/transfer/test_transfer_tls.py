@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest
+from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, Transports
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, eventually, nothing_left_behind
 
@@ -76,9 +76,10 @@ class Tap:
         self._listener.close()
 
 
-def engine(files: TlsFiles | None, limits: TransferLimits = LIMITS, **named) -> TransferEngine:
+def engine(files: TlsFiles | None, limits: TransferLimits = LIMITS, checksum: str = "on", **named) -> TransferEngine:
+    transports = Transports(("tcp",), checksum=checksum)
     return TransferEngine(
-        transports=("tcp",), limits=limits, tls=None if files is None else TlsContexts(files), **named
+        transports=transports, limits=limits, tls=None if files is None else TlsContexts(files), **named
     )
 
 

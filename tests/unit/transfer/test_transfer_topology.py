@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pinyon.transfer import InvalidTransfer
-from pinyon.transfer.host.inventory import (
+from pinyon.transfer.types.inventory import (
     Distance,
     Gid,
     GpuInfo,
@@ -20,8 +20,8 @@ from pinyon.transfer.host.inventory import (
     pci_distance,
     usable_nics,
 )
-from pinyon.transfer.host.nic import Nic, check_nic, nic_from_dict, nic_to_dict, same_network
-from pinyon.transfer.host.topology import Topology, build_topology
+from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict, same_network
+from pinyon.transfer.types.topology import Topology, build_topology
 
 ETH = Nic("eth0", "tcp", "10.0.1.5", 7000, "10.0.1.0/24")
 HCA = Nic("mlx5_0", "rdma", "0000:0000:0000:0000:0000:ffff:0a00:0105", 1)

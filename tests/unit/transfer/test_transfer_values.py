@@ -24,11 +24,11 @@ from pinyon.transfer import (
     WireError,
     raise_for_failure,
 )
-from pinyon.transfer.batch import BatchState
-from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
+from pinyon.transfer.chains.batch import BatchState
+from pinyon.transfer.chains.slicing import Slice, plan_chains
 from pinyon.transfer.links import handshake
-from pinyon.transfer.slicing import Slice, plan_chains
 from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 
 KEY, BOOT = bytes(range(16)), bytes(16)
 SEGMENT = SegmentDescriptor("10.0.0.1", 7000, BOOT, (RegionDescriptor(KEY, "cpu:0", 4096),))

@@ -6,6 +6,7 @@ Files are described in the kernel's ``Documentation/ABI`` (``sysfs-class-net``, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +15,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.host import netlink
-from pinyon.transfer.host.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode, choose_gid, usable_nics
 from pinyon.transfer.host.netlink import Interface
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.host.topology import MAX_JSON_CHARS, Topology
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode, choose_gid, usable_nics
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.topology import MAX_JSON_CHARS, Topology
 
 __all__ = ["TOPOLOGY_ENV", "configured_topology", "discover", "load_topology", "rdma_nics", "tcp_nics"]
 
@@ -46,15 +47,13 @@ _TUNNEL = re.compile(r"^DEVTYPE=(vxlan|geneve)$", re.MULTILINE)
 def discover(
     root: Path = Path("/"), interfaces: Mapping[str, Interface] | None = None, visible_gpus: str | None = None
 ) -> Inventory:
-    """The inventory of the host whose ``/sys`` is below ``root``.
-
-    Args:
-        interfaces: the interfaces with their addresses, by name; by default this namespace's where ``root`` is ``/``,
-            else addresses are not known.
-        visible_gpus: like ``CUDA_VISIBLE_DEVICES``, which is the default where ``root`` is ``/``; else all.
-    """
+    """The inventory of the host whose ``/sys`` is below ``root``. ``interfaces``: the interfaces with their addresses,
+    by name; by default this namespace's where ``root`` is ``/``, else addresses are not known. ``visible_gpus``: like
+    ``CUDA_VISIBLE_DEVICES``, which is the default where ``root`` is ``/``; else all."""
     if root == Path("/"):
-        interfaces = _live_interfaces() if interfaces is None else interfaces
+        if interfaces is None:
+            with contextlib.suppress(OSError):
+                interfaces = netlink.interfaces()
         visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_gpus is None else visible_gpus
     sysfs = root / "sys"
     nics = _net_nics(sysfs / "class/net", interfaces)
@@ -63,23 +62,12 @@ def discover(
     return Inventory(_nodes(sysfs / "devices/system"), (*rdma, *nics), _gpus(root, visible_gpus))
 
 
-def _live_interfaces() -> dict[str, Interface] | None:
-    try:
-        return netlink.interfaces()
-    except OSError:
-        return None
-
-
 # ---------------------------------------------------------------- what becomes of an inventory
 
 
 def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> tuple[Nic, ...]:
     """What to publish of the interfaces that tcp may use (see ``usable_nics``): one address each, IPv4 before IPv6.
-
-    Args:
-        port: where this process listens.
-        names: only these, virtual ones and loopback too.
-    """
+    ``port``: where this process listens. ``names``: only these, virtual ones and loopback too."""
     found = []
     for info in usable_nics(inventory, "tcp", tuple(names)):
         if info.addresses:
@@ -115,11 +103,8 @@ def _gid_network(gid: Gid, inventory: Inventory) -> str:
 
 
 def load_topology(value: str) -> Topology:
-    """A topology given by hand: JSON text, or the path of a file with it.
-
-    Raises:
-        InvalidTransfer: no such file, or not a topology.
-    """
+    """A topology given by hand: JSON text, or the path of a file with it. Raises InvalidTransfer: no such file, or not
+    a topology."""
     if value.lstrip().startswith(("{", "[")):
         return Topology.from_json(value)
     try:
@@ -134,11 +119,7 @@ def load_topology(value: str) -> Topology:
 
 
 def configured_topology(environ: Mapping[str, str] = os.environ) -> Topology | None:
-    """The topology that the environment gives, or None.
-
-    Raises:
-        InvalidTransfer: it is given and wrong.
-    """
+    """The topology that the environment gives, or None. Raises InvalidTransfer: it is given and wrong."""
     value = environ.get(TOPOLOGY_ENV, "")
     if not value.strip():
         return None

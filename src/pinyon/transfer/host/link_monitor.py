@@ -105,11 +105,7 @@ def _exists(name: str) -> bool:
 
 def link_is_up(name: str) -> bool:
     """Administratively up and with a carrier; an interface that is gone is down. Asked by ioctl and not read from
-    sysfs, which may be mounted from another network namespace.
-
-    Raises:
-        OSError: out of file descriptors.
-    """
+    sysfs, which may be mounted from another network namespace. Raises OSError: out of file descriptors."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))

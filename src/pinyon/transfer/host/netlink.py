@@ -38,11 +38,7 @@ class Interface:
 
 
 def interfaces() -> dict[str, Interface]:
-    """By name.
-
-    Raises:
-        OSError: netlink cannot be had (some sandboxes).
-    """
+    """By name. Raises OSError: netlink cannot be had (some sandboxes)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         route.settimeout(_WAIT_S)
         links = list(_links(route))

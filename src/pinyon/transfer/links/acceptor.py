@@ -4,31 +4,208 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import selectors
 import socket
+import ssl
 import threading
-import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from pinyon.core.address import network_of
 from pinyon.core.clock import Clock
-from pinyon.transfer.limits import TransferLimits
 from pinyon.transfer.links import handshake
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint_pool import EndpointPool
-from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.links.inbound import Inbound, LinkService
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
+from pinyon.transfer.links.tls import TlsStream
+from pinyon.transfer.types.errors import WireError
 
-__all__ = ["Acceptor"]
+__all__ = ["Acceptor", "Inbound", "LinkService"]
 
 _log = logging.getLogger(__name__)
+_TLS_RECORD = b"\x16\x03"
+"""How a TLS handshake begins (RFC 8446, section 5.1: type handshake, version 3.x)."""
+REST_S = 4.0
+"""A link that was silent for this long is not in use, where peers say that they use it (``receive_request``)."""
 _OTHER = object()
 _TICK_S = 1.0
 _ROOM_S = 0.05
 """How long one more link waits for another to come to rest (it polls for a moment after each request) before BUSY."""
 _STRANGERS_MIN = 64
 """Links whose handshake is not through: as many as links, but at least so many."""
+
+
+class LinkService(Protocol):
+    """Serves the links of one :class:`pinyon.transfer.links.handshake.Service`."""
+
+    def serve(self, inbound: Inbound) -> None:
+        """Run in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
+
+        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests the link must
+        be ``rest``-ed, and ``work`` asked before the next: a resting link may be evicted.
+        """
+        ...
+
+
+class Inbound:
+    """One accepted link and its thread."""
+
+    def __init__(self, acceptor: Acceptor, sock: socket.socket) -> None:
+        self._acceptor = acceptor
+        self._context = context = acceptor.context
+        self._sock = sock
+        self._aborted = False
+        self._resting = False
+        limits = self._limits = context.limits
+        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
+        self.identity: tuple[bytes, int] | None = None
+        """Client boot id and link id, once the handshake is through."""
+        self.thread = threading.Thread(target=self._work, name="pinyon-transfer-in", daemon=True)
+        self.on_end: list[Callable[[], None]] = []
+        """What the service must undo when the link ends (destroy a queue pair, stop a copy); run in the link's thread
+        before anybody who waits for the link's end goes on."""
+
+    def abort(self) -> None:
+        """Make the thread end soon; from any thread."""
+        self._aborted = True
+        self.stream.abort()
+
+    def work(self) -> bool:
+        """Before serving a request: from now on the link is in use and not evicted. False: it has been, end."""
+        if self._resting:
+            if not self._acceptor.take(self):
+                return False
+            self._resting = False
+        return True
+
+    def rest(self) -> None:
+        """After serving a request: until the next ``work`` the link may be evicted to make room for another."""
+        if not self._resting:
+            self._resting = True
+            self._acceptor.release(self)
+
+    def receive_request(self, head: memoryview) -> bool:
+        """The next request's header, of a peer that says every second or so that it uses what lives with the link.
+        False: the link is closed, was evicted or has been silent for too long."""
+        clock, resting = self._context.clock, False
+        give_up = clock() + max(self._limits.idle_s, REST_S)
+        while True:
+            deadline = give_up if resting else min(give_up, clock() + REST_S)
+            if self.stream.receive_or_idle(head, deadline):
+                return not resting or self.work()
+            if clock() < deadline or deadline == give_up:
+                return False
+            resting = True
+            self.rest()
+
+    def receive_bytes(self, count: int, deadline: float) -> bytes:
+        data = bytearray(count)
+        self.stream.receive([memoryview(data)], deadline)
+        return bytes(data)
+
+    def _work(self) -> None:
+        hard = True
+        try:
+            deadline = self._context.clock() + self._limits.connect_s
+            service = self._shake_hands(deadline) if self._secure(deadline) else None
+            if service is not None:
+                service.serve(self)
+            hard = False  # also after a refusal: a reset could overtake the answer
+        except WireError as error:
+            self._acceptor.count("protocol_errors")
+            _log.info("a transfer link broke the protocol: %s", error)
+        except (OSError, Stalled, DeadlineReached) as error:
+            _log.debug("a transfer link ended: %r", error)
+        except Exception:
+            _log.exception("a transfer link ended in a defect")
+        finally:
+            for undo in reversed(self.on_end):
+                try:
+                    undo()
+                except Exception:
+                    _log.exception("cleaning up after a transfer link failed")
+            self.stream.close(hard=hard)
+            self._acceptor.ended(self)
+
+    def _secure(self, deadline: float) -> bool:
+        """Wrap a tcp stream in TLS if we have it. False: the peer is not to get in; it was told."""
+        tls = self._context.tls
+        if self._sock.family == socket.AF_UNIX:
+            return True
+        wanted = handshake.MAGIC if tls is None else _TLS_RECORD
+        first = self.stream.peek(len(handshake.MAGIC), deadline)
+        if not first.startswith(wanted):
+            if first.startswith((handshake.MAGIC, _TLS_RECORD)):
+                # Plain bytes either way: a plain initiator reads a refusal, a TLS one fails at its first record.
+                self._refuse(deadline)
+                return False
+            if not first:
+                raise ConnectionResetError("the peer closed the connection")
+            raise WireError("not a pinyon transfer connection")
+        if tls is not None:
+            limits, clock = self._limits, self._context.clock
+            secured = TlsStream(self._sock, tls.server, limits.stall_s, limits.socket_buffer_bytes, clock)
+            self.stream = secured
+            if self._aborted:  # before the line above, when it hit the socket that is no more
+                return False
+            try:
+                secured.shake_hands(deadline)
+            except ssl.SSLError:
+                self._acceptor.count("auth_failures")
+                raise
+            if not secured.peer_has(tls.peer_name):
+                self._refuse(deadline)
+                return False
+        return True
+
+    def _refuse(self, deadline: float) -> None:
+        """Answer the hello that is to come with a no: this peer has no business here."""
+        self._acceptor.count("auth_failures")
+        self.receive_bytes(handshake.HELLO_BYTES, deadline)
+        boot = bytes(len(self._context.boot_id))
+        refusal = handshake.HelloCode.AUTH, boot, bytes(handshake.NONCE_BYTES), b"", None
+        self.stream.send([handshake.pack_hello_reply(*refusal)], deadline)
+
+    def _shake_hands(self, deadline: float) -> LinkService | None:
+        acceptor = self._acceptor
+        secret, boot_id = self._context.secret, self._context.boot_id
+        hello_bytes = self.receive_bytes(handshake.HELLO_BYTES, deadline)
+        version, hello = handshake.parse_hello(hello_bytes)
+        service = acceptor.services.get(hello.service)
+        code = handshake.HelloCode.OK
+        if version != handshake.VERSION:
+            code = handshake.HelloCode.VERSION
+        elif hello.authenticated is not (secret is not None):
+            code = handshake.HelloCode.AUTH
+        elif hello.expected_boot != boot_id:
+            code = handshake.HelloCode.STALE
+        elif secret is None:
+            code = acceptor.admit(self, hello) if service is not None else handshake.HelloCode.NO_SERVICE
+        ok = code is handshake.HelloCode.OK
+        reply = handshake.pack_hello_reply(
+            code,
+            boot_id if ok else bytes(len(boot_id)),
+            secrets.token_bytes(handshake.NONCE_BYTES),
+            hello_bytes,
+            secret if ok else None,
+        )
+        if code is handshake.HelloCode.AUTH:
+            acceptor.count("auth_failures")
+        self.stream.send([reply], deadline)
+        if not ok or secret is None:
+            return service if ok else None
+        proof = self.receive_bytes(handshake.MAC_BYTES, deadline)
+        if not handshake.verify_client(secret, hello_bytes, reply, proof):
+            code = handshake.HelloCode.AUTH
+            acceptor.count("auth_failures")
+        elif service is None:
+            code = handshake.HelloCode.NO_SERVICE
+        else:
+            code = acceptor.admit(self, hello)
+        self.stream.send([handshake.pack_accept(code)], deadline)
+        return service if code is handshake.HelloCode.OK else None
 
 
 class Acceptor:
@@ -39,19 +216,11 @@ class Acceptor:
     address with most of them goes, so one address cannot keep the others out.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        limits: TransferLimits,
-        meter: Meter,
-        services: Mapping[int, LinkService],
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self.identity = identity
-        self.limits = limits
+    def __init__(self, context: EngineContext, services: Mapping[int, LinkService]) -> None:
+        self.context = context
         self.services = services
-        self._meter = meter
-        self._clock = clock
+        self._limits = context.limits
+        self._clock = context.clock
         self._lock = threading.Lock()
         self._rested = threading.Condition(self._lock)
         self._waiting = 0
@@ -60,7 +229,7 @@ class Acceptor:
         """Links whose handshake is not through, the oldest first, and the network each comes from."""
         self._inbound: set[Inbound] = set()
         """With those that were evicted and whose threads have not ended yet."""
-        self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(limits.max_inbound, 1)
+        self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(context.limits.max_inbound, 1)
         self._resting: dict[Inbound, None] = {}
         """Links that rest between two requests but that the pool takes for used, so that one request after another
         needs neither the lock nor the books: put and ``pop`` are atomic. Whoever wants the books right calls
@@ -71,22 +240,16 @@ class Acceptor:
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen(self, host: str, port: int) -> int:
-        """Bind a tcp address and start accepting; the port that was bound.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
+        """Bind a tcp address and start accepting; the port that was bound. Raises OSError: the address cannot be
+        had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self._start_accepting(listener)
         return int(listener.getsockname()[1])
 
     def listen_unix(self, name: str) -> None:
-        """Bind an abstract Unix socket (``@...``: gone with the process, nothing to remove) and start accepting.
-
-        Raises:
-            OSError: the name cannot be had.
-        """
+        """Bind an abstract Unix socket (``@...``: gone with the process, nothing to remove) and start accepting. Raises
+        OSError: the name cannot be had."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind("\0" + name[1:])
@@ -123,9 +286,9 @@ class Acceptor:
     def _start(self, sock: socket.socket) -> None:
         inbound = oldest = None
         try:
-            inbound = Inbound(self, sock, self._clock)
+            inbound = Inbound(self, sock)
             with self._lock:
-                if len(self._strangers) >= max(_STRANGERS_MIN, self.limits.max_inbound):
+                if len(self._strangers) >= max(_STRANGERS_MIN, self._limits.max_inbound):
                     oldest = self._oldest_stranger()
                     del self._strangers[oldest]
                 self._strangers[inbound] = _network(sock)
@@ -179,7 +342,7 @@ class Acceptor:
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))
-            if replaced is not None and not _end([replaced], self.limits.stall_s, self._clock):
+            if replaced is not None and not _end([replaced], self._limits.stall_s, self._clock):
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         with self._lock:
@@ -233,11 +396,13 @@ class Acceptor:
         """End all links of that peer. True: nothing it sent before can reach memory any more."""
         with self._lock:
             victims = [one for identity, one in self._by_identity.items() if identity[0] == client_boot]
-        return _end(victims, max(self.limits.stall_s, 5.0), self._clock)
+        return _end(victims, max(self._limits.stall_s, 5.0), self._clock)
 
     def count(self, name: str) -> None:
-        with self._meter.lock:
-            setattr(self._meter, name, getattr(self._meter, name) + 1)
+        """One more protocol error or refused identity (a counter of ``Meter``)."""
+        meter = self.context.meter
+        with meter.lock:
+            setattr(meter, name, getattr(meter, name) + 1)
 
     @property
     def links(self) -> int:

@@ -7,17 +7,15 @@ import itertools
 import secrets
 import socket
 import ssl
-import time
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
 from pinyon.transfer.links import handshake
-from pinyon.transfer.links.identity import Identity
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
-from pinyon.transfer.request import Reason, TransferStatus
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Reason, TransferStatus
 
 __all__ = ["DialRefused", "Link", "dial", "dial_failure"]
 
@@ -78,29 +76,24 @@ class Link:
 
 
 def dial(
+    context: EngineContext,
     address: LinkAddress,
     expected_boot: bytes,
     service: handshake.Service,
-    identity: Identity,
-    limits: TransferLimits,
     deadline: float,
     *,
     source: str = "",
     interface: str = "",
     replaces: int = 0,
-    clock: Clock = time.monotonic,
 ) -> Link:
     """Connect and shake hands before ``deadline`` (the clock's seconds) or the connect limit, whichever is first.
 
-    Args:
-        expected_boot: the peer's boot id; a process with another one refuses.
-        source: local IP address to connect from, which chooses the local NIC; "" leaves it to the routing table.
-        interface: network interface to bind to where that is possible, for hosts with several NICs on one network.
-        replaces: id of a link of ours that the peer must have ended before it answers; 0 for none.
-
-    Raises:
-        DialRefused, WireError, OSError (``TimeoutError`` when nobody answers), Stalled, DeadlineReached
-    """
+    ``expected_boot``: the peer's boot id; a process with another one refuses. ``source``: local IP address to connect
+    from, which chooses the local NIC; "" leaves it to the routing table. ``interface``: network interface to bind to
+    where that is possible, for hosts with several NICs on one network. ``replaces``: id of a link of ours that the peer
+    must have ended before it answers; 0 for none. Raises DialRefused, WireError, OSError (``TimeoutError`` when nobody
+    answers), Stalled, DeadlineReached."""
+    limits, clock = context.limits, context.clock
     now = clock()
     limit = min(deadline, now + limits.connect_s)
     if limit <= now:
@@ -112,7 +105,7 @@ def dial(
     )
     stream: Stream | None = None
     try:
-        if (tls := identity.tls) is not None and isinstance(address, tuple):
+        if (tls := context.tls) is not None and isinstance(address, tuple):
             stream = TlsStream(sock, tls.client, limits.stall_s, limits.socket_buffer_bytes, clock)
             stream.shake_hands(limit)
             if not stream.peer_has(tls.peer_name):
@@ -120,7 +113,7 @@ def dial(
         else:
             stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, clock)
         link = Link(stream, next(_link_ids))
-        _shake_hands(link, expected_boot, service, identity, limit, replaces)
+        _shake_hands(context, link, expected_boot, service, limit, replaces)
     except BaseException as error:
         if stream is not None:
             stream.close(hard=True)
@@ -170,17 +163,12 @@ def _connect_unix(path: str, timeout_s: float) -> socket.socket:
 
 
 def _shake_hands(
-    link: Link,
-    expected_boot: bytes,
-    service: handshake.Service,
-    identity: Identity,
-    limit: float,
-    replaces: int,
+    context: EngineContext, link: Link, expected_boot: bytes, service: handshake.Service, limit: float, replaces: int
 ) -> None:
-    secret = identity.secret
+    secret = context.secret
     nonce = secrets.token_bytes(handshake.NONCE_BYTES)
     hello = handshake.pack_hello(
-        handshake.Hello(link.id, replaces, identity.boot_id, expected_boot, nonce, secret is not None, service)
+        handshake.Hello(link.id, replaces, context.boot_id, expected_boot, nonce, secret is not None, service)
     )
     link.stream.send([hello], limit)
     reply_bytes = link.receive_bytes(handshake.HELLO_REPLY_BYTES, limit)

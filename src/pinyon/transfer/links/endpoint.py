@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 
 from mypy_extensions import mypyc_attr
 
-from pinyon.transfer.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode
-from pinyon.transfer.segment import PeerId
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode
+from pinyon.transfer.types.segment import PeerId
 
 __all__ = ["Endpoint", "EndpointKey", "TryAgain"]
 
@@ -53,11 +53,8 @@ class Endpoint(ABC):
 
     @abstractmethod
     def exchange(self, chain: Chain) -> Outcome:
-        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
-
-        Raises:
-            TryAgain, WireError, OSError (the link broke), Stalled, DeadlineReached
-        """
+        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable. Raises TryAgain,
+        WireError, OSError (the link broke), Stalled, DeadlineReached."""
 
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float

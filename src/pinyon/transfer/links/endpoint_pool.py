@@ -8,6 +8,7 @@ closes what a method hands back.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pinyon.core.sieve import Sieve
@@ -18,26 +19,22 @@ K = TypeVar("K", bound=Hashable)
 E = TypeVar("E", bound=Hashable)
 
 
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[K]):
-    __slots__ = ("in_use", "key", "leaving")
-
-    def __init__(self, key: K) -> None:
-        self.key = key
-        self.in_use = True
-        self.leaving = False
-        """Its path failed while it was in use: the release closes it."""
+    key: K
+    in_use: bool = True
+    leaving: bool = False
+    """Its path failed while it was in use: the release closes it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Shelf(Generic[E]):
     """What belongs to one key."""
 
-    __slots__ = ("idle", "in_use", "reserved")
-
-    def __init__(self) -> None:
-        self.idle: dict[E, float] = {}
-        """With the time of release, in that order."""
-        self.in_use: set[E] = set()
-        self.reserved = 0
+    idle: dict[E, float] = field(default_factory=dict)
+    """With the time of release, in that order."""
+    in_use: set[E] = field(default_factory=set)
+    reserved: int = 0
 
     @property
     def size(self) -> int:
@@ -95,11 +92,7 @@ class EndpointPool(Generic[K, E]):
         return endpoint
 
     def take(self, endpoint: E) -> bool:
-        """Use this idle endpoint. False: it has left the pool.
-
-        Raises:
-            ValueError: somebody uses it.
-        """
+        """Use this idle endpoint. False: it has left the pool. Raises ValueError: somebody uses it."""
         entry = self._entries.get(endpoint)
         if entry is None:
             return False
@@ -120,12 +113,9 @@ class EndpointPool(Generic[K, E]):
         self._sieve.touch(endpoint)
 
     def reserve(self, key: K) -> list[E] | None:
-        """Room for one new endpoint of this key, to be followed by ``add`` or ``cancel``.
-
-        Returns:
-            The idle endpoints that made room, to be closed first: none, or one that SIEVE chose. Of the same key when
-            that key is at its cap. ``None`` when all that could go is in use, or the pool is closed.
-        """
+        """Room for one new endpoint of this key, to be followed by ``add`` or ``cancel``. Returns the idle endpoints
+        that made room, to be closed first: none, or one that SIEVE chose. Of the same key when that key is at its cap.
+        ``None`` when all that could go is in use, or the pool is closed."""
         if self.closed:
             return None
         entries = self._entries
@@ -150,11 +140,8 @@ class EndpointPool(Generic[K, E]):
         return evicted
 
     def add(self, key: K, endpoint: E) -> None:
-        """The reservation's endpoint is there, in use by the caller.
-
-        Raises:
-            ValueError: nothing is reserved for this key, or the endpoint is in the pool already.
-        """
+        """The reservation's endpoint is there, in use by the caller. Raises ValueError: nothing is reserved for this
+        key, or the endpoint is in the pool already."""
         if endpoint in self._entries:
             raise ValueError(f"{endpoint!r} is in the pool already")
         shelf = self._unreserve(key)
@@ -176,11 +163,7 @@ class EndpointPool(Generic[K, E]):
         return shelf
 
     def release(self, endpoint: E, now: float) -> bool:
-        """The holder is done with it. False: it has left the pool, close it.
-
-        Raises:
-            ValueError: it is not in use.
-        """
+        """The holder is done with it. False: it has left the pool, close it. Raises ValueError: it is not in use."""
         entry = self._entries.get(endpoint)
         if entry is None or not entry.in_use:
             raise ValueError(f"{endpoint!r} is not in use")

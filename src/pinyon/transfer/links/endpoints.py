@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,18 +15,27 @@ from typing import Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import BAD_BYTES, GONE, LATE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, STALLED, Chain, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import (
+    BAD_BYTES,
+    GONE,
+    LATE,
+    LOST,
+    NO_CONNECTION,
+    NO_ROOM,
+    SHUTDOWN,
+    STALLED,
+    Chain,
+    Outcome,
+)
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import dial_failure
 from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
 from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["Endpoints"]
 
@@ -79,13 +87,14 @@ class Endpoints(ABC, Generic[E]):
     free is of no use to anybody who waits, and nobody starves beside a busy path. All methods are thread-safe.
     """
 
-    def __init__(self, cap_per_path: int, limits: TransferLimits, meter: Meter, clock: Clock = time.monotonic) -> None:
+    def __init__(self, context: EngineContext, cap_per_path: int) -> None:
         """``cap_per_path`` endpoints to one peer over one path, ``limits.max_endpoints`` in all."""
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+        self._context = context
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._lock = threading.Lock()
-        self._pool: EndpointPool[EndpointKey, E] = EndpointPool(limits.max_endpoints, cap_per_path)
+        self._pool: EndpointPool[EndpointKey, E] = EndpointPool(context.limits.max_endpoints, cap_per_path)
         self._waiters: deque[_Waiter[E]] = deque()
         """Longest wait first."""
         self._handy: dict[EndpointKey, E] = {}

@@ -19,8 +19,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.segment import BOOT_ID_BYTES
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.segment import BOOT_ID_BYTES
 
 __all__ = ["VERSION", "Hello", "HelloCode", "HelloReply", "Service"]
 
@@ -83,26 +83,13 @@ class HelloReply(NamedTuple):
 
 
 def pack_hello(hello: Hello) -> bytes:
-    flags = FLAG_AUTH if hello.authenticated else 0
-    return _HELLO.pack(
-        MAGIC,
-        VERSION,
-        flags,
-        hello.service,
-        hello.connection_id,
-        hello.replaces,
-        hello.client_boot,
-        hello.expected_boot,
-        hello.nonce,
-    )
+    *who, authenticated, service = hello
+    return _HELLO.pack(MAGIC, VERSION, FLAG_AUTH if authenticated else 0, service, *who)
 
 
 def parse_hello(data: bytes) -> tuple[int, Hello]:
-    """``(version, hello)``; the caller answers an unknown version, so only the magic and the flags are checked.
-
-    Raises:
-        WireError: not a HELLO.
-    """
+    """``(version, hello)``; the caller answers an unknown version, so only the magic and the flags are checked. Raises
+    WireError: not a HELLO."""
     if len(data) != HELLO_BYTES:
         raise WireError(f"a HELLO has {HELLO_BYTES} bytes")
     magic, version, flags, service, connection_id, replaces, client, expected, nonce = _HELLO.unpack(data)
@@ -122,10 +109,7 @@ def pack_hello_reply(code: HelloCode, server_boot: bytes, nonce: bytes, hello: b
 
 
 def parse_hello_reply(data: bytes) -> HelloReply:
-    """
-    Raises:
-        WireError: not a HELLO reply, or an unknown code.
-    """
+    """Raises WireError: not a HELLO reply, or an unknown code."""
     if len(data) != HELLO_REPLY_BYTES:
         raise WireError(f"a HELLO reply has {HELLO_REPLY_BYTES} bytes")
     magic, version, code, boot, nonce = _REPLY_BODY.unpack_from(data)
@@ -137,10 +121,7 @@ def pack_accept(code: HelloCode) -> bytes:
 
 
 def parse_accept(data: bytes) -> HelloCode:
-    """
-    Raises:
-        WireError: not an ACCEPT.
-    """
+    """Raises WireError: not an ACCEPT."""
     if len(data) != ACCEPT_BYTES:
         raise WireError(f"an ACCEPT has {ACCEPT_BYTES} bytes")
     return _hello_code(*_ACCEPT.unpack(data))

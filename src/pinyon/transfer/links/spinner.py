@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.host.cores import available_cores
+from pinyon.transfer.host.process import available_cores
 
 __all__ = ["Spinner"]
 
@@ -65,11 +65,7 @@ class Spinner:
         self._succeeded = 0
 
     def poll(self, buffer: memoryview) -> int | None:
-        """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them.
-
-        Raises:
-            OSError
-        """
+        """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them. Raises OSError."""
         if self._asleep:
             self._asleep -= 1
             return None

@@ -50,12 +50,7 @@ class Stream:
     """One thread uses a stream at a time; only ``abort``, ``reset`` and ``close`` may be called from another."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        stall_s: float,
-        buffer_bytes: int,
-        spin_s: float = 0.0,
-        clock: Clock = time.monotonic,
+        self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0, clock: Clock = time.monotonic
     ) -> None:
         self._sock = sock
         self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
@@ -98,11 +93,7 @@ class Stream:
             raise Stalled
 
     def send(self, buffers: Sequence[bytes | memoryview], deadline: float) -> None:
-        """Send all bytes of all buffers.
-
-        Raises:
-            Stalled, DeadlineReached, OSError
-        """
+        """Send all bytes of all buffers. Raises Stalled, DeadlineReached, OSError."""
         self._send_all(buffers, deadline, 0)
 
     def _send_all(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int) -> None:
@@ -139,11 +130,8 @@ class Stream:
             self._send_all((memoryview(buffer)[moved:],), deadline, 0)
 
     def receive(self, buffers: Sequence[memoryview], deadline: float) -> None:
-        """Fill all buffers, straight from the socket.
-
-        Raises:
-            Stalled, DeadlineReached, OSError (``ConnectionResetError`` when the peer closed)
-        """
+        """Fill all buffers, straight from the socket. Raises Stalled, DeadlineReached, OSError
+        (``ConnectionResetError`` when the peer closed)."""
         rest = buffers
         left = sum(map(len, buffers))
         self._quiet = 0
@@ -196,11 +184,8 @@ class Stream:
             return None
 
     def peek(self, count: int, deadline: float) -> bytes:
-        """The first ``count`` bytes (fewer: the peer closed), which stay there.
-
-        Raises:
-            Stalled, DeadlineReached, OSError
-        """
+        """The first ``count`` bytes (fewer: the peer closed), which stay there. Raises Stalled, DeadlineReached,
+        OSError."""
         self._quiet = 0
         while True:
             self._arm(deadline)
@@ -209,12 +194,9 @@ class Stream:
             except self._timeouts:
                 self._no_progress()
 
-    def receive_soon(self, buffer: memoryview, deadline: float) -> None:
-        """:meth:`receive` for an answer that is expected any moment: polls before it sleeps."""
-        self.receive_some(buffer, len(buffer), deadline)
-
     def receive_some(self, buffer: memoryview, least: int, deadline: float) -> int:
-        """What has come of an answer that is expected any moment: ``least`` bytes or more, as far as they fit.
+        """What has come of an answer that is expected any moment, so it is polled for first: ``least`` bytes or more,
+        as far as they fit.
 
         Raises: like :meth:`receive`.
         """
@@ -229,11 +211,8 @@ class Stream:
         return moved
 
     def receive_or_idle(self, buffer: memoryview, deadline: float) -> bool:
-        """Fill ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error.
-
-        Returns:
-            False when the peer closed in good order or the deadline passed before the first byte.
-        """
+        """Fill ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error. Returns False when
+        the peer closed in good order or the deadline passed before the first byte."""
         moved = self.await_some(buffer, deadline)
         if 0 < moved < len(buffer):
             self.receive([buffer[moved:]], deadline)

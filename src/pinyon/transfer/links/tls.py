@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.links.stream import DeadlineReached, Stream
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["TlsContexts", "TlsFiles", "TlsStream"]
 
@@ -42,19 +42,13 @@ class TlsContexts:
     """What links are made with. ``renew`` after the files have changed: links made later use the new ones."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """
-        Raises:
-            InvalidTransfer: a file cannot be read or does not fit.
-        """
+        """Raises InvalidTransfer: a file cannot be read or does not fit."""
         self._files = files
         self.peer_name = files.peer_name
         self.server, self.client = _contexts(files)
 
     def renew(self) -> None:
-        """
-        Raises:
-            InvalidTransfer: as above; the old ones stay.
-        """
+        """Raises InvalidTransfer: as above; the old ones stay."""
         self.server, self.client = _contexts(self._files)
 
 
@@ -95,10 +89,7 @@ class TlsStream(Stream):
         self._timeouts = (TimeoutError, BlockingIOError)
 
     def shake_hands(self, deadline: float) -> None:
-        """
-        Raises:
-            DeadlineReached, OSError (``ssl.SSLError`` when the peer or its certificate is not right)
-        """
+        """Raises DeadlineReached, OSError (``ssl.SSLError`` when the peer or its certificate is not right)."""
         remaining = deadline - self._clock()
         if remaining <= 0:
             raise DeadlineReached

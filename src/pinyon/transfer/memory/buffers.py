@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import NamedTuple
 
 import numpy as np
 
-from pinyon.transfer.errors import InvalidTransfer
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory
 from pinyon.transfer.memory.dlpack import HOST_TYPES, DlpackTensor, is_dlpack
-from pinyon.transfer.memory.drivers import driver_of
+from pinyon.transfer.types.errors import InvalidTransfer
 
-__all__ = ["DEFAULT_LOCATION", "HOST_PREFIX", "Opened", "open_buffer"]
+__all__ = ["DEFAULT_LOCATION", "DRIVERS", "HOST_PREFIX", "Opened", "open_buffer"]
 
 DEFAULT_LOCATION = "cpu:0"
 HOST_PREFIX = "cpu:"
 """Locations that begin so are host memory, always; others may be of a device."""
+DRIVERS: dict[int, DeviceDriver] = {}
+"""Of devices that this process can use, by DLPack's ``DLDeviceType``. CUDA's is made when it is first needed."""
+_CUDA = 2
+_lock = threading.Lock()
 
 
 class Opened(NamedTuple):
@@ -32,12 +36,8 @@ class Opened(NamedTuple):
 
 
 def open_buffer(buffer: object) -> Opened:
-    """Flat, writable bytes, which keep the buffer alive.
-
-    Raises:
-        InvalidTransfer: neither a buffer nor DLPack; read-only, not C-contiguous or empty; on a device that cannot be
-            used here.
-    """
+    """Flat, writable bytes, which keep the buffer alive. Raises InvalidTransfer: neither a buffer nor DLPack;
+    read-only, not C-contiguous or empty; on a device that cannot be used here."""
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as error:
@@ -57,8 +57,22 @@ def _open_tensor(tensor: DlpackTensor) -> Opened:
     if tensor.device_type in HOST_TYPES:
         return Opened(np.asarray(tensor).data)
     try:
-        driver = driver_of(tensor.device_type)
+        driver = _driver_of(tensor.device_type)
         device = driver.open(tensor.device_id, tensor.address, tensor.nbytes)
     except DeviceError as error:
         raise InvalidTransfer(f"the tensor's device cannot be used: {error}", field="buffer") from None
     return Opened(None, device, driver, tensor, f"{driver.name}:{tensor.device_id}")
+
+
+def _driver_of(device_type: int) -> DeviceDriver:
+    """Raises DeviceError: no driver for this kind, or it does not work here."""
+    with _lock:
+        driver = DRIVERS.get(device_type)
+        if driver is None and device_type == _CUDA:
+            # Loads libcuda: only in processes that register memory of a GPU.
+            from pinyon.transfer.memory.cuda import CudaDriver
+
+            driver = DRIVERS[device_type] = CudaDriver()
+    if driver is None:
+        raise DeviceError(f"there is no driver for devices of DLPack type {device_type}")
+    return driver

@@ -62,10 +62,7 @@ class _Library:
     """The driver's functions, each checked."""
 
     def __init__(self) -> None:
-        """
-        Raises:
-            DeviceError: there is no driver, or it does not start.
-        """
+        """Raises DeviceError: there is no driver, or it does not start."""
         try:
             library = ctypes.CDLL(_LIBRARY)
             self._functions = {name: getattr(library, name) for name in _CALLS}
@@ -80,10 +77,7 @@ class _Library:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> None:
-        """
-        Raises:
-            DeviceError: it returned anything but CUDA_SUCCESS.
-        """
+        """Raises DeviceError: it returned anything but CUDA_SUCCESS."""
         code = self._functions[name](*arguments)
         if code:
             raise DeviceError(f"{name}: {self._text('cuGetErrorName', code)}: {self._text('cuGetErrorString', code)}")
@@ -100,10 +94,7 @@ class _Gpu:
     process ends, as the context's other users keep it."""
 
     def __init__(self, library: _Library, ordinal: int) -> None:
-        """
-        Raises:
-            DeviceError: no such device, or no room on it.
-        """
+        """Raises DeviceError: no such device, or no room on it."""
         self.library = library
         self.ordinal = ordinal
         device, self._context = ctypes.c_int(), ctypes.c_void_p()
@@ -209,10 +200,7 @@ class CudaDriver:
 
 
 def _check_pointer(gpu: _Gpu, address: int) -> None:
-    """
-    Raises:
-        DeviceError: not this device's memory.
-    """
+    """Raises DeviceError: not this device's memory."""
     values = {}
     with gpu.current():
         for attribute in (_POINTER_MEMORY_TYPE, _POINTER_DEVICE_ORDINAL):

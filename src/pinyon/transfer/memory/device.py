@@ -31,28 +31,18 @@ class DeviceMemory(Protocol):
         ...
 
     def copy_out(self, offset: int, host: memoryview) -> None:
-        """Fill ``host`` from the device, ``offset`` bytes into the range. On return the bytes are there.
-
-        Raises:
-            DeviceError
-        """
+        """Fill ``host`` from the device, ``offset`` bytes into the range. On return the bytes are there. Raises
+        DeviceError."""
         ...
 
     def copy_in(self, offset: int, host: memoryview) -> None:
-        """The other way round. On return whoever uses the device next sees the bytes.
-
-        Raises:
-            DeviceError
-        """
+        """The other way round. On return whoever uses the device next sees the bytes. Raises DeviceError."""
         ...
 
     def dmabuf(self) -> tuple[int, int] | None:
         """A file descriptor by which a NIC's driver can map the range, and where in it the range begins; None when the
-        device does not offer this. The caller closes the descriptor (a registration made of it outlives it).
-
-        Raises:
-            DeviceError
-        """
+        device does not offer this. The caller closes the descriptor (a registration made of it outlives it). Raises
+        DeviceError."""
         ...
 
 
@@ -65,19 +55,12 @@ class DeviceDriver(Protocol):
         ...
 
     def open(self, device_id: int, address: int, length: int) -> DeviceMemory:
-        """Memory that somebody else has allocated, and keeps as long as this is used.
-
-        Raises:
-            DeviceError: no such device, or not its memory.
-        """
+        """Memory that somebody else has allocated, and keeps as long as this is used. Raises DeviceError: no such
+        device, or not its memory."""
         ...
 
     def pin(self, host: memoryview) -> Callable[[], None]:
         """Lock host memory so that all devices of the kind copy it at full speed; returns what undoes it.
 
-        Called after the first ``open``.
-
-        Raises:
-            DeviceError: it stays as it was, and works more slowly.
-        """
+        Called after the first ``open``. Raises DeviceError: it stays as it was, and works more slowly."""
         ...

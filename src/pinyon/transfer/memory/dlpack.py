@@ -10,8 +10,8 @@ import ctypes
 import weakref
 from typing import Any
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.segment import MAX_LENGTH
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.segment import MAX_LENGTH
 
 __all__ = ["CPU", "HOST_TYPES", "DlpackTensor", "is_dlpack"]
 
@@ -82,10 +82,8 @@ class DlpackTensor:
     """
 
     def __init__(self, producer: Any) -> None:
-        """
-        Raises:
-            InvalidTransfer: it cannot be exported, is read-only, a copy, empty, not C-contiguous, or makes no sense.
-        """
+        """Raises InvalidTransfer: it cannot be exported, is read-only, a copy, empty, not C-contiguous, or makes no
+        sense."""
         capsule = _export(producer)
         name = next((name for name in _USED if _is_valid(capsule, name)), None)
         if name is None:

@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.segment import KEY_BYTES, RegionDescriptor
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.types.segment import KEY_BYTES, RegionDescriptor
+from pinyon.transfer.types.spans import Spans
 
 __all__ = ["Grant"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pinyon.transfer.errors import TransferError
 from pinyon.transfer.memory.device import DeviceMemory
-from pinyon.transfer.segment import KEY_BYTES, RegionDescriptor
+from pinyon.transfer.types.errors import TransferError
+from pinyon.transfer.types.segment import KEY_BYTES, RegionDescriptor
 
 __all__ = ["Access", "DeviceRegion", "Region"]
 
@@ -32,18 +32,8 @@ class Region:
     """
 
     __slots__ = (
-        "_holders",
-        "_owner",
-        "access",
-        "address",
-        "alive",
-        "array",
-        "device",
-        "direct",
-        "key",
-        "length",
-        "location",
-        "view",
+        *("_holders", "_owner", "access", "address", "alive", "array", "device", "direct", "key", "length"),
+        *("location", "view"),
     )
 
     def __init__(

@@ -8,7 +8,6 @@ import threading
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
@@ -49,9 +48,7 @@ class StagingBuffer:
     def __enter__(self) -> StagingBuffer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -90,11 +87,8 @@ class StagingPool:
                     self._pin(self._region, driver)
 
     def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
-        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so.
-
-        Raises:
-            DeviceError: so much never fits, or the host has no memory.
-        """
+        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so. Raises
+        DeviceError: so much never fits, or the host has no memory."""
         size = -(-nbytes // _PAGE) * _PAGE
         if size > self.total_bytes:
             raise DeviceError(f"{nbytes} bytes do not fit into a staging pool of {self.total_bytes}")

@@ -16,17 +16,20 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, DeviceRegion, Region
 from pinyon.transfer.memory.staging_pool import Staging
-from pinyon.transfer.request import Opcode, Reason
-from pinyon.transfer.segment import Range
-from pinyon.transfer.spans import Spans, merge_ranges
+from pinyon.transfer.types.errors import InvalidTransfer, TransferError, TransferLimitReached
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, Reason
+from pinyon.transfer.types.segment import Range
+from pinyon.transfer.types.spans import Spans, merge_ranges
 
-__all__ = ["MemoryTable"]
+__all__ = ["SMALL_BYTES", "MemoryTable"]
 
+SMALL_BYTES = 64 << 10
+"""Of a request that needs no pin: its bytes are copied while the table is locked."""
 STAGING_BYTES = 64 << 20
 """As much as the largest frame has."""
 _READ, _WRITE = int(Access.READ), int(Access.WRITE)
@@ -37,22 +40,12 @@ class MemoryTable:
 
     def __init__(
         self,
-        max_regions: int,
-        staging_bytes: int = STAGING_BYTES,
-        *,
-        max_grants: int = 4096,
-        max_ranges: int = 1 << 16,
+        limits: TransferLimits = TransferLimits(),  # noqa: B008 - it is frozen
         clock: Clock = time.monotonic,
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
-        """
-        Args:
-            staging_bytes: of pinned host memory per direction, once memory of a device is registered.
-            max_grants: that ``grant`` gives out and nobody has taken back.
-            max_ranges: of all these grants together.
-        """
-        self._max_regions = max_regions
-        self._max_grants = max_grants
-        self._max_ranges = max_ranges
+        """``staging_bytes``: of pinned host memory per direction, once memory of a device is registered."""
+        self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
@@ -74,11 +67,8 @@ class MemoryTable:
         peers for it (an adapter's key, an address). Perhaps more than once for a grant. Must not raise."""
 
     def register(self, buffer: object, location: str | None, access: Access) -> Region:
-        """
-        Raises:
-            InvalidTransfer: not a writable, contiguous, non-empty buffer, or a bad location.
-            TransferLimitReached: too many regions.
-        """
+        """Raises InvalidTransfer: not a writable, contiguous, non-empty buffer, or a bad location;
+        TransferLimitReached: too many regions."""
         opened = open_buffer(buffer)
         kind = Region if opened.device is None else DeviceRegion
         region = kind(opened.view, opened.location if location is None else location, Access(access), opened.device)
@@ -87,8 +77,8 @@ class MemoryTable:
         if region.device is not None and region.location.startswith(HOST_PREFIX):
             raise InvalidTransfer(f"the buffer is on {opened.location}", field="location")
         with self._lock:
-            if len(self._regions) >= self._max_regions:
-                raise TransferLimitReached(f"{self._max_regions} regions are registered")
+            if len(self._regions) >= self._limits.max_regions:
+                raise TransferLimitReached(f"{self._limits.max_regions} regions are registered")
             if opened.driver is not None:
                 self.staging.use(opened.driver)
             self._regions[region.key] = region
@@ -107,11 +97,8 @@ class MemoryTable:
     def grant(
         self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, lifetime_s: float | None = None
     ) -> Grant:
-        """
-        Raises:
-            InvalidTransfer: ranges outside the region or none, no right, no time, or the region is not registered.
-            TransferLimitReached: too many grants, or ranges of all grants.
-        """
+        """Raises InvalidTransfer: ranges outside the region or none, no right, no time, or the region is not
+        registered; TransferLimitReached: too many grants, or ranges of all grants."""
         spans = merge_ranges(ranges, region.length)
         if access is Access.NONE:
             raise InvalidTransfer("a grant without a right", field="access")
@@ -123,9 +110,9 @@ class MemoryTable:
         with self._lock:
             if not region.alive:
                 raise InvalidTransfer("the region is not registered", field="region")
-            if self._grants >= self._max_grants:
-                raise TransferLimitReached(f"{self._max_grants} grants are open")
-            if self._ranges + count > self._max_ranges:
+            if self._grants >= self._limits.max_grants:
+                raise TransferLimitReached(f"{self._limits.max_grants} grants are open")
+            if self._ranges + count > self._limits.max_grant_ranges:
                 raise TransferLimitReached(f"{self._ranges} ranges are open; {count} more are too many")
             self._grants += 1
             self._ranges += count
@@ -169,12 +156,9 @@ class MemoryTable:
     def revoke(self, grant: Grant, grace_s: float) -> None:
         """Refuse the key from now on. On return no peer touches anything by it any more. Idempotent.
 
-        Operations in flight may finish within ``grace_s`` seconds, then their links are cut, which takes no longer
-        than that again.
-
-        Raises:
-            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
-        """
+        Operations in flight may finish within ``grace_s`` seconds, then their links are cut, which takes no longer than
+        that again. Raises TransferError: an operation could not be stopped (a defect): the memory must not be
+        reused."""
         with self._lock:
             self._shut(grant)
         self._take_back_grant(grant)
@@ -209,11 +193,8 @@ class MemoryTable:
         """Forget the region. On return nothing of this engine touches its memory any more.
 
         Operations in flight may finish within ``grace_s`` seconds, then they are aborted, which takes no longer than
-        that again. Idempotent.
-
-        Raises:
-            TransferError: an operation could not be stopped (a defect): the memory must not be reused.
-        """
+        that again. Idempotent. Raises TransferError: an operation could not be stopped (a defect): the memory must not
+        be reused."""
         with self._lock:
             region.alive = False
             known = self._regions.pop(region.key, None) is not None
@@ -287,13 +268,7 @@ class MemoryTable:
                     self._changed.notify_all()
 
     def admit(
-        self,
-        opcode: int,
-        ranges: list[Range],
-        holder: object,
-        abort: Callable[[], None],
-        *,
-        host_only: bool = False,
+        self, opcode: int, ranges: list[Range], holder: object, abort: Callable[[], None], *, host_only: bool = False
     ) -> tuple[list[Region | None], bytes | None, set[Grant]]:
         """Check what a peer asks for, and pin the grants of what is allowed (``host_only``: and in host memory).
 
@@ -357,42 +332,39 @@ class MemoryTable:
         self, opcode: int, key: bytes, offset: int, nbytes: int, holder: object, abort: Callable[[], None]
     ) -> Grant | None:
         """The grant by which a peer may do this with one range of host memory, pinned; None: ``admit`` says why not."""
-        right = _READ if opcode == Opcode.READ else _WRITE
         with self._lock:
-            grant = self._open.get(key)
-            if grant is None or not grant.permits(right, offset, offset + nbytes):
-                return None
-            if grant.expires_s <= self._clock() or grant.region.device is not None:
-                return None
-            grant._holders[holder] = abort
+            grant = self._permit(_READ if opcode == Opcode.READ else _WRITE, key, offset, offset + nbytes)
+            if grant is not None:
+                grant._holders[holder] = abort
             return grant
+
+    def _permit(self, right: int, key: bytes, start: int, end: int) -> Grant | None:
+        """Lock held. The grant by which a peer may do this with ``[start, end)`` of host memory."""
+        grant = self._open.get(key)
+        if grant is None or not grant.permits(right, start, end) or grant.expires_s <= self._clock():
+            return None
+        return grant if grant.region.device is None else None
 
     # Short ways for one range. What is small is copied under the lock, so it needs no pin.
 
     def put(self, key: bytes, offset: int, data: memoryview) -> bool:
         """Copy a few KiB from a peer into a region. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
-            grant = self._open.get(key)
             end = offset + len(data)
-            if grant is None or not grant.permits(_WRITE, offset, end) or grant.expires_s <= self._clock():
+            grant = self._permit(_WRITE, key, offset, end)
+            if grant is None:
                 return False
-            region = grant.region
-            if region.device is not None:
-                return False
-            region.view[offset:end] = data
+            grant.region.view[offset:end] = data
             return True
 
     def take(self, key: bytes, offset: int, into: memoryview) -> bool:
         """Copy a few KiB of a region for a peer. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
-            grant = self._open.get(key)
             end = offset + len(into)
-            if grant is None or not grant.permits(_READ, offset, end) or grant.expires_s <= self._clock():
+            grant = self._permit(_READ, key, offset, end)
+            if grant is None:
                 return False
-            region = grant.region
-            if region.device is not None:
-                return False
-            into[:] = region.view[offset:end]
+            into[:] = grant.region.view[offset:end]
             return True
 
     def load(self, region: Region, offset: int, into: memoryview) -> bool:

@@ -13,8 +13,7 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.types.path import Path, Tiers
 
 __all__ = ["PathBoard", "PathLimits", "PathState"]
 
@@ -23,7 +22,7 @@ _NONE: frozenset[Path] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
+    """What no operator sets. Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
 
     pause_min_s: float = 0.1
     pause_max_s: float = 30.0
@@ -47,24 +46,6 @@ class PathLimits:
     """Before this many an average is not settled."""
     max_paths: int = 1024
     """Remembered; paths that carry chains are never forgotten."""
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "pause_min_s": (0.001, self.pause_max_s),
-            "pause_growth": (1.0, inf),
-            "pause_jitter": (0.0, 0.99),
-            "sample_bytes": (1, inf),
-            "rate_weight": (0.001, 1.0),
-            "rate_step": (1.0, inf),
-            "tie": (0.0, inf),
-            "settled_samples": (1, inf),
-            "max_paths": (1, inf),
-        }
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise InvalidTransfer(f"PathLimits.{name} must be in [{low}, {high}]", field=name)
-        if not all(rate > 0 for rate in self.prior_rates.values()):
-            raise InvalidTransfer("PathLimits.prior_rates must be positive", field="prior_rates")
 
 
 class PathState(NamedTuple):
@@ -161,10 +142,8 @@ class PathBoard:
         """The path for a chain of ``nbytes``; ``None`` when none is usable.
 
         In the first tier that has a usable path the one with the least estimated finish time; ties take turns.
-
-        Args:
-            exclude: paths that this chain has tried. Of the others those are better that share no NIC with one of them.
-        """
+        ``exclude``: paths that this chain has tried. Of the others those are better that share no NIC with one of
+        them."""
         records = self._records
         usable: list[_Record] = []
         for tier in tiers:
@@ -216,11 +195,8 @@ class PathBoard:
         record.chains += 1
 
     def completed(self, path: Path, nbytes: int, ran_s: float, now: float) -> None:
-        """The chain is through.
-
-        Args:
-            ran_s: since its transport began with it, so without its time in the path's queue.
-        """
+        """The chain is through. ``ran_s``: since its transport began with it, so without its time in the path's
+        queue."""
         record = self._ended(path, nbytes)
         if now - ran_s >= record.failed_at:
             record.failures = 0
@@ -257,14 +233,8 @@ class PathBoard:
     def failed(self, path: Path, nbytes: int, held_s: float, now: float) -> float:
         """The path failed the chain and is avoided from now on.
 
-        Chains that the path held when it failed before count with that failure.
-
-        Args:
-            held_s: since ``started``.
-
-        Returns:
-            Seconds until the path may be tried.
-        """
+        Chains that the path held when it failed before count with that failure. ``held_s``: since ``started``. Returns
+        seconds until the path may be tried."""
         record = self._ended(path, nbytes)
         self._fail(record, now - held_s, now)
         return max(0.0, record.pause_ends - now)

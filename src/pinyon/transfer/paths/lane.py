@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from pinyon.transfer.chain import Chain
-from pinyon.transfer.path import Path
+from pinyon.transfer.chains.chain import Chain
+from pinyon.transfer.types.path import Path
 
 __all__ = ["Lane"]
 

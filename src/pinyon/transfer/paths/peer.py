@@ -7,22 +7,20 @@ import random
 import threading
 from collections.abc import Mapping
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.memory.buffers import HOST_PREFIX
-from pinyon.transfer.memory.staging_pool import StagingPool
-from pinyon.transfer.path import Path, Tiers
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
 from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.queue import PeerQueue
 from pinyon.transfer.paths.reach import PeerPaths, Reach
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
+from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["Peer", "Retired"]
 
@@ -41,28 +39,25 @@ class Peer:
 
     def __init__(
         self,
+        context: EngineContext,
         remote: SegmentDescriptor,
         reach: Reach,
         transports: Mapping[str, Transport],
-        meter: Meter,
-        staging: StagingPool,
         rng: random.Random,
-        clock: Clock,
     ) -> None:
-        """``staging``: for memory of devices, which not every transport reaches itself."""
         self._reach = reach
-        self._limits = reach.limits
+        self._limits = context.limits
         self._transports = transports
-        self._meter = meter
-        self._staging = staging
-        self._clock = clock
+        self._meter = context.meter
+        self._staging = context.memory.staging.outbound
+        self._clock = context.clock
         self.queue = PeerQueue(
             PeerPaths(reach, remote), PathBoard(PathLimits(), rng), self._new_lane, self._new_short_way
         )
         self.lock = threading.Lock()
         """Of the queue and all that it holds."""
         self._closed = False
-        self.last_used = clock()
+        self.last_used = self._clock()
 
     def _new_lane(self, path: Path, tiers: Tiers) -> Lane:
         alike = next((len(tier) for tier in tiers if path in tier), 1)
@@ -106,11 +101,7 @@ class Peer:
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
         """Give the chain to a path, or queue it. ``inline``: if a path has room now, the caller must :meth:`run` the
-        chain there (returned).
-
-        Raises:
-            Retired: nothing was done with the chain.
-        """
+        chain there (returned). Raises Retired: nothing was done with the chain."""
         now = self._clock()
         with self.lock:
             if self._closed:

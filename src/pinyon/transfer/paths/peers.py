@@ -6,21 +6,18 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from math import inf
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import SHUTDOWN, Chain
+from pinyon.transfer.chains.chain import SHUTDOWN, Chain
 from pinyon.transfer.host.link_monitor import LinkMonitor
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
-from pinyon.transfer.memory.staging_pool import StagingPool
-from pinyon.transfer.path import Path
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peer import Peer, Retired
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.segment import PeerId, SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.base import Transport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
 __all__ = ["Peers"]
 
@@ -37,22 +34,20 @@ class Peers:
 
     def __init__(
         self,
+        context: EngineContext,
         reach: Reach,
         transports: Mapping[str, Transport],
-        meter: Meter,
-        staging: StagingPool,
-        rng: random.Random,
-        clock: Clock,
         tend: Callable[[float], object],
+        rng: random.Random,
     ) -> None:
-        """``staging``: see :class:`Peer`. ``tend`` is called with the time about once a second."""
+        """``tend`` is called with the time about once a second."""
+        self._context = context
+        self._reach = reach
         self.transports = transports
-        self._limits = reach.limits
-        self._clock = clock
+        self._limits = context.limits
+        self._clock = context.clock
         self._tend_too = tend
-        self._new_peer = partial(
-            Peer, reach=reach, transports=transports, meter=meter, staging=staging, rng=rng, clock=clock
-        )
+        self._rng = rng
         self._lock = threading.Lock()
         self._peers: dict[PeerId, Peer] = {}
         self.moving: dict[Endpoint, Path] = {}
@@ -113,7 +108,7 @@ class Peers:
             if peer is None:
                 if len(self._peers) >= self._limits.max_peers:
                     self._forget_one()
-                peer = self._peers[remote.peer] = self._new_peer(remote)
+                peer = self._peers[remote.peer] = Peer(self._context, remote, self._reach, self.transports, self._rng)
                 for name in self._down:
                     peer.nic_down(name)
         return peer

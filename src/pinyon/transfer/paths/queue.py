@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.path import Path, Tiers
+from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.paths.board import PathBoard
 from pinyon.transfer.paths.lane import Lane
-from pinyon.transfer.paths.reach import PeerPaths
-from pinyon.transfer.paths.roads import NIXL, roads
+from pinyon.transfer.paths.reach import NIXL, PeerPaths, roads
 from pinyon.transfer.paths.short_way import ShortWay
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["NO_THREAD", "PeerQueue"]
 

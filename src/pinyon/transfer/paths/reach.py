@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
-from pinyon.transfer.host.nic import Nic, same_network
-from pinyon.transfer.host.topology import Topology
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.path import Path, Tiers
-from pinyon.transfer.paths.roads import NIXL, most_read_bytes
-from pinyon.transfer.request import Opcode
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.nic import Nic, same_network
+from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.request import Opcode
+from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.topology import Topology
 
-__all__ = ["MAX_TIER_PATHS", "End", "PeerPaths", "Reach", "candidate_paths"]
+__all__ = ["NIXL", "End", "PeerPaths", "Reach", "candidate_paths", "most_read_bytes", "roads"]
 
 MAX_TIER_PATHS = 64
 """Of more pairs of NICs the first are kept; every NIC is in one of them as long as no end has more NICs than this."""
@@ -33,6 +33,16 @@ class End(NamedTuple):
 _MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
 """Of a peer, about which is remembered what does not reach them."""
+# NIXL only READs here (docs/transfer.md says why). Beside ``shm`` it makes the same system call, by way of a library
+# that makes a request object per transfer and cannot check a seal in that call, so it is behind at every size; beside
+# ``rdma`` nobody has measured it, and that one takes keys back at the NIC; beside ``tcp`` it is ahead as long as what
+# it saves, the peer's part in a READ, is more than its copy out of the buffer that the bytes arrive in
+# (docs/benchmarks.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
+MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
+"""By the transport that would serve else: the largest chain that is read by NIXL instead."""
+ANY_BYTES = 1 << 62
+NIXL = Path("nixl", "", "")
+"""The one path by it to a peer: its UCX chooses among NICs itself."""
 _NO_NIC = Nic("", "tcp", "", 0)
 """A host that published no NIC still has a tcp address, and its kernel chooses the interface."""
 
@@ -130,7 +140,7 @@ class Reach:
     cores: int
     """That this process may run on."""
     nixl: str = "off"
-    """Which READs are to go by it: one of ``roads.MODES``."""
+    """Which READs are to go by it: one of ``NIXL_MODES``."""
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
         """The paths between these memories, best first."""
@@ -233,3 +243,19 @@ class PeerPaths:
             useless = {name for region in regions for name in self.beyond.get(region, ())}
             tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
         return tiers
+
+
+def most_read_bytes(tiers: Tiers, mode: str) -> int:
+    """Bytes of the largest READ that goes by NIXL, of all these paths; 0: none does."""
+    if mode == "off" or all(tier[0] != NIXL for tier in tiers):
+        return 0
+    if mode == "prefer":
+        return ANY_BYTES
+    others = [tier[0].transport for tier in tiers if tier[0] != NIXL]
+    return MOST_READ_BYTES.get(others[0], 0) if others else ANY_BYTES
+
+
+def roads(tiers: Tiers, *, by_nixl: bool) -> Tiers:
+    """All paths, NIXL's first; or all others."""
+    others = tuple(tier for tier in tiers if tier[0] != NIXL)
+    return (*(tier for tier in tiers if tier[0] == NIXL), *others) if by_nixl else others

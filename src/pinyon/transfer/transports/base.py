@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pinyon.transfer.chain import Chain, Outcome
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["Transport"]
 
 
 class Transport(Protocol):
-    """Moves chains over the paths it knows. Paths are chosen, retried and avoided by the peer's queue."""
+    """Moves chains over the paths it knows. Paths are chosen, retried and avoided by the peer's queue. What has a body
+    here is for one without endpoints."""
 
     name: str
 
@@ -29,15 +30,15 @@ class Transport(Protocol):
 
     def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
         """Is the path alive? Sets up a fresh endpoint and keeps it, if there is room, for the next chain."""
-        ...
+        return True
 
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
         """The path failed: close its idle endpoints."""
-        ...
+        return
 
     def maintain(self, now: float) -> None:
         """About once a second: close what was not used for ``idle_s``."""
-        ...
+        return
 
     @property
     def endpoints(self) -> int:
@@ -46,4 +47,4 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Free everything; chains that still run are aborted by the caller before."""
-        ...
+        return

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 import numpy as np
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import GONE, LATE, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, LATE, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import Range, SegmentDescriptor
+from pinyon.transfer.transports.base import Transport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import Range
 
 __all__ = ["LocalTransport"]
 
@@ -24,15 +23,15 @@ _PIECE_BYTES = 8 << 20
 """Between two pieces a copy looks whether it was stopped."""
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """memcpy, or the driver's copy where the target of a WRITE or the source of a READ is on a device."""
 
     name = "local"
     endpoints = 0
 
-    def __init__(self, memory: MemoryTable, *, clock: Clock = time.monotonic) -> None:
-        self._memory = memory
-        self._clock = clock
+    def __init__(self, context: EngineContext) -> None:
+        self._memory = context.memory
+        self._clock = context.clock
 
     def run(self, chain: Chain, path: Path) -> Outcome:
         stopped = threading.Event()
@@ -76,15 +75,3 @@ class LocalTransport:
                 else:
                     copy(part.remote_offset + start, here[start:end].data)
         return None
-
-    def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
-        return True
-
-    def forget(self, remote: SegmentDescriptor, path: Path) -> None:
-        return
-
-    def maintain(self, now: float) -> None:
-        return
-
-    def close(self) -> None:
-        return

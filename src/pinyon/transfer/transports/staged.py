@@ -15,16 +15,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import Range
-from pinyon.transfer.slicing import ChainPlan, Slice
 from pinyon.transfer.transports.base import Transport
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import Range
 
 __all__ = ["needs_staging", "run_staged", "stage_ranges"]
 
@@ -55,28 +55,12 @@ class _Copies:
                 return
         self.list.append(_Copy(device, offset, staged, length))
 
-    def out(self, buffer: StagingBuffer, stopped: Callable[[], bool]) -> bool:
-        """Device to host. False: stopped.
-
-        Raises:
-            DeviceError
-        """
+    def run(self, buffer: StagingBuffer, stopped: Callable[[], bool], *, into: bool) -> bool:
+        """From the devices, or ``into`` them. False: stopped. Raises DeviceError."""
         for device, offset, staged, length in self.list:
             if stopped():
                 return False
-            device.copy_out(offset, buffer.view(staged, length))
-        return True
-
-    def into(self, buffer: StagingBuffer, stopped: Callable[[], bool]) -> bool:
-        """Host to device. False: stopped.
-
-        Raises:
-            DeviceError
-        """
-        for device, offset, staged, length in self.list:
-            if stopped():
-                return False
-            device.copy_in(offset, buffer.view(staged, length))
+            (device.copy_in if into else device.copy_out)(offset, buffer.view(staged, length))
         return True
 
 
@@ -219,7 +203,7 @@ class _StagedChain(Chain):
         again, self.claimed = self.claimed, True
         if self.opcode is Opcode.WRITE and self._buffer is not None and not again:
             try:
-                if not self._copies(None).out(self._buffer, self._stopped):
+                if not self._copies(None).run(self._buffer, self._stopped, into=False):
                     return False
             except DeviceError as error:
                 _log.error("copying from a device failed: %s", error)
@@ -237,12 +221,9 @@ class _StagedChain(Chain):
         return not self._whole.stopped
 
     def land(self, refusals: bytes | None) -> bool:
-        """Copy what was READ to the device, without the refused slices. False: the chain was stopped.
-
-        Raises:
-            DeviceError
-        """
-        return self._buffer is None or self._copies(refusals).into(self._buffer, self._stopped)
+        """Copy what was READ to the device, without the refused slices. False: the chain was stopped. Raises
+        DeviceError."""
+        return self._buffer is None or self._copies(refusals).run(self._buffer, self._stopped, into=True)
 
 
 def _nothing() -> None:
@@ -276,21 +257,9 @@ class StagedRanges:
             self.found.append(buffer.region)
             at += length
 
-    def load(self) -> None:
-        """For a READ: out of the devices.
-
-        Raises:
-            DeviceError
-        """
-        self._copies.out(self._buffer, _never)
-
     def land(self) -> None:
-        """For a WRITE that has arrived: into the devices.
-
-        Raises:
-            DeviceError
-        """
-        self._copies.into(self._buffer, _never)
+        """For a WRITE that has arrived: into the devices. Raises DeviceError."""
+        self._copies.run(self._buffer, _never, into=True)
 
     def release(self) -> None:
         self._buffer.release()
@@ -301,12 +270,8 @@ def stage_ranges(
 ) -> StagedRanges | None:
     """Host memory to serve a peer's ranges with, filled if it is for a READ; None when no device is among them.
 
-    The regions are pinned by the caller, and stay so until it has released this.
-
-    Raises:
-        DeviceError: copying failed.
-        Stalled: there was no room for too long.
-    """
+    The regions are pinned by the caller, and stay so until it has released this. Raises DeviceError: copying failed;
+    Stalled: there was no room for too long."""
     nbytes = sum(
         length
         for (_, _, length), region in zip(ranges, found, strict=True)
@@ -320,7 +285,7 @@ def stage_ranges(
     try:
         staged = StagedRanges(ranges, found, buffer)
         if opcode == Opcode.READ:
-            staged.load()
+            staged._copies.run(buffer, _never, into=False)
     except BaseException:
         buffer.release()
         raise

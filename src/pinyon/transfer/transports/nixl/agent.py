@@ -21,6 +21,7 @@ import mmap
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -59,11 +60,7 @@ class NixlError(ConnectionError):
 
 @functools.cache
 def _nixl() -> SimpleNamespace:
-    """The names we use.
-
-    Raises:
-        NixlError: NIXL cannot be imported.
-    """
+    """The names we use. Raises NixlError: NIXL cannot be imported."""
     found: list[str] = []
     for package in _PACKAGES:
         try:
@@ -111,42 +108,33 @@ class Buffer:
         self.registered: Any = None
 
 
+@dataclass(slots=True, eq=False)
 class _Stray:
     """A READ that was given up while it ran."""
 
-    __slots__ = ("buffers", "failed_s", "name", "request")
-
-    def __init__(self, name: str, request: int, buffers: Sequence[Buffer]) -> None:
-        self.name = name
-        self.request = request
-        self.buffers = buffers
-        self.failed_s: float | None = None
+    name: str
+    request: int
+    buffers: Sequence[Buffer]
+    failed_s: float | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
-    __slots__ = ("endpoints", "metadata", "regions", "spoiled")
-
-    def __init__(self, metadata: bytes) -> None:
-        self.metadata = metadata
-        self.endpoints = 0
-        """That speak to it."""
-        self.regions: dict[tuple[int, int], bytes] = {}
-        """The metadata by first address and end."""
-        self.spoiled = False
-        """To be forgotten when nobody speaks to it any more, as what NIXL knows of it is of no use."""
+    metadata: bytes
+    endpoints: int = 0
+    """That speak to it."""
+    regions: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """The metadata by first address and end."""
+    spoiled: bool = False
+    """To be forgotten when nobody speaks to it any more, as what NIXL knows of it is of no use."""
 
 
 class NixlAgent:
     """This process towards NIXL. All methods are thread-safe."""
 
     def __init__(self, name: str, *, loopback: bool = False) -> None:
-        """
-        Args:
-            loopback: only processes of this host are to reach it.
-
-        Raises:
-            NixlError: NIXL or its UCX does not work here.
-        """
+        """``loopback``: only processes of this host are to reach it. Raises NixlError: NIXL or its UCX does not work
+        here."""
         nixl = _nixl()
         self.version: str = nixl.version
         self.name = name

@@ -8,6 +8,7 @@ same are counted.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 __all__ = ["MOST_CONNECTIONS", "MOST_FAILED_PROOFS", "Attempts"]
 
@@ -19,12 +20,10 @@ _MOST_REMEMBERED = 1 << 14
 """Processes; above it the one that was tried least recently is new again."""
 
 
+@dataclass(slots=True)
 class _Record:
-    __slots__ = ("connections", "failed")
-
-    def __init__(self) -> None:
-        self.connections = 0
-        self.failed = 0
+    connections: int = 0
+    failed: int = 0
 
 
 class Attempts:

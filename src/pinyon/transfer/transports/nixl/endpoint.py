@@ -11,19 +11,17 @@ from typing import NoReturn
 
 import numpy as np
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.small import SMALL_BYTES
+from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["PROOF_S", "NixlEndpoint"]
 
@@ -50,22 +48,14 @@ class NixlEndpoint(Endpoint):
     """For one user at a time. NIXL never writes into a region: what it brings is copied out of ``_buffer``, so nothing
     can land late, whatever becomes of a READ that was given up. What is larger than that comes in pieces."""
 
-    def __init__(
-        self,
-        link: Link,
-        agent: NixlAgent,
-        peer: str,
-        table: MemoryTable,
-        limits: TransferLimits,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """``peer``: the name of the peer's agent. ``pair`` comes next. Raises NixlError."""
         super().__init__(link)
         self._agent = agent
         self._peer = peer
-        self._table = table
-        self._limits = limits
-        self._clock = clock
+        self._table = context.memory
+        self._limits = context.limits
+        self._clock = context.clock
         self._page = Page(0, 0, b"")
         self._met = False
         self._places: dict[bytes, Place] = {}
@@ -91,11 +81,8 @@ class NixlEndpoint(Endpoint):
     # --- set-up ---
 
     def pair(self, deadline: float) -> None:
-        """Connect the two agents, and see that the peer has no part in a READ.
-
-        Raises:
-            WireError, NixlError, OSError, Stalled, DeadlineReached
-        """
+        """Connect the two agents, and see that the peer has no part in a READ. Raises WireError, NixlError, OSError,
+        Stalled, DeadlineReached."""
         body = self._ask(Op.PAIR, self._agent.version.encode(), deadline)
         self._page, metadata = wire.parse_paired(body, self._peer)
         self._meet(metadata, deadline)

@@ -20,10 +20,7 @@ _environment = threading.RLock()
 @contextlib.contextmanager
 def ucx_environment(*, loopback: bool = False) -> Iterator[None]:
     """The variables that NIXL and UCX read when they are loaded and when an agent is made; as before afterwards.
-
-    Args:
-        loopback: only processes of this host are to reach us. What the user has set stays.
-    """
+    ``loopback``: only processes of this host are to reach us. What the user has set stays."""
     wanted = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"}  # what fails is told by us; peers could fill a log
     if not any(_RDMA_DEVICES.glob("*")):
         # Of no use here, and the wheel's libnl beside the system's, which libibverbs brings, ends the process at its
@@ -45,11 +42,7 @@ def ucx_environment(*, loopback: bool = False) -> Iterator[None]:
 def closed_on_exec(*, only_tcp: bool = False) -> Iterator[None]:
     """Descriptors that appear meanwhile are not inherited by programs that this process starts: UCX leaves that out.
 
-    It cannot be told whose they are. Python's own are not inherited anyway.
-
-    Args:
-        only_tcp: of sockets of TCP.
-    """
+    It cannot be told whose they are. Python's own are not inherited anyway. ``only_tcp``: of sockets of TCP."""
     before = _inheritable()
     try:
         yield

@@ -5,43 +5,34 @@ from __future__ import annotations
 import logging
 import select
 import threading
-import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.inbound import Inbound
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Reason
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.endpoint import PROOF_S
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.seal_page import SealPage
 from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Reason
 
 __all__ = ["NixlServer"]
 
 _log = logging.getLogger(__name__)
-REST_S = 4.0
-"""A link that was silent for this long is not in use: whoever uses it says so every second or so."""
 _BUSY_S = 0.05
 """So long a peer that is ready waits for another proof to end before it is told to come again."""
 _HELP_MS = 1
 """Between two turns of our agent while a peer connects to it."""
 
 
-class _Shown:
+class _Shown(NamedTuple):
     """A region that NIXL has registered."""
 
-    __slots__ = ("metadata", "registered")
-
-    def __init__(self, registered: Any, metadata: bytes) -> None:
-        self.registered = registered
-        self.metadata = metadata
+    registered: Any
+    metadata: bytes
 
 
 class NixlServer:
@@ -52,21 +43,19 @@ class NixlServer:
     is taken back, is up to them (docs/transfer.md).
     """
 
-    def __init__(
-        self, memory: MemoryTable, limits: TransferLimits, agent: NixlAgent, meter: Meter, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, context: EngineContext, agent: NixlAgent) -> None:
         """Raises NixlError."""
-        self._memory = memory
-        self._limits = limits
+        self._memory = context.memory
+        self._limits = context.limits
         self._agent = agent
-        self._meter = meter
-        self._clock = clock
+        self._meter = context.meter
+        self._clock = context.clock
         self._seals = SealPage(agent)
         self._metadata = agent.metadata(self._seals.registered, connection=True)
         self._lock = threading.Lock()
         self._shown: dict[Region, _Shown] = {}
-        memory.on_revoke.append(self._seals.revoke)
-        memory.on_unregister.append(self._hide)
+        context.memory.on_revoke.append(self._seals.revoke)
+        context.memory.on_unregister.append(self._hide)
 
     def serve(self, inbound: Inbound) -> None:
         head = memoryview(bytearray(wire.HEADER_BYTES))
@@ -74,7 +63,7 @@ class NixlServer:
             paired = self._pair(inbound, head)
         if not paired:
             return
-        while self._wait(inbound, head):
+        while inbound.receive_request(head):
             header = wire.parse_request(head)
             if header.op is Op.TOUCH:
                 continue
@@ -83,19 +72,6 @@ class NixlServer:
             deadline = self._clock() + self._limits.stall_s
             keys = wire.parse_keys(inbound.receive_bytes(wire.request_bytes(header), deadline))
             inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, self._resolve(inbound, keys))], deadline)
-
-    def _wait(self, inbound: Inbound, head: memoryview) -> bool:
-        """The next request's header; False: the link is closed, was evicted or has been silent for too long."""
-        resting = False
-        give_up = self._clock() + max(self._limits.idle_s, REST_S)
-        while True:
-            deadline = give_up if resting else min(give_up, self._clock() + REST_S)
-            if inbound.stream.receive_or_idle(head, deadline):
-                return not resting or inbound.work()
-            if self._clock() < deadline or deadline == give_up:
-                return False
-            resting = True
-            inbound.rest()
 
     # --- set-up ---
 

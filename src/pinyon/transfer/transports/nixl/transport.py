@@ -4,28 +4,23 @@ The initiator reads, one-sided, into a buffer of its own, looks at the seal of w
 their place. It never WRITEs: NIXL can neither take a key back at once nor end what another process writes, and without
 both the bytes of a WRITE that was given up could land in memory that serves something else by then. So another
 transport is needed beside it, which takes the WRITEs and the READs that are not better off here
-(:mod:`pinyon.transfer.paths.roads`).
+(:mod:`pinyon.transfer.paths.reach`).
 """
 
 from __future__ import annotations
 
 import logging
-import time
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import dial
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlError, nixl_available
 from pinyon.transfer.transports.nixl.endpoint import NixlEndpoint
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["NixlError", "NixlTransport", "nixl_available"]
 
@@ -38,28 +33,13 @@ class NixlTransport(Endpoints[NixlEndpoint]):
 
     name = "nixl"
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        identity: Identity,
-        meter: Meter,
-        *,
-        loopback: bool,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, context: EngineContext, *, loopback: bool) -> None:
         """``loopback``: only processes of this host are to reach us, so UCX does not listen on other interfaces (unless
-        ``UCX_NET_DEVICES`` says where). Takes up to seconds the first time in a process.
-
-        Raises:
-            NixlError
-        """
-        super().__init__(1, limits, meter, clock)  # NIXL knows one connection to each peer
+        ``UCX_NET_DEVICES`` says where). Takes up to seconds the first time in a process. Raises NixlError."""
+        super().__init__(context, 1)  # NIXL knows one connection to each peer
         self.moves_bytes = BUFFER_BYTES
-        self._memory = memory
-        self._identity = identity
-        self._agent = NixlAgent(identity.boot_id.hex(), loopback=loopback)
-        self.service = NixlServer(memory, limits, self._agent, meter, clock)
+        self._agent = NixlAgent(context.boot_id.hex(), loopback=loopback)
+        self.service = NixlServer(context, self._agent)
         self._told: set[str] = set()
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> NixlEndpoint:
@@ -70,19 +50,11 @@ class NixlTransport(Endpoints[NixlEndpoint]):
             self._tell(remote, error)
             raise
         limit = min(deadline, self._clock() + self._limits.connect_s)
-        link = dial(
-            (remote.host, remote.port),
-            remote.boot_id,
-            Service.NIXL,
-            self._identity,
-            self._limits,
-            limit,
-            replaces=replaces,
-            clock=self._clock,
-        )
+        address = remote.host, remote.port
+        link = dial(self._context, address, remote.boot_id, Service.NIXL, limit, replaces=replaces)
         endpoint = None
         try:
-            endpoint = NixlEndpoint(link, self._agent, name, self._memory, self._limits, self._clock)
+            endpoint = NixlEndpoint(self._context, link, self._agent, name)
             with closed_on_exec(only_tcp=True):
                 endpoint.pair(limit)
         except BaseException as error:

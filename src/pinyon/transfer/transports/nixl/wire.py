@@ -24,16 +24,16 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.request import Reason
-from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.transports.shm.wire import NO_SEAL, SEAL_BYTES, Seal
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
+from pinyon.transfer.types.spans import Spans
 
 __all__ = ["HEADER_BYTES", "MAX_KEYS", "SEAL_BYTES", "Code", "Header", "Op", "Page", "Place", "Seal"]
 
 MAGIC = 0x504E
 REPLY_BIT = 0x80
-SEAL_BYTES = 16
 MAX_VERSION_BYTES = 64
 MAX_METADATA_BYTES = 64 << 10
 """Of one agent or region; with UCX on one NIC it is some hundred."""
@@ -90,15 +90,6 @@ class Header(NamedTuple):
     """RESOLVE: keys; else bytes that follow."""
 
 
-class Seal(NamedTuple):
-    address: int
-    value: bytes
-    """``SEAL_BYTES`` bytes."""
-
-
-NO_SEAL = Seal(0, bytes(SEAL_BYTES))
-
-
 class Page(NamedTuple):
     """Where a peer's seals lie, and the first of them, which stands for the process."""
 
@@ -146,10 +137,7 @@ def pack_places(places: Sequence[Place]) -> bytes:
 
 
 def parse_request(data: bytes | bytearray | memoryview) -> Header:
-    """
-    Raises:
-        WireError: not a request's header, or a count that it cannot have.
-    """
+    """Raises WireError: not a request's header, or a count that it cannot have."""
     number, code, count = _header(data)
     try:
         op = Op(number)
@@ -167,11 +155,8 @@ def request_bytes(header: Header) -> int:
 
 
 def parse_answer(data: bytes | bytearray | memoryview, op: Op) -> Header:
-    """The header of the answer to this request; as many bytes as it counts follow, none unless its code is OK.
-
-    Raises:
-        WireError: it does not answer this request.
-    """
+    """The header of the answer to this request; as many bytes as it counts follow, none unless its code is OK. Raises
+    WireError: it does not answer this request."""
     number, found, count = _header(data)
     try:
         code = Code(found)
@@ -192,21 +177,15 @@ def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 
 
 def parse_keys(data: bytes) -> list[bytes]:
-    """
-    Raises:
-        WireError: not a whole number of keys.
-    """
+    """Raises WireError: not a whole number of keys."""
     if len(data) % KEY_BYTES or not data:
         raise WireError("not region keys")
     return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
 
 
 def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
-    """The peer's page, and the metadata of its agent, which has this name.
-
-    Raises:
-        WireError: a field out of its bounds, or another agent's metadata.
-    """
+    """The peer's page, and the metadata of its agent, which has this name. Raises WireError: a field out of its bounds,
+    or another agent's metadata."""
     if len(data) < _PAGE.size:
         raise WireError("no page")
     page = Page(*_PAGE.unpack_from(data))
@@ -216,11 +195,8 @@ def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
 
 
 def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]:
-    """What ``count`` keys open.
-
-    Raises:
-        WireError: a field out of its bounds, bytes too few or left, or another agent's metadata.
-    """
+    """What ``count`` keys open. Raises WireError: a field out of its bounds, bytes too few or left, or another agent's
+    metadata."""
     places: list[Place] = []
     at = 0
     for _ in range(count):

@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 import secrets
 import select
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import LOST, Chain, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import LOST, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.queue_pair import REMOTE_ACCESS_ERROR, SUCCESS, QueuePair, Work
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["RdmaEndpoint"]
 
@@ -47,18 +45,12 @@ _BLIND_S = 0.001
 class RdmaEndpoint(Endpoint):
     """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
-    def __init__(
-        self, link: Link, hcas: HcaTable, name: str, limits: TransferLimits, clock: Clock = time.monotonic
-    ) -> None:
-        """``name``: of the HCA. ``pair`` comes next.
-
-        Raises:
-            VerbsError
-        """
+    def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
+        """``name``: of the HCA. ``pair`` comes next. Raises VerbsError."""
         super().__init__(link)
         self._hcas = hcas
-        self._limits = limits
-        self._clock = clock
+        self._limits = context.limits
+        self._clock = context.clock
         self._grants: dict[bytes, RegionGrant] = {}
         """What the peer has granted; asked once per key."""
         self._spans = 0
@@ -76,11 +68,8 @@ class RdmaEndpoint(Endpoint):
             raise
 
     def pair(self, there: str, deadline: float) -> None:
-        """Connect with a queue pair on the peer's HCA ``there``, and see that bytes get there.
-
-        Raises:
-            WireError, VerbsError, OSError, Stalled, DeadlineReached
-        """
+        """Connect with a queue pair on the peer's HCA ``there``, and see that bytes get there. Raises WireError,
+        VerbsError, OSError, Stalled, DeadlineReached."""
         first_packet = secrets.randbits(24)
         hca = self.hca
         mine = self._pair.half(first_packet, hca.mtu, hca.reads_out)
@@ -225,11 +214,7 @@ class RdmaEndpoint(Endpoint):
 
 def _plan(chain: Chain, grants: Mapping[bytes, RegionGrant], hca: Hca, largest: int) -> tuple[list[Work], bytes | None]:
     """Work requests of at most ``largest`` bytes for all slices that the grants allow, neighbours joined, and a code
-    per slice if any is refused.
-
-    Raises:
-        VerbsError: local memory cannot be registered with the NIC.
-    """
+    per slice if any is refused. Raises VerbsError: local memory cannot be registered with the NIC."""
     needed = int(Access.READ if chain.opcode is Opcode.READ else Access.WRITE)
     work: list[Work] = []
     refusals = bytearray(len(chain.slices))

@@ -7,11 +7,11 @@ import threading
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
-from pinyon.transfer.host.inventory import Gid, choose_gid
-from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.transports.rdma.verbs import VerbsError, character_device, free, pyverbs, verb
 from pinyon.transfer.transports.rdma.wire import MAX_MESSAGE_BYTES, MAX_READS
+from pinyon.transfer.types.inventory import Gid, choose_gid
+from pinyon.transfer.types.nic import Nic
 
 __all__ = ["POST_WORK", "Hca", "Registration", "register_memory"]
 
@@ -36,10 +36,7 @@ class Hca:
     """One opened port of an HCA with a protection domain. Thread-safe; owned by ``HcaTable``."""
 
     def __init__(self, nic: Nic) -> None:
-        """
-        Raises:
-            VerbsError: no such HCA, its port is not active, or it has no usable GID.
-        """
+        """Raises VerbsError: no such HCA, its port is not active, or it has no usable GID."""
         names = pyverbs()
         self.nic = nic
         self._lock = threading.Lock()
@@ -82,11 +79,8 @@ class Hca:
         return self._character_device is None or self._character_device.exists()
 
     def register(self, region: Region) -> Registration:
-        """The region's registration, made at first use; it ends with :meth:`forget`.
-
-        Raises:
-            VerbsError: the region was unregistered meanwhile, or the NIC has no room.
-        """
+        """The region's registration, made at first use; it ends with :meth:`forget`. Raises VerbsError: the region was
+        unregistered meanwhile, or the NIC has no room."""
         known = self._registered.get(region)
         if known is not None:
             return known[1]
@@ -131,11 +125,7 @@ def register_memory(pd: Any, region: Region, start: int, length: int, access: Ac
 
     Returns the handle and the address by which work requests name the first of these bytes. The one place that tells
     kinds of memory apart. Memory of a GPU whose driver exports it as a dmabuf has the address ``offset`` for its first
-    byte. What cannot be registered so is staged from then on.
-
-    Raises:
-        VerbsError
-    """
+    byte. What cannot be registered so is staged from then on. Raises VerbsError."""
     names = pyverbs()
     memory = region.device
     rights = names.e.IBV_ACCESS_LOCAL_WRITE

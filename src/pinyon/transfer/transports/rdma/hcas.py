@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.host.nic import Nic
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.verbs import VerbsError
+from pinyon.transfer.types.nic import Nic
 
 __all__ = ["HcaTable"]
 
@@ -40,11 +40,8 @@ class HcaTable:
         return list(self._nics)
 
     def use(self, name: str, user: object, stop: Callable[[], None]) -> Hca:
-        """The HCA of this name, open until ``leave``.
-
-        Raises:
-            VerbsError: not one of this host's, or it does not work at present.
-        """
+        """The HCA of this name, open until ``leave``. Raises VerbsError: not one of this host's, or it does not work at
+        present."""
         nic = self._nics.get(name)
         if nic is None:
             raise VerbsError(f"no HCA {name!r} is configured")

@@ -66,11 +66,8 @@ class LentMemory:
             self.pd = pyverbs().PD(hca.context)
 
     def lend(self, grant: Grant) -> RegionGrant | None:
-        """What the peer must know, made at first use; it ends with the grant or the link. None: being revoked.
-
-        Raises:
-            VerbsError: the NIC has no room.
-        """
+        """What the peer must know, made at first use; it ends with the grant or the link. None: being revoked. Raises
+        VerbsError: the NIC has no room."""
         with self._lock:
             known = self._lent.get(grant)
             if known is not None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ipaddress import IPv6Address
 from typing import Any
 
-from pinyon.transfer.request import Opcode
 from pinyon.transfer.transports.rdma.hca import POST_WORK, Hca
 from pinyon.transfer.transports.rdma.verbs import VerbsError, free, open_channel, pyverbs, verb
 from pinyon.transfer.transports.rdma.wire import Half
+from pinyon.transfer.types.request import Opcode
 
 __all__ = ["REMOTE_ACCESS_ERROR", "SUCCESS", "QueuePair", "Work"]
 
@@ -38,11 +38,7 @@ class QueuePair:
     """
 
     def __init__(self, hca: Hca, pd: Any, *, posts: bool) -> None:
-        """``pd``: the protection domain whose memory it may touch.
-
-        Raises:
-            VerbsError: the HCA has no room.
-        """
+        """``pd``: the protection domain whose memory it may touch. Raises VerbsError: the HCA has no room."""
         self._names = names = pyverbs()
         self.hca = hca
         self._posts = posts
@@ -73,11 +69,8 @@ class QueuePair:
         return Half(hca.gid, hca.lid, self.number, first_packet, mtu, reads, hca.max_message)
 
     def connect(self, remote: Half, first_packet: int, mtu: int, reads: int) -> None:
-        """To the other end; ``mtu`` and ``reads`` are what both agreed on.
-
-        Raises:
-            VerbsError: no route to it, or a value the HCA does not take.
-        """
+        """To the other end; ``mtu`` and ``reads`` are what both agreed on. Raises VerbsError: no route to it, or a
+        value the HCA does not take."""
         names = pyverbs()
         nic = self.hca.nic
         given = names.QPAttr(port_num=nic.port, path_mtu=mtu)
@@ -98,11 +91,8 @@ class QueuePair:
             self._pair.to_rts(given)
 
     def post(self, opcode: Opcode, work: Sequence[Work]) -> None:
-        """At most ``hca.post_work`` requests, in this order; the last one's success completes them all.
-
-        Raises:
-            VerbsError: the queue pair is broken.
-        """
+        """At most ``hca.post_work`` requests, in this order; the last one's success completes them all. Raises
+        VerbsError: the queue pair is broken."""
         spare = _spare_chains[opcode]
         try:
             chain = spare.pop()
@@ -116,11 +106,8 @@ class QueuePair:
             spare.append(chain)
 
     def ping(self) -> None:
-        """Post a WRITE of no bytes, which needs no memory: it completes when the way there and back works.
-
-        Raises:
-            VerbsError
-        """
+        """Post a WRITE of no bytes, which needs no memory: it completes when the way there and back works. Raises
+        VerbsError."""
         names = pyverbs()
         place = names.SGE(0, 0, 0)
         request = names.SendWR(opcode=names.e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[place])
@@ -133,11 +120,8 @@ class QueuePair:
             place.close()
 
     def poll(self) -> int | None:
-        """Status of the next completion (``SUCCESS`` or one of ``ibv_wc_status``), None if there is none yet.
-
-        Raises:
-            VerbsError
-        """
+        """Status of the next completion (``SUCCESS`` or one of ``ibv_wc_status``), None if there is none yet. Raises
+        VerbsError."""
         try:
             count, completions = self._queue.poll(1)
         except self._names.PyverbsError as error:
@@ -145,11 +129,8 @@ class QueuePair:
         return int(completions[0].status) if count else None
 
     def arm(self) -> None:
-        """From now on the next completion makes ``fd`` readable. Poll once more after it, before waiting.
-
-        Raises:
-            VerbsError
-        """
+        """From now on the next completion makes ``fd`` readable. Poll once more after it, before waiting. Raises
+        VerbsError."""
         with verb("cannot arm"):
             self._queue.req_notify()
 

@@ -4,53 +4,40 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.inbound import Inbound
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Reason
-from pinyon.transfer.stats import Meter
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.lent import LentMemory, LentTable
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Reason
 
 __all__ = ["RdmaServer"]
 
 _log = logging.getLogger(__name__)
-REST_S = 4.0
-"""A link that was silent for this long is not in use: whoever uses its queue pair says so every second or so."""
 
 
 class RdmaServer:
     """Serves the links of service ``RDMA``: one queue pair each, which ends with the link."""
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        hcas: HcaTable,
-        meter: Meter,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._meter = meter
+    def __init__(self, context: EngineContext, hcas: HcaTable) -> None:
+        self._memory = context.memory
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
         self._table = LentTable()
-        memory.on_revoke.append(self._table.take_back)
-        self._memory = memory
-        self._limits = limits
+        self._memory.on_revoke.append(self._table.take_back)
         self._hcas = hcas
 
     def serve(self, inbound: Inbound) -> None:
         lent: LentMemory | None = None
         paired = False
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
-        while self._wait(inbound, head):
+        while inbound.receive_request(head):
             header = rdma_wire.parse_request(head)
             deadline = self._clock() + self._limits.stall_s
             body = inbound.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
@@ -66,20 +53,6 @@ class RdmaServer:
             else:
                 continue
             inbound.stream.send([answer], deadline)
-
-    def _wait(self, inbound: Inbound, head: memoryview) -> bool:
-        """The next request's header; False: the link is closed, was evicted or has been silent for too long."""
-        resting = False
-        give_up = self._clock() + max(self._limits.idle_s, REST_S)
-        while True:
-            now = self._clock()
-            deadline = min(give_up, now + REST_S) if not resting else give_up
-            if inbound.stream.receive_or_idle(head, deadline):
-                return not resting or inbound.work()
-            if self._clock() < deadline or deadline == give_up:
-                return False
-            resting = True
-            inbound.rest()
 
     def _pair(self, inbound: Inbound, body: bytes) -> tuple[LentMemory | None, bytes]:
         name, theirs = rdma_wire.parse_pair(body)

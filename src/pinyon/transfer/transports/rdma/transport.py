@@ -8,26 +8,21 @@ of one behaviour with the other transports; the peer's NIC checks them again.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 
-from pinyon.core.clock import Clock
 from pinyon.transfer.host.discovery import discover, rdma_nics
-from pinyon.transfer.host.nic import Nic, same_network
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.server import RdmaServer
 from pinyon.transfer.transports.rdma.verbs import VerbsError, rdma_available
+from pinyon.transfer.types.nic import Nic, same_network
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["RdmaTransport", "rdma_available"]
 
@@ -42,33 +37,23 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
 
     name = "rdma"
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        identity: Identity,
-        meter: Meter,
-        nics: Mapping[str, Nic],
-        *,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, context: EngineContext, nics: Mapping[str, Nic]) -> None:
         """``nics``: this host's, by name; none: all that are active. An HCA is opened when it is first needed."""
-        super().__init__(limits.queue_pairs_per_path, limits, meter, clock)
+        super().__init__(context, context.limits.queue_pairs_per_path)
         if not nics:
             nics = {nic.name: nic for nic in rdma_nics(discover())}
-        self._identity = identity
-        self._hcas = HcaTable(nics, clock)
+        self._hcas = HcaTable(nics, context.clock)
         self.nics = tuple(nic for nic in nics.values() if nic.transport == "rdma")
         """What peers may connect to."""
-        self.service = RdmaServer(memory, limits, self._hcas, meter, clock)
-        memory.on_unregister.append(self._hcas.forget)
+        self.service = RdmaServer(context, self._hcas)
+        context.memory.on_unregister.append(self._hcas.forget)
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> RdmaEndpoint:
         limit = min(deadline, self._clock() + self._limits.connect_s)
         link = self._dial(remote, path, limit, replaces)
         endpoint = None
         try:
-            endpoint = RdmaEndpoint(link, self._hcas, path.local_nic, self._limits, self._clock)
+            endpoint = RdmaEndpoint(self._context, link, self._hcas, path.local_nic)
             endpoint.pair(path.remote_nic, limit)
         except BaseException as error:
             if endpoint is None:
@@ -96,16 +81,7 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
             now = self._clock()
             limit = now + (deadline - now) / (len(left) + 1)
             try:
-                return dial(
-                    address,
-                    remote.boot_id,
-                    Service.RDMA,
-                    self._identity,
-                    self._limits,
-                    limit,
-                    replaces=replaces,
-                    clock=self._clock,
-                )
+                return dial(self._context, address, remote.boot_id, Service.RDMA, limit, replaces=replaces)
             except (OSError, Stalled, DeadlineReached):
                 if not left:
                     raise

@@ -34,11 +34,7 @@ class VerbsError(Exception):
 
 @functools.cache
 def pyverbs() -> SimpleNamespace:
-    """The names we use.
-
-    Raises:
-        VerbsError: pyverbs cannot be imported.
-    """
+    """The names we use. Raises VerbsError: pyverbs cannot be imported."""
     wanted = {
         "addr": ("AHAttr", "GID", "GlobalRoute"),
         "cq": ("CQ", "CompChannel"),

@@ -19,21 +19,12 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.host.nic import MAX_NIC_CHARS
-from pinyon.transfer.segment import KEY_BYTES, MAX_LENGTH
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.nic import MAX_NIC_CHARS
+from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
+from pinyon.transfer.types.spans import Spans
 
-__all__ = [
-    "GID_BYTES",
-    "HEADER_BYTES",
-    "MAX_KEYS",
-    "Code",
-    "Half",
-    "Header",
-    "Op",
-    "RegionGrant",
-]
+__all__ = ["GID_BYTES", "HEADER_BYTES", "MAX_KEYS", "Code", "Half", "Header", "Op", "RegionGrant"]
 
 MAGIC = 0x5052
 REPLY_BIT = 0x80
@@ -147,10 +138,7 @@ def pack_touch() -> bytes:
 
 
 def parse_request(data: bytes | bytearray | memoryview) -> Header:
-    """
-    Raises:
-        WireError: not a request's header, or a count that the operation does not have.
-    """
+    """Raises WireError: not a request's header, or a count that the operation does not have."""
     opcode, code, count = _header(data)
     if code:
         raise WireError(f"a request with code {code}")
@@ -165,11 +153,8 @@ def parse_request(data: bytes | bytearray | memoryview) -> Header:
 
 
 def parse_reply(data: bytes | bytearray | memoryview, op: Op, count: int) -> Header:
-    """The header of the answer to a request with this count; a body follows exactly when its code is OK.
-
-    Raises:
-        WireError: it does not answer this request.
-    """
+    """The header of the answer to a request with this count; a body follows exactly when its code is OK. Raises
+    WireError: it does not answer this request."""
     opcode, number, answered = _header(data)
     if opcode != op | REPLY_BIT:
         raise WireError(f"an answer {opcode:#x} to {op.name}")
@@ -202,11 +187,7 @@ def body_bytes(header: Header, *, reply: bool) -> int:
 
 
 def parse_pair(data: bytes) -> tuple[str, Half]:
-    """HCA name and initiator's half.
-
-    Raises:
-        WireError
-    """
+    """HCA name and initiator's half. Raises WireError."""
     if len(data) != PAIR_BYTES:
         raise WireError(f"a PAIR has {PAIR_BYTES} bytes")
     length, name = _NAME.unpack_from(data)
@@ -222,10 +203,7 @@ def parse_pair(data: bytes) -> tuple[str, Half]:
 
 
 def parse_half(data: bytes) -> Half:
-    """
-    Raises:
-        WireError: a field out of its bounds.
-    """
+    """Raises WireError: a field out of its bounds."""
     if len(data) != PAIRED_BYTES:
         raise WireError(f"a half has {PAIRED_BYTES} bytes")
     half = Half._make(_HALF.unpack(data))
@@ -245,22 +223,15 @@ def parse_half(data: bytes) -> Half:
 
 
 def parse_keys(data: bytes) -> list[bytes]:
-    """
-    Raises:
-        WireError: not a whole number of region keys.
-    """
+    """Raises WireError: not a whole number of region keys."""
     if len(data) % KEY_BYTES or not data:
         raise WireError("not region keys")
     return [bytes(data[start : start + KEY_BYTES]) for start in range(0, len(data), KEY_BYTES)]
 
 
 def parse_grants(data: bytes, count: int) -> list[RegionGrant]:
-    """What ``count`` keys open.
-
-    Raises:
-        WireError: a field out of its bounds, ranges out of order, one that a refusal does not have, or nothing at all
-            about some key.
-    """
+    """What ``count`` keys open. Raises WireError: a field out of its bounds, ranges out of order, one that a refusal
+    does not have, or nothing at all about some key."""
     if len(data) % _PART.size:
         raise WireError("not parts of grants")
     by_key: list[list[tuple[int, ...]]] = [[] for _ in range(count)]

@@ -20,7 +20,7 @@ from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 __all__ = ["PeerMemory", "allow_any_reader", "fence", "shm_available"]
 
 PIECE_BYTES = 4 << 20
-"""Most that one call copies, by default: under a millisecond or two, so that an abort or a deadline is seen in time."""
+"""Most that one call copies: under a millisecond or two, so that an abort or a deadline is seen in time."""
 IOV_MAX = 1024
 """The kernel's UIO_MAXIOV."""
 
@@ -42,14 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _readv = getattr(_libc, "process_vm_readv", None)
 if _readv is not None:
     # Addresses as plain integers: no ctypes object is made per call, let alone per range.
-    _readv.argtypes = (
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    )
+    _readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
     _readv.restype = ctypes.c_ssize_t
 
 
@@ -85,11 +78,8 @@ def fence() -> None:
     load in the opposite order.
 
     x86 keeps stores in order, and loads in order, by itself; elsewhere membarrier(2) makes every running thread of the
-    machine pass a barrier, which costs milliseconds here and nothing on the readers' side.
-
-    Raises:
-        OSError: this machine needs membarrier and its kernel refuses it.
-    """
+    machine pass a barrier, which costs milliseconds here and nothing on the readers' side. Raises OSError: this machine
+    needs membarrier and its kernel refuses it."""
     machine = platform.machine()
     if machine in _STORES_IN_ORDER:
         return
@@ -101,9 +91,8 @@ def fence() -> None:
 class PeerMemory:
     """Another process's memory, to be read. For one thread at a time."""
 
-    def __init__(self, pid: int, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._piece_bytes = piece_bytes
         self._scratch = array("B", bytes(FETCH_BYTES + FETCH_MOVES * SEAL_BYTES))
         self._scratch_view = memoryview(self._scratch)
         self._scratch_address = self._scratch.buffer_info()[0]
@@ -114,11 +103,8 @@ class PeerMemory:
         self._one_here_address = self._one_here.buffer_info()[0]
 
     def holds(self, seals: Sequence[Seal]) -> bool:
-        """Are all of these seals intact, and all in the same process?
-
-        Raises:
-            OSError: the process is gone (ESRCH) or may not be read (EPERM).
-        """
+        """Are all of these seals intact, and all in the same process? Raises OSError: the process is gone (ESRCH) or
+        may not be read (EPERM)."""
         for start in range(0, len(seals), IOV_MAX):
             some = seals[start : start + IOV_MAX]
             found = array("Q", bytes(len(some) * SEAL_BYTES))
@@ -132,13 +118,8 @@ class PeerMemory:
 
     def fetch(self, moves: Sequence[Move], nbytes: int, seals: Sequence[Seal]) -> bool:
         """Copy a few small ``moves`` (see ``FETCH_BYTES``, ``FETCH_MOVES``) with the seals of all that they touch.
-
-        Returns:
-            Whether all of it was there and the seals intact after it. If not, nothing of the destination was written.
-
-        Raises:
-            OSError: the process is gone or may not be read.
-        """
+        Returns whether all of it was there and the seals intact after it. If not, nothing of the destination was
+        written. Raises OSError: the process is gone or may not be read."""
         there = array("Q")
         for _, source, length in moves:
             there.extend((source, length))
@@ -170,18 +151,13 @@ class PeerMemory:
     def copy(self, moves: Sequence[Move], nbytes: int, seal: Seal, before_each: Callable[[], None]) -> bool:
         """Copy ``moves`` (``nbytes`` together) in order, a few MiB per system call; each call reads ``seal`` last.
 
-        Returns:
-            Whether all of it was there, and the seal intact after the last byte of each call. If not, any of the
-            destination may have been written.
-
-        Raises:
-            OSError: the process is gone or may not be read.
-            What ``before_each`` raises, which is called before each piece.
-        """
-        if len(moves) < IOV_MAX and nbytes <= self._piece_bytes:
+        Returns whether all of it was there, and the seal intact after the last byte of each call. If not, any of the
+        destination may have been written. Raises OSError: the process is gone or may not be read; what ``before_each``
+        raises, which is called before each piece."""
+        if len(moves) < IOV_MAX and nbytes <= PIECE_BYTES:
             before_each()
             return self._copy_piece(moves, nbytes, seal)
-        for piece, size in _pieces(moves, self._piece_bytes):
+        for piece, size in _pieces(moves, PIECE_BYTES):
             before_each()
             if not self._copy_piece(piece, size, seal):
                 return False

@@ -5,12 +5,16 @@ from __future__ import annotations
 import secrets
 import threading
 from array import array
+from typing import Any
 
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
 __all__ = ["Seals"]
+
+Cell = Any
+"""Where a seal lies: here an array of its own, elsewhere what a class derived from this one makes."""
 
 
 class Seals:
@@ -31,50 +35,55 @@ class Seals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._cells: dict[Grant, array[int]] = {}
-        self._own = _new_cell()
+        self._cells: dict[Grant, Cell] = {}
+        self._own = self._new_cell()
         self._closed = False
 
     @property
     def process(self) -> Seal:
         """Intact until ``close``."""
-        return _seal(self._own)
+        return self._seal(self._own)
 
     def issue(self, grant: Grant) -> Seal | None:
-        """The grant's seal. None: it is being revoked."""
+        """The grant's seal. None: it is being revoked, or there is no room."""
         with self._lock:
             # Looked at under the lock: ``revoke`` comes after the grant died, and then nothing is issued any more.
             if self._closed or not grant.alive:
                 return None
-            cell = self._cells.get(grant)
+            cell = self._cells.get(grant) or self._new_cell()
             if cell is None:
-                cell = self._cells[grant] = _new_cell()
-            return _seal(cell)
+                return None
+            self._cells[grant] = cell
+            return self._seal(cell)
 
     def revoke(self, grant: Grant) -> None:
         """Break the grant's seal: on return no READ by a peer that is not over yet ends well."""
         with self._lock:
             cell = self._cells.pop(grant, None)
             if cell is not None:
-                _break(cell)
+                self._break(cell)
+                cma.fence()  # freed afterwards: whatever comes there is not the 128 random bits
+                self._free(cell)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             for cell in [self._own, *self._cells.values()]:
-                _break(cell)
+                self._break(cell)
+            cma.fence()
             self._cells.clear()
 
+    # What one cell is.
 
-def _new_cell() -> array[int]:
-    return array("Q", secrets.token_bytes(SEAL_BYTES))
+    def _new_cell(self) -> Cell:
+        return array("Q", secrets.token_bytes(SEAL_BYTES))
 
+    def _seal(self, cell: Cell) -> Seal:
+        return Seal(cell.buffer_info()[0], cell.tobytes())
 
-def _seal(cell: array[int]) -> Seal:
-    return Seal(cell.buffer_info()[0], cell.tobytes())
+    def _break(self, cell: Cell) -> None:
+        for position in range(len(cell)):
+            cell[position] = 0
 
-
-def _break(cell: array[int]) -> None:
-    for position in range(len(cell)):
-        cell[position] = 0
-    cma.fence()  # freed afterwards: whatever comes there is not the 128 random bits
+    def _free(self, cell: Cell) -> None:
+        """Nobody is told of it any more."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.links.inbound import Inbound
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode, Reason
-from pinyon.transfer.segment import Range
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, PIECE_BYTES, Move, PeerMemory
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory
 from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Opcode, Reason
+from pinyon.transfer.types.segment import Range
 
 __all__ = ["ShmService"]
 
@@ -29,30 +25,21 @@ _ONE = (shm_wire.MAGIC, shm_wire.WRITE, 0, 1)
 class ShmService:
     """Serves :attr:`pinyon.transfer.links.handshake.Service.SHM` links, which come by a Unix socket."""
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        meter: Meter,
-        seals: Seals,
-        clock: Clock = time.monotonic,
-        piece_bytes: int = PIECE_BYTES,
-    ) -> None:
-        self.memory = memory
-        self.clock = clock
-        self.limits = limits
+    def __init__(self, context: EngineContext, seals: Seals) -> None:
+        self.memory = context.memory
+        self.clock = context.clock
+        self.limits = context.limits
         self.seals = seals
-        self._piece_bytes = piece_bytes
-        self._meter = meter
+        self._meter = context.meter
         self._told: set[str] = set()
-        memory.on_revoke.append(seals.revoke)
+        context.memory.on_revoke.append(seals.revoke)
 
     def serve(self, inbound: Inbound) -> None:
         stream = inbound.stream
         deadline = self.clock() + self.limits.connect_s
         proof = shm_wire.parse_proof(inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
-            peer = meet(stream, proof.seal, self._piece_bytes)
+            peer = meet(stream, proof.seal)
         except Unreachable as why:
             if str(why) not in self._told:
                 self._told.add(str(why))

@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from array import array
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, Outcome
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.identity import Identity
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, FETCH_MOVES, PIECE_BYTES, Move, PeerMemory, shm_available
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, FETCH_MOVES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["ShmTransport", "shm_available"]
 
@@ -47,16 +42,16 @@ _READ_TRIES = 4
 class _Endpoint(Endpoint):
     """A link to a peer, the peer's memory, and where its regions lie."""
 
-    def __init__(self, link: Link, memory: PeerMemory, table: MemoryTable, max_places: int, clock: Clock) -> None:
-        """``memory`` is the peer's, ``table`` has ours."""
+    def __init__(self, context: EngineContext, link: Link, memory: PeerMemory) -> None:
+        """``memory`` is the peer's."""
         super().__init__(link)
         self._memory = memory
-        self._table = table
-        self._clock = clock
+        self._table = context.memory
+        self._clock = context.clock
         self._places: dict[bytes, shm_wire.Place] = {}
         self._spans = 0
         """Of the places, about."""
-        self._max_places = max_places
+        self._max_places = context.limits.max_regions
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
         """To a WRITE of one range: a head, and a code if it is refused."""
@@ -224,7 +219,7 @@ class _Endpoint(Endpoint):
                 self._places[key] = place
 
     def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> tuple[int, int]:
-        self.link.stream.receive_soon(self._head, deadline)
+        self.link.stream.receive_some(self._head, shm_wire.HEAD_BYTES, deadline)
         self.answered = True
         return shm_wire.parse_answer(self._head, kind, count, message_id)
 
@@ -267,43 +262,21 @@ class ShmTransport(Endpoints[_Endpoint]):
 
     name = "shm"
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        identity: Identity,
-        meter: Meter,
-        *,
-        clock: Clock = time.monotonic,
-        piece_bytes: int = PIECE_BYTES,
-    ) -> None:
-        """``piece_bytes``: most that is copied between two looks at whether the copy is still wanted."""
-        super().__init__(limits.connections_per_peer, limits, meter, clock)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = FETCH_BYTES
         self.unavailable = shm_available()
         """Why this process cannot use shm at all; None if it can."""
-        self.address = "" if self.unavailable else f"@pinyon-transfer-{identity.boot_id.hex()}"
+        self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
-        self._table = memory
-        self._identity = identity
-        self._piece_bytes = piece_bytes
         self._seals = Seals()
-        self.service = ShmService(memory, limits, meter, self._seals, clock, piece_bytes)
+        self.service = ShmService(context, self._seals)
         self._told: set[str] = set()
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> _Endpoint:
         if not remote.shm or self.unavailable:
             raise Unreachable(self.unavailable or "the peer does not listen for shm")
-        link = dial(
-            remote.shm,
-            remote.boot_id,
-            Service.SHM,
-            self._identity,
-            self._limits,
-            deadline,
-            replaces=replaces,
-            clock=self._clock,
-        )
+        link = dial(self._context, remote.shm, remote.boot_id, Service.SHM, deadline, replaces=replaces)
         try:
             memory = self._prove(link, min(deadline, self._clock() + self._limits.connect_s))
         except Unreachable as why:
@@ -315,14 +288,14 @@ class ShmTransport(Endpoints[_Endpoint]):
         except BaseException:
             link.stream.close(hard=True)
             raise
-        return _Endpoint(link, memory, self._table, self._limits.max_regions, self._clock)
+        return _Endpoint(self._context, link, memory)
 
     def _prove(self, link: Link, deadline: float) -> PeerMemory:
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, self._seals.process)], deadline)
         proof = shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         if proof.code:
             raise Unreachable("the peer cannot read this process's memory; its log says why")
-        return meet(link.stream, proof.seal, self._piece_bytes)
+        return meet(link.stream, proof.seal)
 
     def close(self) -> None:
         super().close()

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Sequence
 from struct import Struct, pack, unpack
 from typing import NamedTuple, cast
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
-from pinyon.transfer.request import Reason
-from pinyon.transfer.segment import KEY_BYTES, Range
-from pinyon.transfer.spans import Spans
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
+from pinyon.transfer.types.request import Reason
+from pinyon.transfer.types.segment import KEY_BYTES, Range
+from pinyon.transfer.types.spans import Spans
 
 __all__ = ["Place", "Proof", "RequestHead", "Seal"]
 
@@ -120,10 +120,7 @@ def pack_proof(code: int, seal: Seal | None) -> bytes:
 
 
 def parse_proof(data: bytes) -> Proof:
-    """
-    Raises:
-        WireError: not a PROOF.
-    """
+    """Raises WireError: not a PROOF."""
     if len(data) != PROOF_BYTES:
         raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
     magic, code, address, value = _PROOF.unpack(data)
@@ -150,10 +147,7 @@ def pack_write(
 
 
 def parse_request(head: bytes | memoryview) -> RequestHead:
-    """
-    Raises:
-        WireError: bad magic or kind, or a count or size beyond the protocol's bounds.
-    """
+    """Raises WireError: bad magic or kind, or a count or size beyond the protocol's bounds."""
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, kind, code, ranges, message_id, nbytes = _HEAD.unpack(head)
@@ -173,11 +167,7 @@ def parse_request(head: bytes | memoryview) -> RequestHead:
 
 
 def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
-    """The keys of a RESOLVE.
-
-    Raises:
-        WireError: wrong size.
-    """
+    """The keys of a RESOLVE. Raises WireError: wrong size."""
     if len(body) != message.body_bytes:
         raise WireError("keys do not fill their space")
     data = bytes(body)
@@ -185,11 +175,8 @@ def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
 
 
 def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], tuple[int, ...]]:
-    """The descriptors of a WRITE and the initiator's address of each.
-
-    Raises:
-        WireError: wrong size, a zero length, an address beyond the address space, or lengths that do not add up.
-    """
+    """The descriptors of a WRITE and the initiator's address of each. Raises WireError: wrong size, a zero length, an
+    address beyond the address space, or lengths that do not add up."""
     if len(body) != message.body_bytes:
         raise WireError("ranges do not fill their space")
     if message.ranges == 1:
@@ -230,11 +217,7 @@ def pack_answer(request: RequestHead, refusals: bytes | None) -> bytes:
 
 def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: int) -> tuple[int, int]:
     """The answer's code and how many bytes of body follow: the places of a RESOLVE, with code ``OK``; ``count`` codes
-    of a WRITE with ``SOME_REFUSED``.
-
-    Raises:
-        WireError: it does not answer the request with these values.
-    """
+    of a WRITE with ``SOME_REFUSED``. Raises WireError: it does not answer the request with these values."""
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, answered, code, ranges, answered_id, nbytes = _HEAD.unpack(head)
@@ -250,11 +233,8 @@ def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: in
 
 
 def parse_places(data: bytes, count: int) -> list[Place]:
-    """
-    Raises:
-        WireError: wrong size, an unknown code, spans that are empty or out of order, or a place outside the address
-            space.
-    """
+    """Raises WireError: wrong size, an unknown code, spans that are empty or out of order, or a place outside the
+    address space."""
     places: list[Place] = []
     at = 0
     for _ in range(count):

@@ -12,25 +12,10 @@ from typing import Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from pinyon.transfer.errors import InvalidTransfer
-
-__all__ = ["CHECKSUM_MODES", "Digest", "checksum", "checksum_of", "is_on", "seed_of"]
-
-CHECKSUM_MODES = ("on", "off")
+__all__ = ["Digest", "checksum", "checksum_of", "seed_of"]
 
 Digest = xxh3_64
 """``Digest(seed=...)``, then ``update(buffer)`` piece by piece, then ``intdigest()``."""
-
-
-def is_on(mode: str) -> bool:
-    """Of the setting: shall payloads carry a checksum?
-
-    Raises:
-        InvalidTransfer: no such mode.
-    """
-    if mode not in CHECKSUM_MODES:
-        raise InvalidTransfer(f"checksum is one of {', '.join(CHECKSUM_MODES)}", field="checksum")
-    return mode == "on"
 
 
 seed_of: Final[Callable[[bytes | bytearray | memoryview], int]] = xxh3_64_intdigest

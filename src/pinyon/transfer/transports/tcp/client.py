@@ -6,17 +6,17 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Final
 
-from pinyon.transfer.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
-from pinyon.transfer.errors import WireError
+from pinyon.transfer.chains.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.slicing import Slice
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["Connection"]
 
@@ -71,7 +71,7 @@ class Connection(Endpoint):
         else:
             send_payload(self._stream, head, _gather(chain, None), seed, deadline)
         got = self._stream.receive_some(self._inbox[:HEAD_START_BYTES], wire.FRAME_HEADER_BYTES, deadline)
-        return self._answer(chain, frame, seed, got)
+        return self._answer(frame, seed, got, deadline, chain)
 
     def _next_frame_id(self) -> int:
         self._frame_id += 1
@@ -165,7 +165,7 @@ class Connection(Endpoint):
         self._asked = None
         if inbox[: wire.FRAME_HEADER_BYTES] != good:
             frame = wire.Frame(opcode, 1, self._frame_id, nbytes, self._checked)
-            return self._answer_of_one(frame, seed if self._checked else None, got, deadline)
+            return self._answer(frame, seed if self._checked else None, got, deadline)
         if got < whole:
             self._stream.receive((inbox[got:whole],), deadline)
         elif got > whole:
@@ -206,7 +206,7 @@ class Connection(Endpoint):
         self.answered = True
         if reply != good:
             frame = wire.Frame(opcode, 1, frame_id, nbytes, checked)
-            return self._answer_of_one(frame, seed, got, deadline)
+            return self._answer(frame, seed, got, deadline)
         if reading:
             if not receive_payload(stream, data, seed, deadline, inbox[:0]):
                 return _BAD_CHECKSUM
@@ -214,62 +214,33 @@ class Connection(Endpoint):
             raise WireError("bytes after the reply")
         return DONE
 
-    def _answer_of_one(self, frame: wire.Frame, seed: int | None, got: int, deadline: float) -> Outcome:
-        """The answer to a frame of one slice that is no good one, of which ``got`` bytes are in the inbox."""
-        reply = wire.parse_reply(self._inbox, frame)
-        if reply.code != wire.SOME_REFUSED:
-            return _refusal_of_all(reply)
-        refusals = self._refusals(frame, reply, got, deadline)
-        at = wire.FRAME_HEADER_BYTES + 1
-        rest = self._inbox[at : max(got, at)]
-        if reply.payload:
-            raise WireError("the reply's payload does not fit the accepted ranges")
-        if frame.opcode == wire.READ:
-            if not receive_payload(self._stream, (), seed, deadline, rest):
-                return _BAD_CHECKSUM
-        elif rest:
-            raise WireError("bytes after the reply")
-        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
-
-    def _answer(self, chain: Chain, frame: wire.Frame, seed: int | None, got: int) -> Outcome:
-        """The answer to ``frame``, of which ``got`` bytes are in the inbox."""
+    def _answer(
+        self, frame: wire.Frame, seed: int | None, got: int, deadline: float, chain: Chain | None = None
+    ) -> Outcome:
+        """The answer to ``frame``, of which ``got`` bytes are in the inbox. Without ``chain``: to a frame of one slice,
+        that it was refused."""
         self.answered = True
-        inbox, at, deadline = self._inbox, wire.FRAME_HEADER_BYTES, chain.deadline
+        inbox, at = self._inbox, wire.FRAME_HEADER_BYTES
         refusals = None
         reply = wire.parse_reply(inbox, frame)
         if reply.code == wire.SOME_REFUSED:
-            refusals = self._refusals(frame, reply, got, deadline)
             at += frame.requests
-            got = max(got, at)
-            _check_payload(chain, reply, refusals)
+            if got < at:
+                self._stream.receive([inbox[got:at]], deadline)
+                got = at
+            refusals = bytes(inbox[wire.FRAME_HEADER_BYTES : at])
+            wire.check_refusals(refusals)
         elif reply.code != wire.ALL_OK:
-            return _refusal_of_all(reply)
-        if chain.opcode is Opcode.READ:
-            if not receive_payload(self._stream, _gather(chain, refusals), seed, deadline, inbox[at:got]):
+            return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else _FAULT
+        if frame.opcode == wire.READ:
+            buffers = _gather(chain, refusals) if chain is not None else []
+            if sum(map(len, buffers)) != reply.payload:
+                raise WireError("the reply's payload does not fit the accepted ranges")
+            if not receive_payload(self._stream, buffers, seed, deadline, inbox[at:got]):
                 return _BAD_CHECKSUM
         elif got > at:
             raise WireError("bytes after the reply")
         return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
-
-    def _refusals(self, frame: wire.Frame, reply: wire.Reply, got: int, deadline: float) -> bytes:
-        """A code per request, which follow the reply's header; ``got`` bytes of both are here."""
-        inbox, at = self._inbox, wire.FRAME_HEADER_BYTES + frame.requests
-        if got < at:
-            self._stream.receive([inbox[got:at]], deadline)
-        refusals = bytes(inbox[wire.FRAME_HEADER_BYTES : at])
-        wire.check_refusals(refusals)
-        return refusals
-
-
-def _refusal_of_all(reply: wire.Reply) -> Outcome:
-    return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else _FAULT
-
-
-def _check_payload(chain: Chain, reply: wire.Reply, refusals: bytes) -> None:
-    if chain.opcode is Opcode.READ:
-        accepted = sum(part.length for part, code in zip(chain.slices, refusals, strict=True) if not code)
-        if accepted != reply.payload:
-            raise WireError("the reply's payload does not fit the accepted ranges")
 
 
 def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:

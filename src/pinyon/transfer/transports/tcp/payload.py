@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pinyon.transfer.errors import WireError
 from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.tcp.checksum import Digest, checksum
 from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, pack_trailer, parse_trailer
+from pinyon.transfer.types.errors import WireError
 
 __all__ = ["HEAD_START_BYTES", "INBOX_BYTES", "receive_payload", "send_payload"]
 
@@ -74,14 +74,9 @@ def receive_payload(
 ) -> bool:
     """Fill the buffers; False: their checksum, expected when a ``seed`` is given, is wrong.
 
-    Args:
-        early: what came of it together with the header.
-        singly: some memory stands several times among the buffers (a scratch that drains what nobody wants), so each
-            is looked at before the next is filled.
-
-    Raises:
-        WireError: more came than belongs to the payload. What ``Stream.receive`` raises.
-    """
+    ``early``: what came of it together with the header. ``singly``: some memory stands several times among the buffers
+    (a scratch that drains what nobody wants), so each is looked at before the next is filled. Raises WireError: more
+    came than belongs to the payload. What ``Stream.receive`` raises."""
     if seed is None:
         if _fill(stream, buffers, early, deadline):
             raise WireError("bytes after the payload")

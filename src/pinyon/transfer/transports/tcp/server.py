@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import time
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import MAX_FRAME_BYTES, TransferLimits
-from pinyon.transfer.links.inbound import Inbound
+from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.request import Opcode
-from pinyon.transfer.segment import Range
-from pinyon.transfer.stats import Meter
 from pinyon.transfer.transports.staged import stage_ranges
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES
+from pinyon.transfer.types.request import Opcode
+from pinyon.transfer.types.segment import Range
 
 __all__ = ["TcpService"]
 
@@ -29,13 +26,11 @@ _SCRATCH_BYTES = 64 << 10
 class TcpService:
     """Serves the frames of all inbound tcp links, each in its link's thread."""
 
-    def __init__(
-        self, memory: MemoryTable, limits: TransferLimits, meter: Meter, clock: Clock = time.monotonic
-    ) -> None:
-        self._memory = memory
-        self._limits = limits
-        self._meter = meter
-        self._clock = clock
+    def __init__(self, context: EngineContext) -> None:
+        self._memory = context.memory
+        self._limits = context.limits
+        self._meter = context.meter
+        self._clock = context.clock
 
     def serve(self, inbound: Inbound) -> None:
         """A ``LinkService``: returns when the link is idle too long, evicted or closed in good order."""
@@ -76,11 +71,8 @@ class TcpService:
 
     def _serve_small(self, inbound: Inbound, inbox: memoryview, got: int, outbox: memoryview, deadline: float) -> int:
         """The usual small frame: one range that is granted, all of it in the inbox. Without a detour, because here
-        every call shows in the latency.
-
-        Returns:
-            0 when it is done. Else it is another case and nothing was done, but so many bytes are in the inbox now.
-        """
+        every call shows in the latency. Returns 0 when it is done. Else it is another case and nothing was done, but so
+        many bytes are in the inbox now."""
         if got < wire.FIRST_BYTES:
             return got
         nbytes: int

@@ -6,24 +6,18 @@ few system calls, during which the GIL is free.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 
-from pinyon.core.clock import Clock
-from pinyon.transfer.host.nic import Nic
-from pinyon.transfer.limits import TransferLimits
+from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import dial
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.identity import Identity
-from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.path import Path
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.stats import Meter
-from pinyon.transfer.transports.tcp.checksum import is_on
 from pinyon.transfer.transports.tcp.client import Connection
 from pinyon.transfer.transports.tcp.server import TcpService
+from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["TcpTransport"]
 
@@ -33,49 +27,28 @@ class TcpTransport(Endpoints[Connection]):
 
     name = "tcp"
 
-    def __init__(
-        self,
-        memory: MemoryTable,
-        limits: TransferLimits,
-        identity: Identity,
-        meter: Meter,
-        nics: Mapping[str, Nic],
-        *,
-        checksum: str = "on",
-        clock: Clock = time.monotonic,
-    ) -> None:
-        """
-        Args:
-            nics: this host's, by name.
-            checksum: "on" or "off".
-
-        Raises:
-            InvalidTransfer: no such checksum mode.
-        """
-        super().__init__(limits.connections_per_peer, limits, meter, clock)
-        self.moves_bytes = limits.max_frame_bytes
-        self._memory = memory
-        self._identity = identity
+    def __init__(self, context: EngineContext, nics: Mapping[str, Nic], *, checked: bool = True) -> None:
+        """``nics``: this host's, by name. ``checked``: payloads carry a checksum."""
+        super().__init__(context, context.limits.connections_per_peer)
+        self.moves_bytes = context.limits.max_frame_bytes
         self._nics = nics
         networks = Counter(nic.network for nic in nics.values() if nic.transport == "tcp")
         self._crowded = {network for network, count in networks.items() if count > 1}
         """Networks on which we have several NICs: there the source address alone does not choose one."""
-        self._checked = is_on(checksum)
-        self.service = TcpService(memory, limits, meter, clock)
+        self._checked = checked
+        self.service = TcpService(context)
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> Connection:
         there = remote.nic(path.remote_nic)
         here = self._nics.get(path.local_nic) if path.local_nic else None
         link = dial(
+            self._context,
             (there.address, there.port),
             remote.boot_id,
             Service.TCP,
-            self._identity,
-            self._limits,
             deadline,
             source=here.address if here is not None else "",
             interface=here.name if here is not None and here.network in self._crowded else "",
             replaces=replaces,
-            clock=self._clock,
         )
-        return Connection(link, self._memory, checked=self._checked)
+        return Connection(link, self._context.memory, checked=self._checked)

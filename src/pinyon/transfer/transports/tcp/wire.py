@@ -20,14 +20,11 @@ from itertools import chain as chained
 from struct import Struct
 from typing import Final, NamedTuple, cast
 
-from pinyon.transfer.errors import WireError
-from pinyon.transfer.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
-from pinyon.transfer.segment import KEY_BYTES, Range
+from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
+from pinyon.transfer.types.segment import KEY_BYTES, Range
 
-__all__ = [
-    "Frame",
-    "Reply",
-]
+__all__ = ["Frame", "Reply"]
 
 FRAME_MAGIC: Final = 0x504B
 FLAG_CHECKSUM: Final = 1
@@ -100,11 +97,8 @@ def _descriptors(count: int) -> Struct:
 
 
 def parse_frame(data: bytes | bytearray | memoryview) -> Frame:
-    """Parse a request header (the first ``FRAME_HEADER_BYTES`` of ``data``).
-
-    Raises:
-        WireError: bad magic, opcode, flags, or a count or payload beyond the protocol's bounds.
-    """
+    """Parse a request header (the first ``FRAME_HEADER_BYTES`` of ``data``). Raises WireError: bad magic, opcode,
+    flags, or a count or payload beyond the protocol's bounds."""
     if len(data) < FRAME_HEADER_BYTES:
         raise WireError("short frame header")
     magic, opcode, flags, count, frame_id, payload = _FRAME.unpack_from(data)
@@ -122,11 +116,8 @@ def parse_frame(data: bytes | bytearray | memoryview) -> Frame:
 
 
 def parse_descriptors(data: memoryview, frame: Frame) -> list[Range]:
-    """Parse exactly ``frame.requests`` descriptors.
-
-    Raises:
-        WireError: wrong size, a zero length, or lengths that do not add up to the frame's payload.
-    """
+    """Parse exactly ``frame.requests`` descriptors. Raises WireError: wrong size, a zero length, or lengths that do not
+    add up to the frame's payload."""
     if len(data) != frame.requests * DESCRIPTOR_BYTES:
         raise WireError("descriptors do not fill their space")
     if frame.requests == 1:
@@ -156,11 +147,8 @@ def pack_reply(frame: Frame, refusals: bytes | None, payload: int, *, code: int 
 
 
 def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
-    """Parse the answer to ``frame`` (the first ``FRAME_HEADER_BYTES`` of ``data``).
-
-    Raises:
-        WireError: the answer is not to this frame, or its payload cannot be right.
-    """
+    """Parse the answer to ``frame`` (the first ``FRAME_HEADER_BYTES`` of ``data``). Raises WireError: the answer is not
+    to this frame, or its payload cannot be right."""
     if len(data) < FRAME_HEADER_BYTES:
         raise WireError("short reply header")
     magic, opcode, code, count, frame_id, payload = _FRAME.unpack_from(data)
@@ -179,10 +167,7 @@ def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
 
 
 def check_refusals(codes: bytes) -> None:
-    """
-    Raises:
-        WireError: a code that no peer may answer, or none refused at all.
-    """
+    """Raises WireError: a code that no peer may answer, or none refused at all."""
     if max(codes) > MAX_REFUSAL:
         raise WireError(f"unknown refusal code {max(codes)}")
     if max(codes) == 0:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["MAX_NIC_CHARS", "Nic", "check_name", "check_nic", "nic_from_dict", "nic_to_dict", "same_network"]
 
@@ -34,11 +34,8 @@ class Nic(NamedTuple):
 
 
 def check_name(value: Any, field: str = "nic") -> str:
-    """A NIC's name: 1 to 64 printable characters, no space and no slash (it becomes a path in sysfs).
-
-    Raises:
-        InvalidTransfer: anything else.
-    """
+    """A NIC's name: 1 to 64 printable characters, no space and no slash (it becomes a path in sysfs). Raises
+    InvalidTransfer: anything else."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NIC_CHARS:
         raise InvalidTransfer(f"{field}: a NIC's name has 1 to {MAX_NIC_CHARS} characters", field=field)
     if not value.isprintable() or " " in value or "/" in value or value in (".", ".."):
@@ -47,11 +44,8 @@ def check_name(value: Any, field: str = "nic") -> str:
 
 
 def check_nic(value: Nic) -> Nic:
-    """The NIC itself when every field is within its bounds and of its form.
-
-    Raises:
-        InvalidTransfer: names the first field that is not.
-    """
+    """The NIC itself when every field is within its bounds and of its form. Raises InvalidTransfer: names the first
+    field that is not."""
     check_name(value.name, "nic.name")
     if value.transport not in ("tcp", "rdma"):
         raise InvalidTransfer(f"{value.name}: a NIC's transport is tcp or rdma", field="nic.transport")
@@ -87,10 +81,7 @@ def nic_to_dict(value: Nic) -> dict[str, Any]:
 
 def nic_from_dict(value: Any) -> Nic:
     """The inverse of :func:`nic_to_dict`, for outside data; ``network`` may be left out, unknown fields are ignored.
-
-    Raises:
-        InvalidTransfer: anything missing, of the wrong type or out of bounds.
-    """
+    Raises InvalidTransfer: anything missing, of the wrong type or out of bounds."""
     if not isinstance(value, dict):
         raise InvalidTransfer("a NIC is an object", field="nic")
     try:

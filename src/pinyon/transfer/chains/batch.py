@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon.transfer.errors import InvalidTransfer, TransferLimitReached
-from pinyon.transfer.request import Reason, TransferResult, TransferStatus
-from pinyon.transfer.slicing import Slice
+from pinyon.transfer.chains.slicing import Slice
+from pinyon.transfer.types.errors import InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
 __all__ = ["BatchState"]
 
@@ -37,11 +37,8 @@ class BatchState:
         return len(self._left)
 
     def admit(self, lengths: Sequence[int]) -> int:
-        """Take the next places for requests of these lengths; the index of the first.
-
-        Raises:
-            TransferLimitReached: more than the batch was allocated for.
-        """
+        """Take the next places for requests of these lengths; the index of the first. Raises TransferLimitReached: more
+        than the batch was allocated for."""
         first = len(self._left)
         if first + len(lengths) > self.capacity:
             raise TransferLimitReached(f"the batch holds {self.capacity} requests, {first} are submitted")
@@ -83,10 +80,7 @@ class BatchState:
         return finals, moved_bytes
 
     def result(self, index: int) -> TransferResult:
-        """
-        Raises:
-            InvalidTransfer: no such place in the batch.
-        """
+        """Raises InvalidTransfer: no such place in the batch."""
         if not 0 <= index < self.capacity:
             raise InvalidTransfer(f"the batch holds {self.capacity} requests, no index {index}", field="index")
         if index >= len(self._left):

@@ -1,6 +1,6 @@
 """What a host has that matters to transfers: NUMA nodes, GPUs, NICs, and how far these are from each other. Pure.
 
-Read from the machine by ``pinyon.transfer.host.discovery``; made into a matrix by ``pinyon.transfer.host.topology``.
+Read from the machine by ``pinyon.transfer.host.discovery``; made into a matrix by ``pinyon.transfer.types.topology``.
 """
 
 from __future__ import annotations

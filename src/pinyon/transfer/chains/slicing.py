@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pinyon.transfer.limits import TransferLimits
-from pinyon.transfer.request import Opcode, TransferRequest
-from pinyon.transfer.segment import PeerId, SegmentDescriptor
+from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Opcode, TransferRequest
+from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
 __all__ = ["ChainPlan", "Slice", "chain_bytes", "plan_chains", "plan_one"]
 
@@ -59,12 +59,8 @@ def plan_chains(
 ) -> list[ChainPlan]:
     """Group by peer, direction and locations, keep the order inside a group, cut at the bounds.
 
-    The slices of a request cover it exactly once. Requests are assumed valid (see ``TransferEngine``).
-
-    Args:
-        locations: of the local regions, by key.
-        streams: how many NICs a peer's chains are spread over.
-    """
+    The slices of a request cover it exactly once. Requests are assumed valid (see ``TransferEngine``). ``locations``:
+    of the local regions, by key. ``streams``: how many NICs a peer's chains are spread over."""
     groups: dict[Where, tuple[SegmentDescriptor, list[Slice]]] = {}
     whole: list[Slice] = []
     last_remote: SegmentDescriptor | None = None
@@ -123,13 +119,7 @@ def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
     return min(limits.max_frame_bytes, max(least, wanted))
 
 
-def _cut(
-    group: list[Slice],
-    head: ChainPlan,
-    streams: int,
-    limits: TransferLimits,
-    plans: list[ChainPlan],
-) -> None:
+def _cut(group: list[Slice], head: ChainPlan, streams: int, limits: TransferLimits, plans: list[ChainPlan]) -> None:
     """``group``: whole requests, one after another."""
     most_bytes = chain_bytes(sum([part[5] for part in group]), streams, limits)
     most_slices = limits.max_frame_requests

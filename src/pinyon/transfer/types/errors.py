@@ -1,18 +1,5 @@
-"""Errors of the transfer engine, on the project's error tree.
-
-::
-
-    TransferError                 base; also one of the core errors, so the edges translate it by attribute
-    ├── InvalidTransfer           InvalidArgument     a request, buffer or limit that makes no sense (names the field)
-    ├── WireError                 InvalidArgument     bytes from the network that do not parse; the connection is closed
-    ├── TransferLimitReached      ResourceExhausted   too many batches, requests, regions
-    ├── EngineClosed              FailedPrecondition  not started, or closed
-    └── what a finished transfer raises through ``raise_for_failure``:
-        ├── TransferRefused       FailedPrecondition  the peer answered no: wrong key, range, boot id, secret
-        ├── TransferFailed        Unavailable         the peer is gone, the connection broke
-        ├── TransferTimeout       DeadlineExceeded    no progress, or the total deadline passed
-        └── TransferCancelled     Cancelled           the caller (or ``close``) stopped it
-"""
+"""Errors of the transfer engine, on the project's error tree: each is one of the core errors too, so the edges
+translate it by attribute. From ``TransferRefused`` on: what ``raise_for_failure`` raises for a finished transfer."""
 
 from __future__ import annotations
 

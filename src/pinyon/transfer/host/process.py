@@ -1,4 +1,4 @@
-"""Which peers are on this host, as far as sockets can tell."""
+"""What this process may use of its host, and which peers are on the same one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import socket
 
 import xxhash
 
-__all__ = ["host_id"]
+__all__ = ["available_cores", "host_id"]
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_id() -> str:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pinyon.transfer.errors import InvalidTransfer
+from pinyon.transfer.types.errors import InvalidTransfer
 
 __all__ = ["Spans", "merge_ranges"]
 
@@ -25,11 +25,8 @@ class Spans(NamedTuple):
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]], length: int) -> Spans:
-    """The bytes of ``(offset, length)`` ranges, in any order, of a region with ``length`` bytes.
-
-    Raises:
-        InvalidTransfer: no range at all, an empty one, or one that reaches outside the region.
-    """
+    """The bytes of ``(offset, length)`` ranges, in any order, of a region with ``length`` bytes. Raises
+    InvalidTransfer: no range at all, an empty one, or one that reaches outside the region."""
     starts: list[int] = []
     ends: list[int] = []
     for start, size in sorted(ranges):

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.host.inventory import Inventory, NicInfo, pci_distance, usable_nics
-from pinyon.transfer.host.nic import check_name
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.inventory import Inventory, NicInfo, pci_distance, usable_nics
+from pinyon.transfer.types.nic import check_name
 
 __all__ = ["WILDCARD", "Topology", "build_topology"]
 
@@ -29,11 +29,8 @@ Row = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Topology:
-    """Per memory location the names of the preferred and of the secondary NICs; immutable and hashable.
-
-    Raises:
-        InvalidTransfer: too many locations or NICs, a bad name, a NIC twice in one row; the message names the location.
-    """
+    """Per memory location the names of the preferred and of the secondary NICs; immutable and hashable. Raises
+    InvalidTransfer: too many locations or NICs, a bad name, a NIC twice in one row; the message names the location."""
 
     rows: Mapping[str, Row]
     """``{"cpu:0": (("mlx5_2",), ("mlx5_3",))}``; either list may be empty."""
@@ -75,11 +72,8 @@ class Topology:
     def merged(self, other: Topology) -> Topology:
         """Both matrices in one, for a host with NICs of two transports: the names of ``other`` come after ours.
 
-        A location that only one of them has gets the other's answer for an unknown location.
-
-        Raises:
-            InvalidTransfer: a location with too many NICs, or a NIC that is preferred here and secondary there.
-        """
+        A location that only one of them has gets the other's answer for an unknown location. Raises InvalidTransfer: a
+        location with too many NICs, or a NIC that is preferred here and secondary there."""
         return Topology(
             {
                 location: (
@@ -96,11 +90,8 @@ class Topology:
 
     @classmethod
     def from_dict(cls, value: Any) -> Topology:
-        """The inverse of :meth:`to_dict`, for outside data.
-
-        Raises:
-            InvalidTransfer: another form, or over the bounds of this class.
-        """
+        """The inverse of :meth:`to_dict`, for outside data. Raises InvalidTransfer: another form, or over the bounds of
+        this class."""
         if not isinstance(value, dict):
             raise InvalidTransfer('a topology is an object like {"cpu:0": [["eth0"], ["eth1"]]}', field="topology")
         if len(value) > MAX_LOCATIONS:
@@ -112,11 +103,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
-        """Parse Mooncake's JSON form.
-
-        Raises:
-            InvalidTransfer: not JSON, a location twice, or not a topology.
-        """
+        """Parse Mooncake's JSON form. Raises InvalidTransfer: not JSON, a location twice, or not a topology."""
         if len(text) > MAX_JSON_CHARS:
             raise InvalidTransfer(f"a topology has at most {MAX_JSON_CHARS} characters", field="topology")
         try:
@@ -178,16 +165,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def build_topology(inventory: Inventory, kind: str = "rdma", names: Collection[str] = ()) -> Topology:
     """The matrix of one kind of NIC (``"rdma"`` or ``"tcp"``) over all NUMA nodes (``cpu:N``) and GPUs (``cuda:N``).
 
-    A node prefers the NICs on it (one whose node is not known counts as near to all), a GPU those at the shortest
-    PCIe distance; where that leaves nothing, all are preferred. NICs that are down are secondary. Of more NICs than a
-    row holds (64), the nearest are kept.
-
-    Args:
-        names: see :func:`usable_nics`.
-
-    Raises:
-        InvalidTransfer: another kind.
-    """
+    A node prefers the NICs on it (one whose node is not known counts as near to all), a GPU those at the shortest PCIe
+    distance; where that leaves nothing, all are preferred. NICs that are down are secondary. Of more NICs than a row
+    holds (64), the nearest are kept. ``names``: see :func:`usable_nics`. Raises InvalidTransfer: another kind."""
     if kind not in ("rdma", "tcp"):
         raise InvalidTransfer(f"no such kind of NIC: {kind!r}", field="kind")
     nics = usable_nics(inventory, kind, names)

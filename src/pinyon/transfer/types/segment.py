@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from pinyon.transfer.errors import InvalidTransfer
-from pinyon.transfer.host.nic import Nic, check_nic, nic_from_dict, nic_to_dict
-from pinyon.transfer.host.topology import Topology
+from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.types.topology import Topology
 
 __all__ = [
     "BOOT_ID_BYTES",
@@ -34,6 +34,7 @@ MAX_REGIONS = 65536
 MAX_NICS = 64
 MAX_SHM_CHARS = 100
 
+T = TypeVar("T")
 PeerId = tuple[str, int, bytes]
 """``(host, port, boot_id)``: one life of one process."""
 
@@ -142,11 +143,8 @@ class SegmentDescriptor:
 
     @classmethod
     def from_dict(cls, value: Any) -> SegmentDescriptor:
-        """The inverse of :meth:`to_dict`, for outside data.
-
-        Raises:
-            InvalidTransfer: anything missing, of the wrong type or out of range.
-        """
+        """The inverse of :meth:`to_dict`, for outside data. Raises InvalidTransfer: anything missing, of the wrong type
+        or out of range."""
         try:
             regions = value["regions"]
             if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
@@ -155,22 +153,22 @@ class SegmentDescriptor:
             if not isinstance(nics, list) or len(nics) > MAX_NICS:
                 raise InvalidTransfer("nics is not a list of bounded length", field="nics")
             return cls(
-                host=_text(value["host"], "host"),
-                port=_integer(value["port"], "port"),
-                boot_id=bytes.fromhex(_text(value["boot_id"], "boot_id")),
+                host=_checked(value["host"], str, "host"),
+                port=_checked(value["port"], int, "port"),
+                boot_id=bytes.fromhex(_checked(value["boot_id"], str, "boot_id")),
                 regions=tuple(
                     RegionDescriptor(
-                        bytes.fromhex(_text(region["key"], "key")),
-                        _text(region["location"], "location"),
-                        _integer(region["length_bytes"], "length_bytes"),
+                        bytes.fromhex(_checked(region["key"], str, "key")),
+                        _checked(region["location"], str, "location"),
+                        _checked(region["length_bytes"], int, "length_bytes"),
                     )
                     for region in regions
                 ),
                 nics=tuple(nic_from_dict(nic) for nic in nics),
                 topology=None if topology is None else Topology.from_dict(topology),
-                shm=_text(value.get("shm", ""), "shm"),
-                host_id=_text(value.get("host_id", ""), "host_id"),
-                nixl=_flag(value.get("nixl", False), "nixl"),
+                shm=_checked(value.get("shm", ""), str, "shm"),
+                host_id=_checked(value.get("host_id", ""), str, "host_id"),
+                nixl=_checked(value.get("nixl", False), bool, "nixl"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidTransfer(f"not a segment descriptor: {error!r}", field="segment") from None
@@ -185,19 +183,7 @@ def _check_nics(nics: tuple[Nic, ...]) -> None:
         raise InvalidTransfer("two NICs have one name", field="nics")
 
 
-def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidTransfer(f"{field} is not a string", field=field)
-    return value
-
-
-def _flag(value: Any, field: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidTransfer(f"{field} is neither true nor false", field=field)
-    return value
-
-
-def _integer(value: Any, field: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidTransfer(f"{field} is not an integer", field=field)
+def _checked(value: Any, kind: type[T], field: str) -> T:
+    if type(value) is not kind:  # a bool is no number here
+        raise InvalidTransfer(f"{field} is not of type {kind.__name__}", field=field)
     return value

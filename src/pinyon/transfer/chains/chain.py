@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.segment import SegmentDescriptor
-from pinyon.transfer.slicing import ChainPlan, Slice
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = [
     "BAD_BYTES",
@@ -67,35 +67,13 @@ class Chain:
     """
 
     __slots__ = (
-        "_abort",
-        "_lock",
-        "_on_done",
-        "_running",
-        "_stop",
-        "attempts",
-        "deadline",
-        "done",
-        "elsewhere",
-        "failure",
-        "fence",
-        "full",
-        "local_location",
-        "nbytes",
-        "opcode",
-        "regions",
-        "remote",
-        "remote_location",
-        "slices",
-        "tried",
-        "unbooked",
+        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "elsewhere", "failure"),
+        *("fence", "full", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
+        *("tried", "unbooked"),
     )
 
     def __init__(
-        self,
-        plan: ChainPlan,
-        regions: dict[bytes, Region],
-        deadline: float,
-        on_done: Callable[[Chain, Outcome], None],
+        self, plan: ChainPlan, regions: dict[bytes, Region], deadline: float, on_done: Callable[[Chain, Outcome], None]
     ) -> None:
         self.remote: SegmentDescriptor = plan.remote
         self.opcode: Opcode = plan.opcode

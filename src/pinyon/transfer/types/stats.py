@@ -1,4 +1,4 @@
-"""Counters of one engine. Pure: the recorder's owner serialises the calls, services turn a snapshot into metrics."""
+"""Counters of one engine. Pure: who holds the lock calls, services turn a snapshot into metrics."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pinyon.transfer.path import Path
-from pinyon.transfer.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
-__all__ = ["LATENCY_BUCKETS_S", "Meter", "PathStats", "StatsRecorder", "TransferStats"]
+__all__ = ["LATENCY_BUCKETS_S", "Meter", "PathStats", "TransferStats"]
 
 LATENCY_BUCKETS_S: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 """Upper bounds in seconds; one more bucket takes the rest."""
 
@@ -102,10 +88,11 @@ class TransferStats:
     """Open to peers: given, neither revoked nor expired."""
 
 
-class StatsRecorder:
-    """Mutable side of :class:`TransferStats`."""
+class Meter:
+    """The engine's counters, of which :class:`TransferStats` is a snapshot, with the lock that guards them."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._requests = dict.fromkeys((status.value for status in TransferStatus if status.is_final), 0)
         self._failures: dict[str, int] = {}
         self._moved = {Opcode.READ: 0, Opcode.WRITE: 0}
@@ -213,11 +200,3 @@ class StatsRecorder:
             inbound_connections_now=inbound,
             grants_now=grants,
         )
-
-
-class Meter(StatsRecorder):
-    """The engine's counters with the lock that guards them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()

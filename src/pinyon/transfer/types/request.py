@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from pinyon.transfer.errors import (
+from pinyon.transfer.types.errors import (
     TransferCancelled,
     TransferError,
     TransferFailed,
     TransferRefused,
     TransferTimeout,
 )
-from pinyon.transfer.segment import SegmentDescriptor
+from pinyon.transfer.types.segment import SegmentDescriptor
 
 __all__ = ["Opcode", "Reason", "TransferRequest", "TransferResult", "TransferStatus", "raise_for_failure"]
 
@@ -105,14 +105,7 @@ class Reason(IntEnum):
 
 
 _PATH_FAILURES = frozenset(
-    {
-        Reason.BUSY,
-        Reason.CONNECT_FAILED,
-        Reason.CONNECTION_LOST,
-        Reason.PROTOCOL,
-        Reason.STALLED,
-        Reason.CHECKSUM,
-    }
+    {Reason.BUSY, Reason.CONNECT_FAILED, Reason.CONNECTION_LOST, Reason.PROTOCOL, Reason.STALLED, Reason.CHECKSUM}
 )
 
 
@@ -160,12 +153,9 @@ _ERRORS: dict[TransferStatus, type[TransferError]] = {
 
 
 def raise_for_failure(results: Iterable[TransferResult]) -> None:
-    """Raise the typed error of the first request that did not complete; do nothing when all did.
-
-    Raises:
-        TransferRefused, TransferFailed, TransferTimeout, TransferCancelled: by final status.
-        TransferError: for a request that is not final yet.
-    """
+    """Raise the typed error of the first request that did not complete; do nothing when all did. Raises
+    TransferRefused, TransferFailed, TransferTimeout, TransferCancelled: by final status; TransferError: for a request
+    that is not final yet."""
     for index, result in enumerate(results):
         if result.status is not TransferStatus.COMPLETED:
             kind = _ERRORS.get(result.status, TransferError)
