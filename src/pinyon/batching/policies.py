@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pinyon.batching.cached_prefix_line import ByCachedPrefix, CachedPrefixSettings
 from pinyon.batching.dfs_weight import DfsWeight
@@ -40,12 +40,23 @@ class OracleSettings:
         return SharedPrefixSettings(self.group_blocks, self.passed_over_s)
 
 
-class Batching(NamedTuple):
+class Batching(Protocol):
     """A choice: who gets KV memory, and whom a step decodes of those that have it."""
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        """A new one that is told and asked."""
+        ...
+
+    def rounds(self, kernel: str) -> Rounds | None:
+        """For an engine with this attention kernel ("": it is not known). None: a step decodes all that run."""
+        return None
+
+
+class _Made(NamedTuple):
+    """A :class:`Batching` of two functions."""
 
     policy: Callable[[Holdings], BatchingPolicy]
     rounds: Callable[[str], Rounds | None]
-    """For an engine with this attention kernel; "": it is not known."""
 
 
 def _everybody(kernel: str) -> None:
@@ -53,33 +64,33 @@ def _everybody(kernel: str) -> None:
 
 
 def _fcfs(_: NoSettings) -> Batching:
-    return Batching(Fcfs, _everybody)
+    return _Made(Fcfs, _everybody)
 
 
 def _most_in_time(settings: RoomInTimeSettings) -> Batching:
-    return Batching(lambda holdings: Fcfs(holdings, ByTurn(MostInTime(settings))), _everybody)
+    return _Made(lambda holdings: Fcfs(holdings, ByTurn(MostInTime(settings))), _everybody)
 
 
 def _feather(settings: FeatherSettings) -> Batching:
-    return Batching(
+    return _Made(
         lambda holdings: Fcfs(holdings, BySharedPrefix(settings, by_tip=settings.by_tip)),
         lambda kernel: PrefixRounds(settings.stopping(kernel), settings.chunk_blocks, settings.by_tip),
     )
 
 
 def _oracle(settings: OracleSettings) -> Batching:
-    return Batching(
+    return _Made(
         lambda holdings: Fcfs(holdings, BySharedPrefix(settings.line(), levels=1)),
         lambda kernel: GroupRounds(settings.group_blocks),
     )
 
 
 def _lpm(settings: LongestMatchSettings) -> Batching:
-    return Batching(lambda holdings: Fcfs(holdings, ByCachedPrefix(LongestMatch(settings), settings)), _everybody)
+    return _Made(lambda holdings: Fcfs(holdings, ByCachedPrefix(LongestMatch(settings), settings)), _everybody)
 
 
 def _dfs_weight(settings: CachedPrefixSettings) -> Batching:
-    return Batching(lambda holdings: Fcfs(holdings, ByCachedPrefix(DfsWeight(), settings)), _everybody)
+    return _Made(lambda holdings: Fcfs(holdings, ByCachedPrefix(DfsWeight(), settings)), _everybody)
 
 
 def _double_counting(holdings: Holdings) -> BatchingPolicy:
@@ -88,11 +99,11 @@ def _double_counting(holdings: Holdings) -> BatchingPolicy:
 
 
 def _sglang_fcfs(_: NoSettings) -> Batching:
-    return Batching(_double_counting, _everybody)
+    return _Made(_double_counting, _everybody)
 
 
 def _dynamic(settings: DynamicBatchSettings) -> Batching:
-    return Batching(lambda holdings: Fcfs(holdings, bound=DynamicBatch(settings)), _everybody)
+    return _Made(lambda holdings: Fcfs(holdings, bound=DynamicBatch(settings)), _everybody)
 
 
 BATCHING_POLICIES: Registry[Batching] = Registry(
@@ -107,6 +118,7 @@ BATCHING_POLICIES: Registry[Batching] = Registry(
         "sglang_fcfs": (NoSettings, _sglang_fcfs),
         "dynamic": (DynamicBatchSettings, _dynamic),
     },
+    Batching,
 )
 BATCHING_DEFAULT = "fcfs"
 """Of a worker, and of a simulation of whole machines."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.core.block_keys import BlockKey
 from pinyon.eviction.policy import Traits
 
@@ -80,6 +82,7 @@ class StepSeen(NamedTuple):
     """Of a step with both, what decoding took of it, if the engine knows; 0: it does not say."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BatchingPolicy(Protocol):
     """Made with :class:`Holdings`. Owned by one thread; not re-entrant."""
 

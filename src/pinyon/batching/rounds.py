@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
@@ -45,6 +47,7 @@ class Formed(NamedTuple):
     """How often what was known stopped being true."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Rounds(Protocol):
     """Owned by a scheduler; not thread-safe."""
 

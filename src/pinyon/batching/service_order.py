@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.core.policies import NoSettings, Registry
 
 __all__ = [
@@ -33,6 +35,7 @@ Waiting = TypeVar("Waiting")
 What = TypeVar("What")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServiceOrder(Protocol[Waiting]):
     """Prompts that wait. Each is there once."""
 
@@ -352,6 +355,7 @@ SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
         ShortestInTime.name: (ShortestInTimeSettings, ShortestInTime),
         MostInTime.name: (MostInTimeSettings, MostInTime),
     },
+    ServiceOrder,
 )
 SERVICE_ORDER_DEFAULT = MostInTime.name
 """Of a worker, and of a simulation."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
 
@@ -35,6 +37,7 @@ def passed_over_max_s(request: BatchRequest, most_s: float) -> float:
     return min(most_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WaitingLine(Protocol):
     """Between ``begin`` and ``end`` some are taken, and nobody comes or goes otherwise."""
 

@@ -12,6 +12,7 @@ from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSetti
 from pinyon.placement.least_loaded import LeastLoaded
 from pinyon.placement.min_ttft import MinTtft
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
+from pinyon.placement.policy import PlacementPolicy
 from pinyon.placement.preble import Preble, PrebleSettings
 from pinyon.placement.random_choice import RandomChoice
 from pinyon.placement.round_robin import RoundRobin
@@ -36,4 +37,5 @@ PLACEMENT_POLICIES = ByModelRegistry(
         Dynamo.name: (DynamoSettings, Dynamo),
         Pinyon.name: (PinyonSettings, Pinyon),
     },
+    PlacementPolicy,
 )

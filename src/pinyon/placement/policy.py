@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
@@ -454,6 +454,7 @@ class Move:
     target: InstanceState
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PlacementPolicy(Protocol):
     """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes
     from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the same

@@ -21,4 +21,5 @@ ROUTING_POLICIES: Registry[TargetPolicy] = Registry(
         LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
         RoundRobin.name: (NoSettings, lambda _: RoundRobin()),
     },
+    TargetPolicy,
 )

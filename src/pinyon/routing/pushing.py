@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.core.policies import NoSettings, Registry
 from pinyon.routing.target import UNKNOWN, Target
 
@@ -26,6 +28,7 @@ PROBE_S: Final = 0.1
 """Between two probes (§4.1)."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PushingRule(Protocol):
     """Owned by one thread, and without state of its own."""
 
@@ -153,4 +156,5 @@ PUSHING_RULES: Registry[PushingRule] = Registry(
         Outstanding.name: (OutstandingSettings, Outstanding),
         Blind.name: (NoSettings, lambda _: Blind()),
     },
+    PushingRule,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 
@@ -24,6 +26,7 @@ class Routed(NamedTuple):
         return len(self.keys) // KEY_BYTES
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TargetPolicy(Protocol):
     """Knows the targets of one layer: instances of the region, or other regions. Owned by one thread."""
 
