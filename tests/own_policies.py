@@ -12,19 +12,19 @@ from random import Random
 from typing import Any, ClassVar
 
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.policies import Batching
-from pinyon.batching.policy import BatchingPolicy, BatchRequest, Holdings, StepSeen
-from pinyon.batching.rounds import Formed, Rounds
-from pinyon.batching.service_order import ServiceOrder
+from pinyon.batching.interface import Batching, BatchingPolicy, Rounds, ServiceOrder, WaitingLine
+from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
+from pinyon.batching.rounds import Formed
 from pinyon.batching.stopping import Always
-from pinyon.batching.waiting_line import ByNumber, WaitingLine
+from pinyon.batching.waiting_line import ByNumber
 from pinyon.eviction.policy import EvictionPolicy, Traits
 from pinyon.placement.at_one import at_one
-from pinyon.placement.policy import PlacementDecision, PlacementPolicy, PlacementRequest, Pool
+from pinyon.placement.interface import PlacementPolicy
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.routing.pushing import PushingRule
+from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, TargetPolicy
+from pinyon.routing.target_policy import Routed
 
 __all__ = ["MODULE"]
 

@@ -8,10 +8,9 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from mypy_extensions import mypyc_attr
-
+from pinyon.batching.interface import ServiceOrder
 from pinyon.core.policies import NoSettings, Registry
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "Fifo",
     "MostInTime",
     "MostInTimeSettings",
-    "ServiceOrder",
     "ShortestInTime",
     "ShortestInTimeSettings",
 ]
@@ -33,39 +31,6 @@ STALE_MAX = 64
 
 Waiting = TypeVar("Waiting")
 What = TypeVar("What")
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class ServiceOrder(Protocol[Waiting]):
-    """Prompts that wait. Each is there once."""
-
-    short_first: ClassVar[bool]
-    """Short ones go before long ones, on the whole: a placement counts on it."""
-
-    def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
-        """It came then; computing it takes about so many ``seconds``, and its first token should be there at
-        ``deadline_s``."""
-
-    def next(self, now_s: float) -> Waiting | None:
-        """Its turn; it does not wait any more. None: nobody does."""
-
-    def turns(self, now_s: float) -> Iterator[Waiting]:
-        """Whose turns would come now: what as many calls of :meth:`next` would say. All wait on; nobody may come or go
-        before the last one is asked for."""
-
-    def take(self, waiting: Waiting, now_s: float) -> None:
-        """It was its turn; it does not wait any more."""
-
-    def advance(self, waiting: Waiting, seconds: float) -> None:
-        """About so many seconds of it have been computed, and it waits for the rest."""
-
-    def remove(self, waiting: Waiting) -> None:
-        """It does not wait any more, without a turn."""
-
-    def __iter__(self) -> Iterator[Waiting]:
-        """As they came."""
-
-    def __len__(self) -> int: ...
 
 
 class _Arrived(Generic[Waiting, What]):

@@ -26,6 +26,8 @@ Policy = TypeVar("Policy")
 
 CONTAINERS = ("__contains__", "__iter__", "__len__")
 """Whoever is asked for a base's methods is asked for these as well."""
+SETTINGS = "settings_type"
+"""The attribute by which a compiled class names its settings: it has no annotations."""
 
 CHOICE_CHARS_MAX = 1 << 17
 """An option may be a table (:class:`pinyon.eviction.day_fits.DayFits`)."""
@@ -133,25 +135,33 @@ def _own(policy: type[Any], base: type[Any]) -> tuple[type[Any], Callable[[Any],
     wanted = [name for name in vars(base) if name in CONTAINERS or not name.startswith("_")]
     if missing := [name for name in wanted if not hasattr(policy, name)]:
         raise ValueError(f"the class has no {', '.join(missing)}")
+    kind = getattr(policy, SETTINGS, None) or _annotated(policy)
+    if kind is None:
+        return NoSettings, lambda _: policy()
+    if not (isinstance(kind, type) and is_dataclass(kind) and _has_options(kind)):
+        raise ValueError(
+            "its constructor must take nothing, or its settings alone, annotated with a dataclass of numbers, "
+            "booleans, text or words of a StrEnum, each with a default"
+        )
+    return kind, policy
+
+
+def _annotated(policy: type[Any]) -> object:
+    """The class that the only argument of the constructor is annotated with; None: there is no argument."""
     parameters = [
         each
         for each in inspect.signature(policy).parameters.values()
         if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     if not parameters:
-        return NoSettings, lambda _: policy()
-    settings = parameters[0]
+        return None
+    if any(each.default is each.empty for each in parameters[1:]):
+        return object
     try:
-        kind = get_type_hints(policy.__init__).get(settings.name)
+        kind = get_type_hints(policy.__init__).get(parameters[0].name, object)
     except NameError as error:
-        raise ValueError(f"the annotation of {settings.name}: {error}") from None
-    kinds = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and is_dataclass(each)]
-    if not kinds or any(each.default is each.empty for each in parameters[1:]) or not _has_options(kinds[0]):
-        raise ValueError(
-            "its constructor must take nothing, or its settings alone, annotated with a dataclass of numbers, "
-            "booleans, text or words of a StrEnum, each with a default"
-        )
-    return kinds[0], policy
+        raise ValueError(f"the annotation of {parameters[0].name}: {error}") from None
+    return next((each for each in get_args(kind) if is_dataclass(each)), kind)
 
 
 def _has_options(kind: type[Any]) -> bool:

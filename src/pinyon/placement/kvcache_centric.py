@@ -90,7 +90,7 @@ class KvCacheCentric:
         return self._threshold if self._tuner is None else self._tuner.threshold
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """See :class:`pinyon.placement.abilities.Learning`."""
+        """See :class:`pinyon.placement.interface.Learning`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)

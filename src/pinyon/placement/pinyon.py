@@ -53,14 +53,10 @@ BatchSharing = Callable[[PlacementRequest, Pool, PrefixMatch], NDArray[np.float6
 
 @dataclass(frozen=True, slots=True)
 class PinyonSettings:
-    """``others``: how much the time of others counts, against its own. ``fetch``, ``order``, ``pair``: whether prefixes
-    are fetched, whether the order of service is looked at, and whether pairs are preferred: to compare without.
-    ``key_tokens``, ``virtual_nodes``, ``seed``: of the pairs, as DualMap's."""
+    """``others``: how much the time of others counts, against its own. ``key_tokens``, ``virtual_nodes``, ``seed``: of
+    the pairs, as DualMap's."""
 
     others: float = 1.0
-    fetch: bool = True
-    order: bool = True
-    pair: bool = True
     key_tokens: int = 512
     virtual_nodes: int = 128
     seed: int = 0
@@ -77,14 +73,19 @@ class PinyonSettings:
 
 
 class Pinyon:
-    """See the module. ``sharing``: what decode batches gain, where something is known of that."""
+    """See the module. ``sharing``: what decode batches gain, where something is known of that. ``terms``: what costs
+    are made of, if that is not all."""
 
     name: ClassVar[str] = "pinyon"
 
-    def __init__(self, settings: PinyonSettings = PinyonSettings(), sharing: BatchSharing | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: PinyonSettings = PinyonSettings(),
+        sharing: BatchSharing | None = None,
+        terms: CostTerms | None = None,
+    ) -> None:
         self._sharing = sharing
-        self._terms = CostTerms(settings.others, settings.fetch, settings.order)
+        self._terms = terms or CostTerms(settings.others)
         self._pairs = Pairs(HotnessSettings(), settings.virtual_nodes, settings.seed, settings.key_tokens)
 
     def place(
@@ -97,7 +98,7 @@ class Pinyon:
         else:
             costs = CostArrays(self._terms, request, pool, match, now_s, gains_s)
         cheapest = place = costs.cheapest()
-        if self._settings.pair and len(pool.prefills) > 1:
+        if len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)
         decision = self._at(place, cheapest, False, request, pool, match, costs, now_s)
         if not is_late(request, decision.with_drain(request, pool)):
@@ -187,7 +188,7 @@ class Pinyon:
         """A fetch that is said to be slower than computing, to learn whether it is: prefix, transfer and prefill times.
         Only now: an instance in doubt is no slower than it would be by computing."""
         local = cost.local
-        if not self._settings.fetch or match.blocks <= local:
+        if not self._terms.fetch or match.blocks <= local:
             return None
         doubt = transfer_doubt(state, now_s)
         if doubt >= 1:

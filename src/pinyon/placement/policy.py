@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
-from random import Random
 from typing import Final, Protocol
 
 import numpy as np
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
@@ -26,7 +25,6 @@ __all__ = [
     "Fetch",
     "Move",
     "PlacementDecision",
-    "PlacementPolicy",
     "PlacementRequest",
     "Pool",
     "Queues",
@@ -452,22 +450,3 @@ class Move:
     request: PlacementRequest
     source: InstanceState
     target: InstanceState
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class PlacementPolicy(Protocol):
-    """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes
-    from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the same
-    answers.
-
-    Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
-    afterwards (:mod:`pinyon.placement.admission`).
-    """
-
-    @property
-    def name(self) -> str:
-        """How settings and placements name it."""
-
-    def place(
-        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
-    ) -> PlacementDecision: ...

@@ -14,34 +14,17 @@ of a full target, if a policy wants them there for what it holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
-
-from mypy_extensions import mypyc_attr
+from typing import ClassVar, Final
 
 from pinyon.core.policies import NoSettings, Registry
+from pinyon.routing.interface import PushingRule
 from pinyon.routing.target import UNKNOWN, Target
 
-__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending", "PushingRule"]
+__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending"]
 
 UNLIMITED: Final = 1 << 30
 PROBE_S: Final = 0.1
 """Between two probes (§4.1)."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class PushingRule(Protocol):
-    """Owned by one thread, and without state of its own."""
-
-    @property
-    def name(self) -> str: ...
-
-    def spare(self, target: Target, now_s: float) -> int:
-        """Requests that may be pushed there now; 0: it is not available."""
-        ...
-
-    def admits(self, target: Target, now_s: float) -> bool:
-        """It is not available, and yet one that finds its prompt there may be pushed, and wait at its door."""
-        ...
 
 
 class Blind:

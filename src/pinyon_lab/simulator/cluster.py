@@ -21,7 +21,8 @@ from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest
+from pinyon.placement.interface import PlacementPolicy
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile

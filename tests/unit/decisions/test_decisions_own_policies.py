@@ -120,12 +120,12 @@ def test_a_journal_imports_nothing_that_was_not_named(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("registry", "base"),
     [
-        (PLACEMENT_POLICIES, "pinyon.placement.policy.PlacementPolicy"),
+        (PLACEMENT_POLICIES, "pinyon.placement.interface.PlacementPolicy"),
         (EVICTION_POLICIES, "pinyon.eviction.policy.EvictionPolicy"),
-        (BATCHING_POLICIES, "pinyon.batching.policies.Batching"),
-        (SERVICE_ORDERS, "pinyon.batching.service_order.ServiceOrder"),
-        (ROUTING_POLICIES, "pinyon.routing.target_policy.TargetPolicy"),
-        (PUSHING_RULES, "pinyon.routing.pushing.PushingRule"),
+        (BATCHING_POLICIES, "pinyon.batching.interface.Batching"),
+        (SERVICE_ORDERS, "pinyon.batching.interface.ServiceOrder"),
+        (ROUTING_POLICIES, "pinyon.routing.interface.TargetPolicy"),
+        (PUSHING_RULES, "pinyon.routing.interface.PushingRule"),
     ],
 )
 def test_an_error_names_what_is_lacking_and_what_a_policy_may_derive_from(

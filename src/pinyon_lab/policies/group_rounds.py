@@ -15,8 +15,8 @@ NO_GROUP: Final = -1
 
 
 class GroupRounds:
-    """See :class:`pinyon.batching.rounds.Rounds`. A request's group is the first level of its path; those without one
-    are a group. The largest groups are a batch each, the last batch is of all others."""
+    """See :class:`pinyon.batching.interface.Rounds`. A request's group is the first level of its path; those
+    without one are a group. The largest groups are a batch each, the last batch is of all others."""
 
     def __init__(self, group_blocks: int) -> None:
         self.chunk_blocks = group_blocks

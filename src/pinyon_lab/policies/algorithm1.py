@@ -38,6 +38,7 @@ class Algorithm1:
     """
 
     name: ClassVar[str] = "algorithm1"
+    settings_type: ClassVar[type[Algorithm1Settings]] = Algorithm1Settings
 
     def __init__(self, settings: Algorithm1Settings = Algorithm1Settings()) -> None:
         self._threshold = settings.balancing_threshold

@@ -43,6 +43,7 @@ class CacheAffinitySettings:
 
 class CacheAffinity:
     name: ClassVar[str] = "cache_affinity"
+    settings_type: ClassVar[type[CacheAffinitySettings]] = CacheAffinitySettings
 
     def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
         self._settings = settings
