@@ -40,7 +40,7 @@ from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import Pairs
-from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
@@ -146,12 +146,10 @@ class Pinyon:
         if doubted is not None:
             reach, transfer_s, prefill_s = doubted
         fetches = costs.planner.plan(state, cost.local, reach) if reach > cost.local else ()
-        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
-        return PlacementDecision(
-            state, decode, cost.local, fetches, cost.wait_s, transfer_s, prefill_s, tbt_s, self.name,
-            doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time),
-            shared_blocks=shared,
-        )  # fmt: skip
+        decode = select_decode(request, pool, match, state, now_s)
+        times = Times(cost.wait_s, transfer_s, prefill_s)
+        aside = Aside(doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time))
+        return PlacementDecision(state, decode, cost.local, fetches, times, self.name, aside)
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
         """One of its pair instead, if it costs no more than what it computes would take to be fetched there later, and

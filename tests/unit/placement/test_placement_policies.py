@@ -16,7 +16,7 @@ from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import PlacementDecision, PlacementRequest, Waiting
+from pinyon.placement.policy import Aside, DecodeChoice, PlacementDecision, PlacementRequest, Times, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
@@ -40,7 +40,7 @@ def fleet_of(queues: dict[str, int], held: dict[str, int]):
         state.learned()
         hold(fleet, name, range(held.get(name, 0)))
         if tokens:
-            decision = PlacementDecision(state, state, 0, (), 0.0, 0.0, tokens * TOKEN_S, 0.0, "")
+            decision = PlacementDecision(state, DecodeChoice(state), 0, (), Times(prefill_s=tokens * TOKEN_S), "")
             fleet.inflight.add(f"before {name}", decision, 0, 0.0)
     return fleet
 
@@ -388,15 +388,12 @@ def test_moves_are_those_of_a_search_that_counts_anew_each_time(sizes, held, oth
         request = ask(f"w{number}", blocks=blocks, first=0 if shares else 1000 * (number + 1))
         decision = PlacementDecision(
             member(fleet, one),
-            member(fleet, one),
+            DecodeChoice(member(fleet, one)),
             0,
             (),
-            0.0,
-            0.0,
-            seconds[number],
-            0.0,
+            Times(prefill_s=seconds[number]),
             "",
-            member(fleet, two),
+            Aside(member(fleet, two)),
         )
         fleet.inflight.add(request.request_id, decision, 0, now_s)
         waiting.append(Waiting(request, decision, now_s - age_s))
