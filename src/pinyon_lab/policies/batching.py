@@ -1,58 +1,32 @@
-"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure."""
+"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure.
+
+This file stays Python, where what it is made of is compiled: a service that is to load a class reads its annotations.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.feather_settings import FeatherSettings
 from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
-from pinyon.batching.policy import BatchRequest, Holdings
-from pinyon.batching.prefix_line import BySharedPrefix, SharedPrefixSettings
+from pinyon.batching.policy import Holdings
+from pinyon.batching.prefix_line import BySharedPrefix
 from pinyon.batching.rounds import PrefixRounds
 from pinyon_lab.policies.bounded import BoundedFcfs
 from pinyon_lab.policies.cached_prefix_line import ByCachedPrefix, CachedPrefixSettings
 from pinyon_lab.policies.dfs_weight import DfsWeight
 from pinyon_lab.policies.double_counting import DoubleCounting
 from pinyon_lab.policies.dynamic_batch import DynamicBatch, DynamicBatchSettings
-from pinyon_lab.policies.group_rounds import GroupRounds
+from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSettings
 from pinyon_lab.policies.longest_match import LongestMatch, LongestMatchSettings
-from pinyon_lab.policies.tip_tree import TipTree
+from pinyon_lab.policies.tip_tree import LabFeatherSettings, TipTree
 
 __all__ = [
     "Dynamic",
     "Feather",
-    "LabFeatherSettings",
     "Lpm",
     "Oracle",
-    "OracleSettings",
     "SglangDfsWeight",
     "SglangFcfs",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class OracleSettings:
-    """``group_blocks``: who has the same so many first blocks is of one group. ``passed_over_s``: as of ``feather``."""
-
-    group_blocks: int = 4
-    passed_over_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.group_blocks <= 4096:
-            raise ValueError("group_blocks must be from 1 to 4096")
-        self.line()
-
-    def line(self) -> SharedPrefixSettings:
-        return SharedPrefixSettings(self.group_blocks, self.passed_over_s)
-
-
-class ByFirstLevel(BySharedPrefix):
-    """Of prompts only the first level is looked at."""
-
-    def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
-        chunk = self._settings.chunk_blocks
-        return request.block_keys[chunk - 1 : chunk]
 
 
 class Oracle(Batching):
@@ -66,14 +40,6 @@ class Oracle(Batching):
 
     def rounds(self, kernel: str) -> Rounds:
         return GroupRounds(self._settings.group_blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class LabFeatherSettings(FeatherSettings):
-    """``by_tip``: next is by whom the shared prefix loses least, not who misses least of what is covered: the ablation
-    of appendix A.9."""
-
-    by_tip: bool = False
 
 
 class Feather(Batching):
