@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
+from pinyon.core.policies import check_bounds
 
 __all__ = ["BySharedPrefix", "SharedPrefixSettings"]
 
@@ -30,10 +31,7 @@ class SharedPrefixSettings:
     passed_over_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chunk_blocks <= 4096:
-            raise ValueError("chunk_blocks must be from 1 to 4096")
-        if not 0 <= self.passed_over_s <= 3600:
-            raise ValueError("passed_over_s must be from 0 to 3600")
+        check_bounds(self, chunk_blocks=(1, 4096), passed_over_s=(0, 3600))
 
 
 class BySharedPrefix(AgainFirst):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from pinyon.batching.interface import ServiceOrder
-from pinyon.core.policies import NoSettings, Registry
+from pinyon.core.policies import NoSettings, Registry, check_bounds
 
 __all__ = [
     "SERVICE_ORDERS",
@@ -83,9 +83,7 @@ class _Ageing:
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("age_s", "patience_s"):
-            if not 0 <= getattr(self, name) <= 1e6:
-                raise ValueError(f"{name} must be from 0 to 1e6, got {getattr(self, name)}")
+        check_bounds(self, age_s=(0, 1e6), patience_s=(0, 1e6))
 
 
 @dataclass(frozen=True, slots=True)

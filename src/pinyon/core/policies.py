@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 from pinyon.core.named_class import MODULES, named_class
 from pinyon.core.near import did_you_mean
 
-__all__ = ["NoSettings", "Registry", "split_choice"]
+__all__ = ["NoSettings", "Registry", "check_bounds", "split_choice"]
 
 Policy = TypeVar("Policy")
 
@@ -36,6 +36,15 @@ CHOICE_CHARS_MAX = 1 << 17
 @dataclass(frozen=True, slots=True)
 class NoSettings:
     """Settings of a policy that has no options."""
+
+
+def check_bounds(settings: object, **bounds: tuple[float, float]) -> None:
+    """Raises ``ValueError`` for the first of these fields that is not from the one bound to the other."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            shown = [f"{each:g}" if isinstance(each, float) else str(each) for each in (least, most)]
+            raise ValueError(f"{name} must be from {shown[0]} to {shown[1]}, got {value}")
 
 
 class Registry(Generic[Policy]):

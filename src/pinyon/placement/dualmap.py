@@ -32,11 +32,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.at_one import at_one
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.pairs import Pairs
+from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
@@ -77,16 +78,8 @@ class DualMapSettings:
     key_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("slo_s", 1e-6, 1e6),
-            ("share", 0.0, 1e6),
-            ("stuck_s", 0.0, 1e6),
-            ("virtual_nodes", 1, 4096),
-            ("seed", 0, (1 << 63) - 1),
-            ("key_tokens", 1, 1 << 20),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from {least:g} to {most:g}, got {getattr(self, name)}")
+        check_bounds(self, slo_s=(1e-6, 1e6), share=(0, 1e6), stuck_s=(0, 1e6), virtual_nodes=(1, 4096))
+        check_bounds(self, seed=(0, SEED_MAX), key_tokens=(1, 1 << 20))
 
 
 class DualMap:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from pinyon.core.compiled import in_loops
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late
 from pinyon.placement.cost_arrays import CostArrays
 from pinyon.placement.cost_loops import CostLoops
@@ -39,7 +40,7 @@ from pinyon.placement.costs import Cost, Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.pairs import Pairs
+from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
@@ -62,14 +63,7 @@ class PinyonSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("others", 0.0, 1e3),
-            ("key_tokens", 1, 1 << 20),
-            ("virtual_nodes", 1, 4096),
-            ("seed", 0, (1 << 63) - 1),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from {least:g} to {most:g}, got {getattr(self, name)}")
+        check_bounds(self, others=(0, 1e3), key_tokens=(1, 1 << 20), virtual_nodes=(1, 4096), seed=(0, SEED_MAX))
 
 
 class Pinyon:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pinyon.core.policies import check_bounds
 from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
@@ -27,12 +28,9 @@ class CacheAwareSettings:
     chunks_max: int = CHUNKS_MAX
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError("threshold must be from 0 to 1")
+        check_bounds(self, threshold=(0, 1), chunks_max=(1, 1 << 26))
         if self.balance_abs < 0 or self.balance_rel < 1:
             raise ValueError("balance_abs must not be negative, nor balance_rel less than 1")
-        if not 1 <= self.chunks_max <= 1 << 26:
-            raise ValueError("chunks_max must be from 1 to 67108864")
 
 
 class CacheAware:
