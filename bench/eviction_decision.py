@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from bench.report import summary
 from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.cache import Cache, Chooser, each_once
 from pinyon.eviction.policy import learner
+from pinyon_lab.caches.cache import Cache, Chooser, each_once
 from pinyon_lab.caches.replay import Asked
 
 __all__ = ["DECISION_US", "Playback", "decision_us", "decisions"]

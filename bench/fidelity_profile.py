@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pinyon.eviction import Traits
 from pinyon.profiles.engine_profile import EngineProfile
-from pinyon_lab.replay import Player, Prompts, TokenRange
+from pinyon_lab.replay import Player, Prompts, Sending, TokenRange
 from pinyon_lab.simulator.outcome import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival
 
@@ -117,7 +117,7 @@ def play(address: str, wanted: Sequence[tuple[int, int]], clients: int, block_to
     async def send() -> list[Outcome]:
         async with grpc.aio.insecure_channel(address) as channel:
             prompts = Prompts(arrivals, block_tokens, seed, TokenRange())
-            return (await Player(channel, arrivals, prompts, time.monotonic, clients=clients).run()).outcomes
+            return (await Player(channel, arrivals, prompts, time.monotonic, Sending(clients)).run()).outcomes
 
     outcomes = asyncio.run(send())
     failed = [each.end for each in outcomes if each.end != FINISHED]

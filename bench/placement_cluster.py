@@ -22,8 +22,9 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
+from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import PlacementDecision, PlacementPolicy, PlacementRequest
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from services.conductor.settings import ConductorSettings
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import pinyon
+import pinyon_lab.policies.names  # noqa: F401 - tests choose among them, too
 from tests.long import usually
 from tests.ports import free_ports  # noqa: F401 - a fixture
 from tests.process_hooks import (  # noqa: F401 - hooks and a fixture

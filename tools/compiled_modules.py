@@ -50,20 +50,23 @@ COMPILED = (
 # Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
 LAB = (
     "caches/*.py",
+    "policies/*.py",
     *(f"simulator/{name}.py" for name in ("attempt", "host_store", "links", "prefill_reference", "virtual_time")),
 )
 
 LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/policies.py": "read once: tables of names and lambdas",
-    "placement/abilities.py": "isinstance would fail: mypyc does not tell Python that a class is a protocol",
-    "eviction/policy.py": "as placement/abilities.py",
+    "*/interface.py": "protocols that Python derives from, or isinstance asks for: compiled they allow neither",
+    "eviction/policy.py": "as */interface.py",
     "core/journal.py": "puts attributes into objects while it runs",
     "decisions/front.py": "puts a journal's recorder where another class stands, which only Python allows",
     "decisions/growth.py": "is handed what decisions/front.py records",
     "decisions/instance.py": "as decisions/front.py",
     "eviction/lru.py": "an OrderedDict does its work, and policies in Python derive from it",
     "eviction/hazard_table.py": "NumPy does its work",
+    "policies/batching.py": "says by annotations what its settings are, which compiled classes do not have",
+    "policies/names.py": "as */policies.py",
     "caches/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
     "frontdoor/access_log.py": "an asynchronous generator, of which mypyc knows nothing",
     "frontdoor/auth.py": "read once",

@@ -17,9 +17,9 @@ from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
+from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.planned_fetches import PlannedFetches
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import PlacementPolicy
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.admin import add_admin, changeable_policy

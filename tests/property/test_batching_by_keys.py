@@ -18,6 +18,7 @@ from pinyon.batching import (
 )
 from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX
+from pinyon_lab.policies.tip_tree import TipTree
 from tests.long import usually
 
 BLOCK_TOKENS = 2
@@ -48,7 +49,7 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
 ) -> None:
     options = f"feather:chunk_blocks={chunk_blocks},passed_over_s=3600,by_tip={str(by_tip).lower()}"
     line = BATCHING_POLICIES.make(options).policy(Plenty())
-    tree: ChunkedHashTree[int] = ChunkedHashTree(chunk_blocks * BLOCK_TOKENS)
+    tree: ChunkedHashTree[int] = (TipTree if by_tip else ChunkedHashTree)(chunk_blocks * BLOCK_TOKENS)
     waiting: set[int] = set()
     running: set[int] = set()
     for number in range(data.draw(st.integers(1, 40))):
@@ -59,7 +60,7 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
                 tree.insert(number, tokens[: len(tokens) - len(tokens) % tree.chunk])
                 waiting.add(number)
             case "take":
-                best = tree.find_by_tip() if by_tip else tree.find_best()
+                best = tree.find_best()
                 assert line.admit(1, 1 << 20, 0.0) == ([] if best is None else [best.request])
                 if best is not None:
                     tree.add_to_batch(best.request)

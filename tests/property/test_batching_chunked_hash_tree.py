@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.batching import ChunkedHashTree
 from pinyon.batching.chunked_hash_tree import chunk_hashes
+from pinyon_lab.policies.tip_tree import TipTree
 from tests.long import usually
 
 EXAMPLES = usually(25, long=125)
@@ -87,29 +89,33 @@ def tokens_like(plain: Plain, random: Random, letters: int) -> Tokens:
     return (stem + more)[: 8 * plain.chunk]
 
 
-def step(tree: ChunkedHashTree[int], plain: Plain, random: Random, letters: int, busy: float) -> None:
-    """One operation on both. ``busy``: how often one that is active is taken out, rather than one added."""
+def step(trees: Sequence[ChunkedHashTree[int]], plain: Plain, random: Random, letters: int, busy: float) -> None:
+    """One operation on all. ``busy``: how often one that is active is taken out, rather than one added."""
     waiting, active = list(plain.waiting), list(plain.active)
     kind = random.random()
     if kind < 0.4 or not (waiting or active):
         # Ids come back: of those that have gone, and sometimes of those that are here.
         request = random.randrange(40) if random.random() < 0.3 else 40 + plain.came
         tokens = tokens_like(plain, random, letters)
-        tree.insert(request, tokens)
+        for tree in trees:
+            tree.insert(request, tokens)
         plain.insert(request, tokens)
     elif kind < 0.9 - 0.4 * busy and waiting:
         best = plain.find_best()
         assert best is not None
         request = best[0] if random.random() < 0.7 else random.choice(waiting)
-        tree.add_to_batch(request)
+        for tree in trees:
+            tree.add_to_batch(request)
         plain.add_to_batch(request)
     elif kind < 0.9 and active:
         request = random.choice(active)
-        tree.finish(request)
+        for tree in trees:
+            tree.finish(request)
         plain.remove(request)
     else:
         request = random.choice(waiting + active)
-        tree.remove(request)
+        for tree in trees:
+            tree.remove(request)
         plain.remove(request)
 
 
@@ -130,15 +136,16 @@ def check_groups(tree: ChunkedHashTree[int], plain: Plain) -> None:
 @given(random=st.randoms(use_true_random=True), letters=st.integers(1, 3), busy=st.floats(0.1, 1))
 def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters: int, busy: float) -> None:
     tree: ChunkedHashTree[int] = ChunkedHashTree(chunk)
+    by_tip: TipTree[int] = TipTree(chunk)
     plain = Plain(chunk)
     for _ in range(OPERATIONS):
-        step(tree, plain, random, letters, busy)
+        step((tree, by_tip), plain, random, letters, busy)
         # Not after each: an answer that is kept must not outlive a change that nobody asked after.
         if random.random() < 0.7:
             assert tree.find_best() == plain.find_best()
             assert tree.find_best() == plain.find_best()
-            by_tip = tree.find_by_tip()
-            assert (None if by_tip is None else by_tip.request) == plain.find_by_tip()
+            best = by_tip.find_best()
+            assert (None if best is None else best.request) == plain.find_by_tip()
         assert (tree.waiting, tree.active) == (len(plain.waiting), len(plain.active))
         assert tree.tip_depth == plain.shared([])
         if random.random() < 0.05:

@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.batching import StepSeen
-from pinyon.batching.group_rounds import GroupRounds
+from pinyon.batching.chunked_hash_tree import ChunkedHashTree
+from pinyon.batching.interface import Rounds
 from pinyon.batching.policies import FeatherSettings, Learning
-from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds, Rounds
+from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds
+from pinyon_lab.policies.group_rounds import GroupRounds
+from pinyon_lab.policies.tip_tree import TipTree
 from tests.long import usually
 
 
@@ -30,7 +33,8 @@ def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | No
     """None: groups that the caller has named."""
     rounds: Rounds = GroupRounds(1)
     if stop is not None:
-        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1, by_tip=seed % 2 == 1)
+        tree: ChunkedHashTree[int] | None = TipTree(1) if seed % 2 else None
+        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1, tree)
     waited: dict[int, int] = {}
     new = 0
     for _ in range(150):

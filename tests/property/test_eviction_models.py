@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Belady, EvictionPolicy, Traits
+from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, EvictionPolicy, Traits
 from pinyon.eviction.fit import Fit
 from pinyon.eviction.workload_aware import WorkloadAware
+from pinyon_lab.caches.belady import Belady
 
 KEYS = range(9)
 TRAITS = [NO_TRAITS, Traits("text/1", "anna"), Traits("text/2", "bert")]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import Rejected
 from pinyon.core.request import Role
-from pinyon.placement.algorithm1 import Algorithm1, Algorithm1Settings
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
+from pinyon_lab.policies.algorithm1 import Algorithm1, Algorithm1Settings
 from tests.long import usually
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 

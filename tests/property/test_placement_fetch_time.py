@@ -9,7 +9,7 @@ from pinyon.core.request import Role
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fetch_time import fetch_s, fetches_s
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.policy import Fetch, PlacementDecision
+from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 
 BLOCKS = 8
@@ -34,7 +34,9 @@ def worlds(draw):
     placed = draw(st.lists(st.tuples(pairs, st.integers(1, BLOCKS)), max_size=8)) if len(names) > 1 else []
     for number, ((reader, source), blocks) in enumerate(placed):
         fetches = (Fetch(member(fleet, source), 0, blocks),)
-        decision = PlacementDecision(member(fleet, reader), member(fleet, "d0"), 0, fetches, 0.0, 0.1, 0.1, 0.0, "")
+        decision = PlacementDecision(
+            member(fleet, reader), DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 0.1, 0.1), ""
+        )
         fleet.inflight.add(str(number), decision, 1, 0.0)
     for number in range(draw(st.integers(0, len(placed)))):
         fleet.inflight.begin_prefill(str(number), member(fleet, placed[number][0][0]), 1.0)
@@ -71,7 +73,7 @@ def test_what_is_on_its_way_delays_and_then_no_longer(world, size, blocks, data)
     source = member(fleet, data.draw(st.sampled_from([name for name in names if name != other.info.instance_id])))
     before_s = fetch_s(reader, [(source, size)])
     fetches = (Fetch(source, 0, blocks),)
-    decision = PlacementDecision(other, member(fleet, "d0"), 0, fetches, 0.0, 0.1, 0.1, 0.0, "")
+    decision = PlacementDecision(other, DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 0.1, 0.1), "")
     fleet.inflight.add("more", decision, 1, 0.0)
     assert fetch_s(reader, [(source, size)]) >= before_s
     end = data.draw(st.sampled_from(("computes", "released", "leaves", "source leaves")))

@@ -23,11 +23,11 @@ from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceLoad, InstanceState
 from pinyon.placement.load_table import CLASSES
 from pinyon.placement.pairs import Pairs
-from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostModel
+from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
 from tests.long import usually
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 
@@ -115,7 +115,7 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
 def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_first: bool) -> None:
     """With one source what seems so is so; with several, who seems to cost less may be found out."""
     it = world(seed, sources=1, short_first=short_first)
-    policy = Pinyon(PinyonSettings(others=others, pair=False))
+    policy = LabPinyon(LabPinyonSettings(others=others, pair=False))
     decision = policy.place(it.request, it.pool, it.match, NOW_S, Random(0))
     each = {name: costs(it, member(it.fleet, name), others, short_first) for name in it.names}
     chosen = each[decision.prefill.info.instance_id]
@@ -165,7 +165,7 @@ def alike(loops: Costs, arrays: Costs, count: int) -> None:
 @given(st.integers(0, 1 << 32), st.integers(2, 4))
 def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, sources: int) -> None:
     it = world(seed, sources=sources, short_first=False, apart=True)
-    decision = Pinyon(PinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
+    decision = LabPinyon(LabPinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
     each = {name: costs(it, member(it.fleet, name), 1.0, False) for name in it.names}
     chosen = each[decision.prefill.info.instance_id]
     assert chosen[0] == pytest.approx(min(cost for cost, *_ in each.values()), abs=1e-8)
@@ -185,7 +185,7 @@ def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named:
         for name, (_, _, transfer_s, prefill_s, _) in each.items()
     }
     in_time = [name for name in it.names if ttfts_s[name] <= limits_s[name]]
-    policy = Pinyon(PinyonSettings(pair=pair))
+    policy = LabPinyon(LabPinyonSettings(pair=pair))
     chosen = policy.place(request, it.pool, it.match, NOW_S, Random(0)).prefill.info.instance_id
     assert (chosen in in_time) == bool(in_time)
     among = in_time or it.names
@@ -204,9 +204,9 @@ def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named:
 @given(st.integers(0, 1 << 32))
 def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
     it = world(seed, sources=1, short_first=True)
-    options = PinyonSettings()
-    decision = Pinyon(options).place(it.request, it.pool, it.match, NOW_S, Random(0))
-    plain = Pinyon(PinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
+    options = LabPinyonSettings()
+    decision = LabPinyon(options).place(it.request, it.pool, it.match, NOW_S, Random(0))
+    plain = LabPinyon(LabPinyonSettings(pair=False)).place(it.request, it.pool, it.match, NOW_S, Random(0))
     each = {name: costs(it, member(it.fleet, name), 1.0, True) for name in it.names}
     best, chosen = plain.prefill.info.instance_id, decision.prefill.info.instance_id
     new_tokens = it.request.prompt_tokens - each[best][4] * BLOCK
@@ -224,7 +224,7 @@ def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
 @given(st.integers(0, 1 << 32))
 def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> None:
     it = world(seed, sources=0, short_first=True)
-    bare = Pinyon(PinyonSettings(others=0.0, fetch=False, order=False, pair=False))
+    bare = LabPinyon(LabPinyonSettings(others=0.0, fetch=False, order=False, pair=False))
     decision = bare.place(it.request, it.pool, it.match, NOW_S, Random(0))
     soonest = min(
         member(it.fleet, name).wait_s(NOW_S)
@@ -257,7 +257,7 @@ def test_what_nobody_may_be_asked_for_is_computed(pair: bool) -> None:
     fleet = crowd(12, {"s0": [*range(1, 41)], "s1": [*range(1, 11)]})
     fleet.set_load(member(fleet, "s0"), InstanceLoad(draining=True), 0.0)
     request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
-    decision = Scheduler(fleet, Pinyon(PinyonSettings(pair=pair))).schedule(request, 1.0)
+    decision = Scheduler(fleet, LabPinyon(LabPinyonSettings(pair=pair))).schedule(request, 1.0)
     assert [(each.source.info.instance_id, each.first_block, each.block_count) for each in decision.fetches] == [
         ("s1", 0, 10)
     ]
@@ -269,7 +269,7 @@ def test_of_very_many_that_cannot_fetch_one_is_taken_that_was_looked_at() -> Non
     for number in range(12):
         fleet.set_load(member(fleet, f"m{number:02}"), InstanceLoad(failed_sources=frozenset({"s0:1"})), 0.0)
     request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
-    decision = Scheduler(fleet, Pinyon()).schedule(request, 1.0)
+    decision = Scheduler(fleet, LabPinyon()).schedule(request, 1.0)
     assert not decision.fetches
     assert decision.prefill_s == pytest.approx((40 * BLOCK + 5) * 1e-3)
 
@@ -281,7 +281,7 @@ def test_what_is_gained_beside_others_counts_also_where_it_is_looked_at_exactly(
         return np.array([0.0, 0.5, 0.0])
 
     request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
-    policy = Pinyon(PinyonSettings(pair=False), sharing)
+    policy = LabPinyon(LabPinyonSettings(pair=False), sharing)
     assert Scheduler(fleet, policy).schedule(request, 1.0).prefill.info.instance_id == "m01"
 
 
@@ -293,7 +293,7 @@ def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
     fleet = make_fleet()
     for name in ("a", "b"):
         fleet.join(info(name, Role.MIXED, short_first=True), 0.0)
-    scheduler = Scheduler(fleet, Pinyon())
+    scheduler = Scheduler(fleet, LabPinyon())
     open_: dict[str, str] = {}
     waits: dict[str, int] = {}
     for number in range(60):
@@ -334,7 +334,7 @@ def test_what_seems_to_be_fetched_by_very_many_is_not_where_nobody_may_be_asked(
         load = InstanceLoad(failed_sources=frozenset({"store:1"}))
         fleet.set_load(member(fleet, f"m{number}"), load, 0.0)
     request = PlacementRequest("r", "m", 400 * BLOCK + 1, keys(*range(400)), 8)
-    decision = Scheduler(fleet, Pinyon()).schedule(request, NOW_S)
+    decision = Scheduler(fleet, LabPinyon()).schedule(request, NOW_S)
     assert (decision.fetches, decision.reused_blocks) == ((), 0)
 
 
@@ -343,5 +343,5 @@ def test_a_plan_never_has_more_spans_than_a_worker_takes():
     for number in range(40):
         hold(fleet, f"m{number}", range(number % 20, 400, 20))
     request = PlacementRequest("r", "m", 400 * BLOCK + 1, keys(*range(400)), 8)
-    decision = Scheduler(fleet, Pinyon()).schedule(request, NOW_S)
+    decision = Scheduler(fleet, LabPinyon()).schedule(request, NOW_S)
     assert len(decision.fetches) <= FETCH_SPANS_MAX

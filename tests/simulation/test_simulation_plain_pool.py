@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.batching.service_order import SERVICE_ORDERS, ServiceOrder
+from pinyon.batching.interface import ServiceOrder
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.traces import TraceFile

@@ -5,8 +5,9 @@ from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.decoded_prefixes import LEVEL_BLOCKS, DecodedPrefixes
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
+from pinyon.batching.interface import BatchingPolicy
 from pinyon.batching.policies import BATCHING_DEFAULT, BATCHING_POLICIES
-from pinyon.batching.policy import BatchingPolicy, BatchRequest, BlockNeed, Holdings, StepSeen
+from pinyon.batching.policy import BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.rounds import Formed
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler

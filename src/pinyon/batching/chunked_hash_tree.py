@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["LEVELS_MAX", "ActiveGroup", "BestRequest", "ChunkedHashTree", "chunk_hashes"]
+__all__ = ["ARRIVALS", "LEVELS_MAX", "ActiveGroup", "BestRequest", "ChunkedHashTree", "chunk_hashes"]
 
 R = TypeVar("R", bound=Hashable)
 
 _ARRIVAL_BITS: Final = 40
 """Of a rank: its upper bits are levels, the lower ones the arrival. Both fit into a small integer."""
-_ARRIVALS: Final = (1 << _ARRIVAL_BITS) - 1
+ARRIVALS: Final = (1 << _ARRIVAL_BITS) - 1
+"""The lower ones."""
 LEVELS_MAX: Final = 1 << 20
 _NOBODY: Final = -1
 """A node's best, where nobody waits."""
@@ -189,16 +190,6 @@ class ChunkedHashTree(Generic[R]):
             self._found = self._find()
         return self._found
 
-    def find_by_tip(self) -> BestRequest[R] | None:
-        """The other measure of appendix A.9, for comparison: of those that wait the one by which the shared prefix
-        loses least, of equals the shortest, of those the first to come."""
-        if not self._root.waiting:
-            return None
-        node = self._tip
-        while not node.waiting and node.parent is not None:
-            node = node.parent
-        return self.look(self._by_arrival[node.best & _ARRIVALS])
-
     def look(self, request: R) -> BestRequest[R]:
         """What :meth:`find_best` would say of this one, which waits."""
         entry = self._entries[request]
@@ -219,15 +210,15 @@ class ChunkedHashTree(Generic[R]):
             if each.waiting:
                 ranks.extend(each.ranks)
                 nodes.extend(each.children.values())
-        return [self._by_arrival[arrival] for arrival in sorted([rank & _ARRIVALS for rank in ranks])]
+        return [self._by_arrival[arrival] for arrival in sorted([rank & ARRIVALS for rank in ranks])]
 
     def branches(self) -> list[R]:
         """Of each set of waiting requests that share their first level the one that comes first, the largest set
         first."""
         nodes = [node for node in self._root.children.values() if node.waiting]
         nodes.sort(key=_most_waiting)
-        first = [self._by_arrival[node.best & _ARRIVALS] for node in nodes]
-        return [*first, *[self._by_arrival[rank & _ARRIVALS] for rank in sorted(self._root.ranks)]]
+        first = [self._by_arrival[node.best & ARRIVALS] for node in nodes]
+        return [*first, *[self._by_arrival[rank & ARRIVALS] for rank in sorted(self._root.ranks)]]
 
     def groups(self, most: int) -> list[ActiveGroup]:
         """Prefixes that at least two active requests share each, none of them a part of another one: those by which
@@ -315,11 +306,11 @@ class ChunkedHashTree(Generic[R]):
         heap = self._heap
         while not self._counts(heap[0]):
             heappop(heap)
-        return self.look(self._by_arrival[heap[0] & _ARRIVALS])
+        return self.look(self._by_arrival[heap[0] & ARRIVALS])
 
     def _counts(self, offered: int) -> bool:
         """It is of one that waits, and of so many levels as that misses."""
-        arrival = offered & _ARRIVALS
+        arrival = offered & ARRIVALS
         if arrival not in self._by_arrival:
             return False
         entry = self._entries[self._by_arrival[arrival]]
@@ -371,7 +362,7 @@ class ChunkedHashTree(Generic[R]):
         """Counts and bests on its path are without it. It has a place there still."""
         rank = entry.rank
         entry.rank = _NOBODY
-        del self._by_arrival[rank & _ARRIVALS]
+        del self._by_arrival[rank & ARRIVALS]
         end = entry.node
         end.ranks.discard(rank)
         below = _NOBODY
@@ -390,7 +381,7 @@ class ChunkedHashTree(Generic[R]):
     def _first(self, node: _Node) -> int:
         """The smallest rank below it of those that wait."""
         heap = node.heap
-        while heap and (heap[0] & _ARRIVALS) not in self._by_arrival:
+        while heap and (heap[0] & ARRIVALS) not in self._by_arrival:
             heappop(heap)
         return heap[0] if heap else _NOBODY
 
@@ -470,7 +461,7 @@ def _fewest_requests(group: ActiveGroup) -> int:
 
 
 def _most_waiting(node: _Node) -> tuple[int, int]:
-    return -node.waiting, node.best & _ARRIVALS
+    return -node.waiting, node.best & ARRIVALS
 
 
 def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pinyon.batching.admission_bound import AdmissionBound
+from pinyon.batching.interface import WaitingLine
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
-from pinyon.batching.waiting_line import ByNumber, WaitingLine, passed_over_max_s
+from pinyon.batching.waiting_line import ByNumber, passed_over_max_s
 
 __all__ = ["LOOK_AHEAD", "Fcfs"]
 
@@ -23,7 +23,7 @@ STAY_WEIGHT = 0.05
 
 
 class Fcfs:
-    """See :class:`pinyon.batching.policy.BatchingPolicy`.
+    """See :class:`pinyon.batching.interface.BatchingPolicy`.
 
     A request without room keeps those behind it waiting only if it would have room without others that came after it:
     they are to end, or, if that takes much longer than a request does, to give way. As long as what came before it
@@ -32,15 +32,11 @@ class Fcfs:
     would stand still. For the same reason such prompts pass one that is decoded, until others are to give way for it,
     or it has waited for its limit. Who lacks only a slot keeps nobody waiting who needs none.
 
-    Those that are decoded may stand in another ``line`` than that in which they came. A ``bound`` may hold back slots
-    and room.
+    Those that are decoded may stand in another ``line`` than that in which they came.
     """
 
-    def __init__(
-        self, holdings: Holdings, line: WaitingLine | None = None, bound: AdmissionBound | None = None
-    ) -> None:
+    def __init__(self, holdings: Holdings, line: WaitingLine | None = None) -> None:
         self._holdings = holdings
-        self._bound = bound
         self._decoded: WaitingLine = ByNumber() if line is None else line
         self._foreign: WaitingLine = ByNumber()
         self._running: dict[int, float | None] = {}
@@ -71,8 +67,6 @@ class Fcfs:
         self._running[request.number] = now_s if request.decodes else None
         if request.decodes:
             self._decoded.adopt(request)
-        if self._bound is not None:
-            self._bound.admitted(request)
 
     def _line(self, request: BatchRequest) -> WaitingLine:
         return self._decoded if request.decodes else self._foreign
@@ -80,8 +74,6 @@ class Fcfs:
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         self._claimant = None
         self._measure(now_s)
-        if self._bound is not None:
-            slots, room_blocks = self._bound.within(slots, room_blocks)
         self._decoded.begin(now_s, room_blocks)
         chosen = self._choose(slots, room_blocks, now_s)
         self._decoded.end()
@@ -104,8 +96,6 @@ class Fcfs:
                 slots -= request.decodes
                 self._since_s.pop(number, None)
                 self._running[number] = self._gone.pop(number, now_s) if request.decodes else None
-                if self._bound is not None:
-                    self._bound.admitted(request)
                 chosen.append(number)
                 continue
             passed[request.decodes] += 1
@@ -157,13 +147,10 @@ class Fcfs:
         if number not in self._running:
             return False
         began_s = self._running.pop(number)
-        if self._bound is not None:
-            self._bound.ended(number)
         if began_s is not None:
             self._gone[number] = began_s
             self._decoded.ended(number)
         return True
 
     def observe(self, step: StepSeen) -> None:
-        if self._bound is not None:
-            self._bound.observe(step)
+        """It does not depend on that."""

@@ -37,12 +37,10 @@ class Learning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeatherSettings(SharedPrefixSettings):
-    """``stop``: who says that the batch stays as it is. ``seed``: of Q-learning's explorations. ``by_tip``: next is by
-    whom the shared prefix loses least, not who misses least of what is covered: the ablation of appendix A.9."""
+    """``stop``: who says that the batch stays as it is. ``seed``: of Q-learning's explorations."""
 
     stop: Learning = Learning.BANDIT
     seed: int = 0
-    by_tip: bool = False
 
     def stopping(self, kernel: str = "") -> StoppingPolicy:
         """``kernel``: how the engine's decode attention reads shared KV. Where each group of a batch reads its own

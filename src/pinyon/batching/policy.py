@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from pinyon.core.block_keys import BlockKey
 from pinyon.eviction.policy import Traits
 
-__all__ = ["BatchRequest", "BatchingPolicy", "BlockNeed", "Holdings", "StepSeen"]
+__all__ = ["BatchRequest", "BlockNeed", "Holdings", "StepSeen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +78,3 @@ class StepSeen(NamedTuple):
     """By which each of several was longer than the one before it."""
     decode_s: float = 0.0
     """Of a step with both, what decoding took of it, if the engine knows; 0: it does not say."""
-
-
-class BatchingPolicy(Protocol):
-    """Made with :class:`Holdings`. Owned by one thread; not re-entrant."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests enqueued and not yet admitted."""
-        ...
-
-    @property
-    def running(self) -> int:
-        """Requests admitted and not yet removed."""
-        ...
-
-    def enqueue(self, request: BatchRequest) -> None:
-        """It waits from now on. Raises ``ValueError`` if its number is known."""
-        ...
-
-    def adopt(self, request: BatchRequest, now_s: float) -> None:
-        """It was admitted by the policy before this one, and runs."""
-        ...
-
-    def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
-        """Choose waiting requests whose missing blocks are at most ``room_blocks`` together, at most ``slots`` of them
-        that are decoded; they count as running from here on. Asked again until it chooses nobody."""
-        ...
-
-    def claimant(self) -> int | None:
-        """For whom requests that came after it should give way, as of the last ``admit``; None: for nobody."""
-        ...
-
-    def passed_over_s(self, number: int) -> float:
-        """How long others that came later went before one that the last ``admit`` has chosen, where that is bounded;
-        0 elsewhere."""
-        ...
-
-    def gave_way(self, number: int) -> bool:
-        """It was admitted, and waits again."""
-        ...
-
-    def remove(self, number: int) -> bool:
-        """A request ended, gave way or was cancelled, waiting or running. False if it is not known."""
-        ...
-
-    def observe(self, step: StepSeen) -> None:
-        """What the batch that it made has brought."""
-        ...

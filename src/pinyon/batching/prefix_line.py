@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
+from pinyon.core.policies import check_bounds
 
 __all__ = ["BySharedPrefix", "SharedPrefixSettings"]
 
@@ -30,25 +31,19 @@ class SharedPrefixSettings:
     passed_over_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chunk_blocks <= 4096:
-            raise ValueError("chunk_blocks must be from 1 to 4096")
-        if not 0 <= self.passed_over_s <= 3600:
-            raise ValueError("passed_over_s must be from 0 to 3600")
+        check_bounds(self, chunk_blocks=(1, 4096), passed_over_s=(0, 3600))
 
 
 class BySharedPrefix(AgainFirst):
-    """See :class:`pinyon.batching.waiting_line.WaitingLine`. Who gave way comes first, as he came.
+    """See :class:`pinyon.batching.interface.WaitingLine`. Who gave way comes first, as he came.
 
-    Where there is no room for whose turn it is, nobody else is asked. Only the first ``levels`` of prompts are looked
-    at.
+    Where there is no room for whose turn it is, nobody else is asked. The ``tree`` says who is next.
     """
 
-    def __init__(self, settings: SharedPrefixSettings, levels: int = LEVELS_MAX, by_tip: bool = False) -> None:
+    def __init__(self, settings: SharedPrefixSettings, tree: ChunkedHashTree[int] | None = None) -> None:
         super().__init__()
         self._settings = settings
-        self._levels = levels
-        self._by_tip = by_tip
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
         """Waiting: the new ones. Active: those that were taken."""
         self._running: set[int] = set()
         self._unpassed: OrderedDict[int, None] = OrderedDict()
@@ -63,7 +58,7 @@ class BySharedPrefix(AgainFirst):
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
-        return request.block_keys[chunk - 1 : chunk * self._levels : chunk]
+        return request.block_keys[chunk - 1 : chunk * LEVELS_MAX : chunk]
 
     def add(self, request: BatchRequest, again: bool) -> None:
         if again:
@@ -102,7 +97,7 @@ class BySharedPrefix(AgainFirst):
             heapq.heappop(due)
         if due and self._now_s >= due[0][0]:
             return self._new[due[0][1]]
-        best = self._tree.find_by_tip() if self._by_tip else self._tree.find_best()
+        best = self._tree.find_best()
         return None if best is None else self._new[best.request]
 
     def adopt(self, request: BatchRequest) -> None:

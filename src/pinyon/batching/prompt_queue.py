@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from pinyon.batching.service_order import Fifo, ServiceOrder
+from pinyon.batching.interface import ServiceOrder
+from pinyon.batching.service_order import Fifo
 from pinyon.batching.step import PromptWork
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted

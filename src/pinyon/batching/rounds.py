@@ -13,13 +13,13 @@ shared prefix nothing more. So a round has about as many decisions as there are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
 
-__all__ = ["BATCHES_MAX", "DecodeTime", "Formed", "PrefixRounds", "Rounds"]
+__all__ = ["BATCHES_MAX", "DecodeTime", "Formed", "PrefixRounds"]
 
 BATCHES_MAX: Final = 16
 """Of a round: the last one takes all who are left. Nobody waits for more steps than that for his next token."""
@@ -43,47 +43,6 @@ class Formed(NamedTuple):
     """Share of decisions that are for the sake of knowing more."""
     shifts: int = 0
     """How often what was known stopped being true."""
-
-
-class Rounds(Protocol):
-    """Owned by a scheduler; not thread-safe."""
-
-    chunk_blocks: int
-    """Blocks of a request that are one level of its path."""
-    stopping: StoppingPolicy
-
-    def add(self, number: int, path: Sequence[int]) -> None:
-        """It is running from now on. ``path``: the last block of each level of its prompt."""
-        ...
-
-    def remove(self, number: int) -> None:
-        """It is running no more."""
-        ...
-
-    def next(self) -> list[int]:
-        """Those that the next step decodes, until :meth:`done`; empty only if nobody is running."""
-        ...
-
-    def done(self) -> None:
-        """A step has decoded them: it is the others' turn."""
-        ...
-
-    def observe(self, step: StepSeen) -> None:
-        """What that step has brought."""
-        ...
-
-    @property
-    def batches(self) -> int:
-        """Of the present round."""
-        ...
-
-    @property
-    def share(self) -> bool:
-        """There is a batch of the present round in which all share something."""
-        ...
-
-    @property
-    def formed(self) -> Formed: ...
 
 
 class DecodeTime:
@@ -113,12 +72,11 @@ class DecodeTime:
 class PrefixRounds:
     """See :class:`Rounds`."""
 
-    def __init__(self, stopping: StoppingPolicy, chunk_blocks: int, by_tip: bool = False) -> None:
-        """``by_tip``: who is offered next costs the shared prefix least (A.9), not what the batch covers."""
+    def __init__(self, stopping: StoppingPolicy, chunk_blocks: int, tree: ChunkedHashTree[int] | None = None) -> None:
+        """The ``tree`` says who is offered next."""
         self.chunk_blocks = chunk_blocks
-        self._by_tip = by_tip
         self.stopping = stopping
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
         """All waiting, but while batches are made."""
         self._paths: dict[int, Sequence[int]] = {}
         """Of those that run."""
@@ -266,7 +224,7 @@ class PrefixRounds:
         tree.add_to_batch(first)
         batch = [first]
         while True:
-            best = tree.find_by_tip() if self._by_tip else tree.find_best()
+            best = tree.find_best()
             if best is None:
                 return batch
             if not last:

@@ -8,9 +8,10 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from pinyon.core.policies import NoSettings, Registry
+from pinyon.batching.interface import ServiceOrder
+from pinyon.core.policies import NoSettings, Registry, check_bounds
 
 __all__ = [
     "SERVICE_ORDERS",
@@ -18,7 +19,6 @@ __all__ = [
     "Fifo",
     "MostInTime",
     "MostInTimeSettings",
-    "ServiceOrder",
     "ShortestInTime",
     "ShortestInTimeSettings",
 ]
@@ -31,38 +31,6 @@ STALE_MAX = 64
 
 Waiting = TypeVar("Waiting")
 What = TypeVar("What")
-
-
-class ServiceOrder(Protocol[Waiting]):
-    """Prompts that wait. Each is there once."""
-
-    short_first: ClassVar[bool]
-    """Short ones go before long ones, on the whole: a placement counts on it."""
-
-    def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
-        """It came then; computing it takes about so many ``seconds``, and its first token should be there at
-        ``deadline_s``."""
-
-    def next(self, now_s: float) -> Waiting | None:
-        """Its turn; it does not wait any more. None: nobody does."""
-
-    def turns(self, now_s: float) -> Iterator[Waiting]:
-        """Whose turns would come now: what as many calls of :meth:`next` would say. All wait on; nobody may come or go
-        before the last one is asked for."""
-
-    def take(self, waiting: Waiting, now_s: float) -> None:
-        """It was its turn; it does not wait any more."""
-
-    def advance(self, waiting: Waiting, seconds: float) -> None:
-        """About so many seconds of it have been computed, and it waits for the rest."""
-
-    def remove(self, waiting: Waiting) -> None:
-        """It does not wait any more, without a turn."""
-
-    def __iter__(self) -> Iterator[Waiting]:
-        """As they came."""
-
-    def __len__(self) -> int: ...
 
 
 class _Arrived(Generic[Waiting, What]):
@@ -115,9 +83,7 @@ class _Ageing:
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("age_s", "patience_s"):
-            if not 0 <= getattr(self, name) <= 1e6:
-                raise ValueError(f"{name} must be from 0 to 1e6, got {getattr(self, name)}")
+        check_bounds(self, age_s=(0, 1e6), patience_s=(0, 1e6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +318,7 @@ SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
         ShortestInTime.name: (ShortestInTimeSettings, ShortestInTime),
         MostInTime.name: (MostInTimeSettings, MostInTime),
     },
+    ServiceOrder,
 )
 SERVICE_ORDER_DEFAULT = MostInTime.name
 """Of a worker, and of a simulation."""

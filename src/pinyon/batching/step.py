@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.feather_settings import GROUPED, WHOLE
+from pinyon.batching.interface import Rounds, ServiceOrder
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
-from pinyon.batching.rounds import Formed, Rounds
-from pinyon.batching.service_order import Fifo, ServiceOrder
+from pinyon.batching.rounds import Formed
+from pinyon.batching.service_order import Fifo
 from pinyon.batching.step_cost import StepCost
 
 __all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]

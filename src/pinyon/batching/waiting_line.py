@@ -6,12 +6,12 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
+from pinyon.batching.interface import ServiceOrder
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.service_order import MostInTimeSettings, ServiceOrder
+from pinyon.batching.service_order import MostInTimeSettings
 
-__all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "WaitingLine", "passed_over_max_s"]
+__all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "passed_over_max_s"]
 
 SLO_SHARE = 0.5
 """Of the time from a request's arrival to its deadline it may be passed over: the rest is for its prompt."""
@@ -33,44 +33,6 @@ def passed_over_max_s(request: BatchRequest, most_s: float) -> float:
     if not request.deadline_s:
         return most_s
     return min(most_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
-
-
-class WaitingLine(Protocol):
-    """Between ``begin`` and ``end`` some are taken, and nobody comes or goes otherwise."""
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, number: int) -> bool: ...
-
-    def add(self, request: BatchRequest, again: bool) -> None:
-        """``again``: it was admitted already and gave way."""
-
-    def remove(self, number: int) -> bool:
-        """False: it is not here."""
-
-    def begin(self, now_s: float, room_blocks: int) -> None:
-        """They are asked now, and there is so much room."""
-
-    def at(self, place: int) -> BatchRequest | None:
-        """Of those that were not taken; None: so many are not here, or nobody from there on can fit."""
-
-    def take(self, number: int, room_blocks: int) -> None:
-        """There is room for it, and so much is left."""
-
-    def end(self) -> None:
-        """For now."""
-
-    def claims(self, number: int) -> bool:
-        """Others that came after it should give way for it, if it waits for long."""
-
-    def adopt(self, request: BatchRequest) -> None:
-        """It was taken from another line, and runs."""
-
-    def passed_over_s(self, number: int) -> float:
-        """See :meth:`BatchingPolicy.passed_over_s`."""
-
-    def ended(self, number: int) -> None:
-        """One that was taken is not among those that run any more; it may be added again."""
 
 
 class ByNumber:

@@ -3,21 +3,31 @@
 A choice is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``. Each policy has a settings object of its own, a
 frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options:
 numbers, booleans, words of a ``StrEnum``, or of a class that has ``of_text``, which raises ``ValueError``.
+
+In the place of ``NAME`` may stand ``MODULE:CLASS``, a policy of one's own (:mod:`pinyon.core.named_class`): its
+constructor takes nothing, or its settings, and is annotated with their class.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
+from pinyon.core.named_class import MODULES, named_class
 from pinyon.core.near import did_you_mean
 
-__all__ = ["NoSettings", "Registry"]
+__all__ = ["NoSettings", "Registry", "check_bounds", "split_choice"]
 
 Policy = TypeVar("Policy")
+
+CONTAINERS = ("__contains__", "__iter__", "__len__")
+"""Whoever is asked for a base's methods is asked for these as well."""
+SETTINGS = "settings_type"
+"""The attribute by which a compiled class names its settings: it has no annotations."""
 
 CHOICE_CHARS_MAX = 1 << 17
 """An option may be a table (:class:`pinyon.eviction.day_fits.DayFits`)."""
@@ -28,12 +38,34 @@ class NoSettings:
     """Settings of a policy that has no options."""
 
 
-class Registry(Generic[Policy]):
-    """The policies of one ``kind`` (a word for messages): name to settings type and what makes a policy of them."""
+def check_bounds(settings: object, **bounds: tuple[float, float]) -> None:
+    """Raises ``ValueError`` for the first of these fields that is not from the one bound to the other."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            shown = [f"{each:g}" if isinstance(each, float) else str(each) for each in (least, most)]
+            raise ValueError(f"{name} must be from {shown[0]} to {shown[1]}, got {value}")
 
-    def __init__(self, kind: str, policies: Mapping[str, tuple[type[Any], Callable[[Any], Policy]]]) -> None:
+
+class Registry(Generic[Policy]):
+    """The policies of one ``kind`` (a word for messages): name to settings type and what makes a policy of them.
+
+    ``base``: what a policy of one's own implements, and may derive from; None: there are none.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        policies: Mapping[str, tuple[type[Any], Callable[[Any], Policy]]],
+        base: type[Any] | None = None,
+    ) -> None:
         self.kind = kind
         self._policies = dict(policies)
+        self._base = base
+
+    def offer(self, policies: Mapping[str, tuple[type[Any], Callable[[Any], Policy]]]) -> None:
+        """Offers these in this process as well, or in place of those of their names."""
+        self._policies.update(policies)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,7 +78,8 @@ class Registry(Generic[Policy]):
         for name, (settings, _) in self._policies.items():
             options = ",".join(f"{field.name}={field.default}" for field in fields(settings))
             shown.append(f"{name}:{options}" if options else name)
-        return ", ".join(shown)
+        own = [] if self._base is None else [f"MODULE:CLASS of {MODULES}"]
+        return ", ".join(shown + own)
 
     def make(self, choice: str) -> Policy:
         """A new policy as chosen. Raises ``ValueError`` that names what is wrong and what is known instead."""
@@ -61,24 +94,89 @@ class Registry(Generic[Policy]):
     def with_default(self, choice: str, option: str, value: object) -> str:
         """``choice`` with an option that it does not name, where its policy has that. Raises as :meth:`make` does."""
         self._parsed(choice)
-        name, _, text = choice.partition(":")
+        name, text = split_choice(choice, self._policies)
         named = [part.partition("=")[0].strip() for part in text.split(",")] if text else []
-        if option in named or option not in [field.name for field in fields(self._policies[name][0])]:
+        if option in named or option not in [field.name for field in fields(self._chosen(name)[0])]:
             return choice
         return f"{name}:{','.join(part for part in (text, f'{option}={value}') if part)}"
 
     def _parsed(self, choice: str) -> tuple[Any, Callable[[Any], Policy]]:
         if len(choice) > CHOICE_CHARS_MAX:
             raise ValueError(f"a choice of {self.kind} policy has at most {CHOICE_CHARS_MAX} characters")
-        name, colon, text = choice.partition(":")
-        if name not in self._policies:
-            hint = did_you_mean(name, self._policies)
-            raise ValueError(f"no {self.kind} policy {name!r}{hint}; known: {', '.join(self._policies)}")
-        kind, factory = self._policies[name]
+        name, text = split_choice(choice, self._policies)
+        kind, factory = self._chosen(name)
         try:
-            return kind(**_options(text, kind) if colon else {}), factory
+            return kind(**({} if text is None else _options(text, kind))), factory
         except ValueError as error:
             raise ValueError(f"{self.kind} policy {name}: {error}") from None
+
+    def _chosen(self, name: str) -> tuple[type[Any], Callable[[Any], Policy]]:
+        known = self._policies.get(name)
+        if known is not None:
+            return known
+        if self._base is None or ":" not in name:
+            hint = did_you_mean(name.partition(":")[0], self._policies)
+            raise ValueError(f"no {self.kind} policy {name!r}{hint}; known: {', '.join(self._policies)}")
+        try:
+            policy = named_class(name)
+            return _own(policy, self._base)
+        except ValueError as error:
+            hint = did_you_mean(name.partition(":")[0], self._policies)
+            base = f"{self._base.__module__}.{self._base.__name__}"
+            raise ValueError(
+                f"{self.kind} policy {name}{hint}: {error} (a policy of your own implements {base}, and may derive "
+                "from it; docs/policies.md says from what else)"
+            ) from None
+
+
+def split_choice(choice: str, names: Iterable[str]) -> tuple[str, str | None]:
+    """The policy's name, one of ``names`` or ``MODULE:CLASS``, and the text of its options; None: it has none."""
+    name, colon, text = choice.partition(":")
+    if name not in names:
+        inner, more, options = text.partition(":")
+        if inner.isidentifier() and all(part.isidentifier() for part in name.split(".")):
+            return f"{name}:{inner}", options if more else None
+    return name, text if colon else None
+
+
+def _own(policy: type[Any], base: type[Any]) -> tuple[type[Any], Callable[[Any], Any]]:
+    """The settings type and the maker of a class that implements ``base``."""
+    wanted = [name for name in vars(base) if name in CONTAINERS or not name.startswith("_")]
+    if missing := [name for name in wanted if not hasattr(policy, name)]:
+        raise ValueError(f"the class has no {', '.join(missing)}")
+    kind = getattr(policy, SETTINGS, None) or _annotated(policy)
+    if kind is None:
+        return NoSettings, lambda _: policy()
+    if not (isinstance(kind, type) and is_dataclass(kind) and _has_options(kind)):
+        raise ValueError(
+            "its constructor must take nothing, or its settings alone, annotated with a dataclass of numbers, "
+            "booleans, text or words of a StrEnum, each with a default"
+        )
+    return kind, policy
+
+
+def _annotated(policy: type[Any]) -> object:
+    """The class that the only argument of the constructor is annotated with; None: there is no argument."""
+    parameters = [
+        each
+        for each in inspect.signature(policy).parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if not parameters:
+        return None
+    if any(each.default is each.empty for each in parameters[1:]):
+        return object
+    try:
+        kind = get_type_hints(policy.__init__).get(parameters[0].name, object)
+    except NameError as error:
+        raise ValueError(f"the annotation of {parameters[0].name}: {error}") from None
+    return next((each for each in get_args(kind) if is_dataclass(each)), kind)
+
+
+def _has_options(kind: type[Any]) -> bool:
+    """Its fields can be written as options, and left out."""
+    types = get_type_hints(kind)
+    return all(field.default is not MISSING and isinstance(types[field.name], type) for field in fields(kind))
 
 
 def _options(text: str, kind: type[Any]) -> dict[str, object]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pinyon.batching import BATCHING_POLICIES, PromptQueue, StepLimits, StepScheduler
-from pinyon.batching.service_order import SERVICE_ORDERS, ServiceOrder
+from pinyon.batching.interface import ServiceOrder
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
 from pinyon.decisions.batch_room import BatchRoom

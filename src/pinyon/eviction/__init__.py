@@ -1,6 +1,5 @@
 """What goes when room is needed: the interface, and one file per policy."""
 
-from pinyon.eviction.belady import Belady
 from pinyon.eviction.fifo import Fifo
 from pinyon.eviction.gdfs import Gdfs
 from pinyon.eviction.lfu import Lfu
@@ -13,7 +12,6 @@ from pinyon.eviction.sieve import SievePolicy
 __all__ = [
     "EVICTION_POLICIES",
     "NO_TRAITS",
-    "Belady",
     "EvictionPolicy",
     "Fifo",
     "Gdfs",

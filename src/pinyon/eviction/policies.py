@@ -29,4 +29,5 @@ EVICTION_POLICIES: Registry[EvictionPolicy[Any]] = Registry(
         "workload_aware": (WorkloadAwareSettings, WorkloadAware[Any]),
         "reuse_hazard": (ReuseHazardSettings, ReuseHazard[Any]),
     },
+    EvictionPolicy,
 )

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic
 
+from pinyon.core.policies import check_bounds
 from pinyon.eviction.fair_queues import FairQueues
 from pinyon.eviction.hazard_table import HazardTable, Sample, bin_of
 from pinyon.eviction.lru_guard import LruGuard
@@ -49,9 +50,7 @@ class ReuseHazardSettings:
     guard: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("window_s", "refit_s"):
-            if not 1e-3 <= getattr(self, name) <= 1e9:
-                raise ValueError(f"{name} must be from 0.001 to 1e9, got {getattr(self, name)}")
+        check_bounds(self, window_s=(1e-3, 1e9), refit_s=(1e-3, 1e9))
 
 
 class ReuseHazard(Generic[Key]):

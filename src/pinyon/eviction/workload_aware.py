@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import Generic
 
+from pinyon.core.policies import check_bounds
 from pinyon.eviction.day_fits import NO_FITS, DayFits
 from pinyon.eviction.fit import PRIOR, UNKNOWN, Fit, Sums, fitted
 from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
@@ -51,13 +52,7 @@ class WorkloadAwareSettings:
     midnight_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.life_s <= 1e9:
-            raise ValueError(f"life_s must be from 0 to 1e9, got {self.life_s}")
-        for name in ("window_s", "refit_s"):
-            if not 1e-3 <= getattr(self, name) <= 1e9:
-                raise ValueError(f"{name} must be from 0.001 to 1e9, got {getattr(self, name)}")
-        if not abs(self.midnight_s) <= 1e12:
-            raise ValueError(f"midnight_s must be from -1e12 to 1e12, got {self.midnight_s}")
+        check_bounds(self, life_s=(0, 1e9), window_s=(1e-3, 1e9), refit_s=(1e-3, 1e9), midnight_s=(-1e12, 1e12))
 
 
 _Candidate = tuple[tuple[float, int, int], str, Key]

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-from pinyon.eviction.cache import runs
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
+from pinyon.eviction.runs import runs
 from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.pool_faults import pool_faults

@@ -7,15 +7,8 @@ from random import Random
 from typing import ClassVar
 
 from pinyon.core.policies import Registry
-from pinyon.placement.abilities import Learning, Rebalancing
-from pinyon.placement.policy import (
-    Move,
-    PlacementDecision,
-    PlacementPolicy,
-    PlacementRequest,
-    Pool,
-    Queues,
-)
+from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["ByModel", "ByModelRegistry"]

@@ -42,8 +42,8 @@ class CostTerms:
     fetched, and whether the order of service is looked at."""
 
     others: float
-    fetch: bool
-    order: bool
+    fetch: bool = True
+    order: bool = True
 
 
 class Cost:

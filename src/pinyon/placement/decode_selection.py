@@ -13,7 +13,7 @@ one costs less than that one. It grows with the batch, and so no prefix piles up
 from __future__ import annotations
 
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from librt.vecs import append, vec
@@ -21,11 +21,11 @@ from mypy_extensions import i64
 
 from pinyon.core.compiled import in_loops
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import PlacementRequest, Pool
+from pinyon.placement.policy import DecodeChoice, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import PROBE_AFTER_S
 
-__all__ = ["DecodeChoice", "chosen_by_arrays", "chosen_in_loop", "decode_blocks", "select_decode", "shared_at"]
+__all__ = ["chosen_by_arrays", "chosen_in_loop", "decode_blocks", "select_decode", "shared_at"]
 
 # Loads this close count as equal; then what saves KV transfers decides.
 NEAR_SHARE: Final = 0.125
@@ -33,14 +33,6 @@ LOOKED_MAX: Final = 8
 """Of the instances with room that decode others of a prefix, so many are compared."""
 EXPECTED_NEW_TOKENS: Final = 256
 """About what an answer has in the mean: 211 in Azure's conversations of 2023, 343 in Mooncake's published ones."""
-
-
-class DecodeChoice(NamedTuple):
-    state: InstanceState
-    tbt_s: float
-    """Predicted time between tokens."""
-    shared_blocks: int
-    """Of the prompt, the leading ones that it shares with what is decoded there."""
 
 
 def decode_blocks(request: PlacementRequest, block_tokens: int) -> int:

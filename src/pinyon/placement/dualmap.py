@@ -32,15 +32,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.at_one import at_one
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.pairs import Pairs
+from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["DualMap", "DualMapSettings"]
+__all__ = ["DualMap", "DualMapSettings", "less_loaded", "reuses_more"]
 
 NANO_S = 1e-9
 """Times that differ by less are equal (:meth:`Pool.lowest`)."""
@@ -55,15 +56,6 @@ class Reading(StrEnum):
     EXPECTED = "expected"
 
 
-class Choice(StrEnum):
-    """Which of the two."""
-
-    SLO = "slo"
-    CACHE_AFFINITY = "cache_affinity"
-    LEAST_LOADED = "least_loaded"
-    MIN_TTFT = "min_ttft"
-
-
 class Hotness(StrEnum):
     """Whose bounds."""
 
@@ -73,31 +65,21 @@ class Hotness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DualMapSettings:
-    """``choice``: of the two; all but ``slo`` are for comparison (Fig. 5). ``slo_s``: of requests that name none,
-    whatever the conductor refuses them by. ``key_tokens``: by so many tokens prefixes grow (A.2.1), in whole blocks."""
+    """``slo_s``: of requests that name none, whatever the conductor refuses them by. ``key_tokens``: by so many tokens
+    prefixes grow (A.2.1), in whole blocks."""
 
     slo_s: float = 5.0
     reading: Reading = Reading.PENDING
     share: float = 0.5
-    choice: Choice = Choice.SLO
     hotness: Hotness = Hotness.PUBLISHED
-    rebalance: bool = True
     stuck_s: float = 3.0
     virtual_nodes: int = 128
     seed: int = 0
     key_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("slo_s", 1e-6, 1e6),
-            ("share", 0.0, 1e6),
-            ("stuck_s", 0.0, 1e6),
-            ("virtual_nodes", 1, 4096),
-            ("seed", 0, (1 << 63) - 1),
-            ("key_tokens", 1, 1 << 20),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from {least:g} to {most:g}, got {getattr(self, name)}")
+        check_bounds(self, slo_s=(1e-6, 1e6), share=(0, 1e6), stuck_s=(0, 1e6), virtual_nodes=(1, 4096))
+        check_bounds(self, seed=(0, SEED_MAX), key_tokens=(1, 1 << 20))
 
 
 class DualMap:
@@ -132,20 +114,8 @@ class DualMap:
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """0 or 1."""
-        choice = self._settings.choice
-        queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # as Pool.lowest
-        less = int(queues_s[1] < queues_s[0])
-        reuse = [each.local_blocks for each in both]
-        if choice is Choice.LEAST_LOADED:
-            return less
-        if choice is Choice.MIN_TTFT:
-            return int(round(both[1].ttft_s, 9) < round(both[0].ttft_s, 9))
-        if reuse[0] == reuse[1]:
-            return less
-        more = int(reuse[1] > reuse[0])
-        if choice is Choice.CACHE_AFFINITY:
-            return more
-        return less if self._overloaded(request, both[more]) else more
+        less, more = less_loaded(both), reuses_more(both)
+        return less if more is None or self._overloaded(request, both[more]) else more
 
     def _slo_s(self, request: PlacementRequest) -> float:
         return request.ttft_slo_s if request.ttft_slo_named and request.ttft_slo_s else self._settings.slo_s
@@ -168,7 +138,7 @@ class DualMap:
     ) -> list[Move]:
         """After the request was placed: if both of its pair are overloaded, what should go to the other one of its own
         pair; a single round."""
-        if not self._settings.rebalance or decision.alternate is None:
+        if decision.alternate is None:
             return []
         known: dict[InstanceState, Sequence[Waiting]] = {}
 
@@ -257,6 +227,18 @@ class DualMap:
             if not (expected_s > slos_s + NANO_S).any():
                 break
         return moves
+
+
+def less_loaded(both: Sequence[PlacementDecision]) -> int:
+    """Which of the two has less to do; of equals the first."""
+    queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # as Pool.lowest
+    return int(queues_s[1] < queues_s[0])
+
+
+def reuses_more(both: Sequence[PlacementDecision]) -> int | None:
+    """Which of the two has more of the prompt; None: they are equal."""
+    first, second = both[0].local_blocks, both[1].local_blocks
+    return None if first == second else int(second > first)
 
 
 def _refused(request: PlacementRequest, decision: PlacementDecision) -> bool:

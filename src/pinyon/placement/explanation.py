@@ -16,7 +16,6 @@ import numpy as np
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
-from pinyon.placement.algorithm1 import Algorithm1
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
@@ -28,8 +27,6 @@ __all__ = ["CANDIDATES_MAX", "Candidate", "Explanation", "explain"]
 CANDIDATES_MAX = 8
 SOONEST = 5
 """Of the candidates, those with the least times; the others are those that hold most of the prompt."""
-FETCHING = frozenset((KvCacheCentric.name, Algorithm1.name))
-"""Policies that fetch."""
 NANO_S = 1e-9
 WAIT_S = 0.005
 """Less is no wait to speak of."""
@@ -100,7 +97,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
     decode_room_s = float(loads.room_s[decision.decode.row])
     elsewhere = decision.prefill is not decision.decode
-    fetches = decision.policy in FETCHING
+    fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
     chosen: Candidate | None = None
     others: list[Candidate] = []
     for at, state in enumerate(pool.prefills):

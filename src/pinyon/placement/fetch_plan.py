@@ -11,7 +11,7 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
-__all__ = ["MANY_READERS", "FetchPlanner", "plan_fetches"]
+__all__ = ["MANY_READERS", "FetchPlanner"]
 
 MANY_READERS = 32
 """Of fewer, each is looked at by itself."""
@@ -20,13 +20,6 @@ ESTIMATES_MAX = 4
 
 _Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
 """Seconds by the reader's row; holders and their hosts, of which each is looked at by itself."""
-
-
-def plan_fetches(
-    pool: Pool, match: PrefixMatch, reader: InstanceState, first_block: int, end_block: int
-) -> tuple[Fetch, ...]:
-    """As :meth:`FetchPlanner.plan`, of one reader."""
-    return FetchPlanner(pool, match).plan(reader, first_block, end_block)
 
 
 class FetchPlanner:

@@ -34,9 +34,9 @@ class _Prefill:
     it is. ``first_s``: as ``placed_s``, of its first placement."""
 
     __slots__ = (
-        "begun", "decision", "expected", "fetches", "first_s", "placed_s", "prefill_us", "request", "state",
-        "transfer_us",
-    )  # fmt: skip
+        *("begun", "decision", "expected", "fetches", "first_s"),
+        *("placed_s", "prefill_us", "request", "state", "transfer_us"),
+    )
 
     def __init__(
         self,
@@ -46,12 +46,11 @@ class _Prefill:
         fetches: tuple[Fetch, ...],
         expected: bytes,
         placed_s: float,
-        first_s: float,
         request: PlacementRequest | None,
         decision: PlacementDecision | None,
     ) -> None:
         self.state, self.prefill_us, self.transfer_us, self.fetches = state, prefill_us, transfer_us, fetches
-        self.expected, self.placed_s, self.first_s = expected, placed_s, first_s
+        self.expected, self.placed_s, self.first_s = expected, placed_s, placed_s
         self.request, self.decision, self.begun = request, decision, False
 
 
@@ -159,9 +158,10 @@ class InFlightTable:
         # what was considered is large: a decision is kept only for who asks for it
         kept = decision if request is not None or decision.trial is not None else None
         part = self._prefills[request_id] = _Prefill(
-            prefill, prefill_us, transfer_us, decision.fetches, expected, now_s, now_s if first_s is None else first_s,
-            request, kept,
-        )  # fmt: skip
+            prefill, prefill_us, transfer_us, decision.fetches, expected, now_s, request, kept
+        )
+        if first_s is not None:
+            part.first_s = first_s
         self._remember(request_id, prefill)
         if decode is not prefill:
             self._remember(request_id, decode)

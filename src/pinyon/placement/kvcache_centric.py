@@ -10,7 +10,7 @@ from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.policy import Aside, Fetch, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.threshold_tuner import ThresholdTuner
@@ -90,7 +90,7 @@ class KvCacheCentric:
         return self._threshold if self._tuner is None else self._tuner.threshold
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """See :class:`pinyon.placement.abilities.Learning`."""
+        """See :class:`pinyon.placement.interface.Learning`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)
@@ -149,13 +149,11 @@ class KvCacheCentric:
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
             fetches = planner.plan(state, local, prefix)
-        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
-        times = queue_s, transfer_s, prefill_s, tbt_s
+        decode = select_decode(request, pool, match, state, now_s)
+        times = Times(queue_s, transfer_s, prefill_s)
         trial = None if self._tuner is None else (threshold, state.prefill_model.predict_s(tokens, 0))
-        doubts = doubted is not None
-        return PlacementDecision(
-            state, decode, local, fetches, *times, self.name, doubts_transfer=doubts, trial=trial, shared_blocks=shared
-        )
+        aside = Aside(doubts_transfer=doubted is not None, trial=trial)
+        return PlacementDecision(state, decode, local, fetches, times, self.name, aside)
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
         """It saves computing, and costs the request little enough."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree, HotnessTrees
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.pool_rings import PoolRings
 
-__all__ = ["Pairs"]
+__all__ = ["SEED_MAX", "Pairs"]
+
+SEED_MAX: Final = (1 << 63) - 1
+"""Of rings."""
 
 SECOND = 0x9E3779B97F4A7C15
 """Sets the seeds of the two rings apart."""

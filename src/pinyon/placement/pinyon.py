@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from pinyon.core.compiled import in_loops
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late
 from pinyon.placement.cost_arrays import CostArrays
 from pinyon.placement.cost_loops import CostLoops
@@ -39,8 +40,8 @@ from pinyon.placement.costs import Cost, Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.pairs import Pairs
-from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.pairs import SEED_MAX, Pairs
+from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
@@ -53,38 +54,32 @@ BatchSharing = Callable[[PlacementRequest, Pool, PrefixMatch], NDArray[np.float6
 
 @dataclass(frozen=True, slots=True)
 class PinyonSettings:
-    """``others``: how much the time of others counts, against its own. ``fetch``, ``order``, ``pair``: whether prefixes
-    are fetched, whether the order of service is looked at, and whether pairs are preferred: to compare without.
-    ``key_tokens``, ``virtual_nodes``, ``seed``: of the pairs, as DualMap's."""
+    """``others``: how much the time of others counts, against its own. ``key_tokens``, ``virtual_nodes``, ``seed``: of
+    the pairs, as DualMap's."""
 
     others: float = 1.0
-    fetch: bool = True
-    order: bool = True
-    pair: bool = True
     key_tokens: int = 512
     virtual_nodes: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("others", 0.0, 1e3),
-            ("key_tokens", 1, 1 << 20),
-            ("virtual_nodes", 1, 4096),
-            ("seed", 0, (1 << 63) - 1),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be from {least:g} to {most:g}, got {getattr(self, name)}")
+        check_bounds(self, others=(0, 1e3), key_tokens=(1, 1 << 20), virtual_nodes=(1, 4096), seed=(0, SEED_MAX))
 
 
 class Pinyon:
-    """See the module. ``sharing``: what decode batches gain, where something is known of that."""
+    """See the module. ``sharing``: what decode batches gain, where something is known of that. ``terms``: what costs
+    are made of, if that is not all."""
 
     name: ClassVar[str] = "pinyon"
 
-    def __init__(self, settings: PinyonSettings = PinyonSettings(), sharing: BatchSharing | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: PinyonSettings = PinyonSettings(),
+        sharing: BatchSharing | None = None,
+        terms: CostTerms | None = None,
+    ) -> None:
         self._sharing = sharing
-        self._terms = CostTerms(settings.others, settings.fetch, settings.order)
+        self._terms = terms or CostTerms(settings.others)
         self._pairs = Pairs(HotnessSettings(), settings.virtual_nodes, settings.seed, settings.key_tokens)
 
     def place(
@@ -97,7 +92,7 @@ class Pinyon:
         else:
             costs = CostArrays(self._terms, request, pool, match, now_s, gains_s)
         cheapest = place = costs.cheapest()
-        if self._settings.pair and len(pool.prefills) > 1:
+        if len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)
         decision = self._at(place, cheapest, False, request, pool, match, costs, now_s)
         if not is_late(request, decision.with_drain(request, pool)):
@@ -145,12 +140,10 @@ class Pinyon:
         if doubted is not None:
             reach, transfer_s, prefill_s = doubted
         fetches = costs.planner.plan(state, cost.local, reach) if reach > cost.local else ()
-        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
-        return PlacementDecision(
-            state, decode, cost.local, fetches, cost.wait_s, transfer_s, prefill_s, tbt_s, self.name,
-            doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time),
-            shared_blocks=shared,
-        )  # fmt: skip
+        decode = select_decode(request, pool, match, state, now_s)
+        times = Times(cost.wait_s, transfer_s, prefill_s)
+        aside = Aside(doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time))
+        return PlacementDecision(state, decode, cost.local, fetches, times, self.name, aside)
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
         """One of its pair instead, if it costs no more than what it computes would take to be fetched there later, and
@@ -187,7 +180,7 @@ class Pinyon:
         """A fetch that is said to be slower than computing, to learn whether it is: prefix, transfer and prefill times.
         Only now: an instance in doubt is no slower than it would be by computing."""
         local = cost.local
-        if not self._settings.fetch or match.blocks <= local:
+        if not self._terms.fetch or match.blocks <= local:
             return None
         doubt = transfer_doubt(state, now_s)
         if doubt >= 1:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pinyon.core.policies import NoSettings
-from pinyon.placement.algorithm1 import Algorithm1, Algorithm1Settings
 from pinyon.placement.by_model import ByModelRegistry
-from pinyon.placement.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon.placement.dualmap import DualMap, DualMapSettings
-from pinyon.placement.dynamo import Dynamo, DynamoSettings
+from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.least_loaded import LeastLoaded
 from pinyon.placement.min_ttft import MinTtft
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
-from pinyon.placement.preble import Preble, PrebleSettings
 from pinyon.placement.random_choice import RandomChoice
 from pinyon.placement.round_robin import RoundRobin
 
@@ -26,14 +23,11 @@ PLACEMENT_POLICIES = ByModelRegistry(
     {
         KvCacheCentric.name: (KvCacheCentricSettings, KvCacheCentric),
         LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
-        Algorithm1.name: (Algorithm1Settings, Algorithm1),
         RandomChoice.name: (NoSettings, lambda _: RandomChoice()),
         RoundRobin.name: (NoSettings, lambda _: RoundRobin()),
-        CacheAffinity.name: (CacheAffinitySettings, CacheAffinity),
         MinTtft.name: (NoSettings, lambda _: MinTtft()),
-        Preble.name: (PrebleSettings, Preble),
         DualMap.name: (DualMapSettings, DualMap),
-        Dynamo.name: (DynamoSettings, Dynamo),
         Pinyon.name: (PinyonSettings, Pinyon),
     },
+    PlacementPolicy,
 )

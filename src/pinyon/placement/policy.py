@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
-from random import Random
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from librt.vecs import vec
@@ -22,14 +21,16 @@ from pinyon.placement.prefix_match import Holders, PrefixMatch
 from pinyon.placement.transfer_cost import PathKind
 
 __all__ = [
+    "Aside",
     "Considered",
+    "DecodeChoice",
     "Fetch",
     "Move",
     "PlacementDecision",
-    "PlacementPolicy",
     "PlacementRequest",
     "Pool",
     "Queues",
+    "Times",
     "Waiting",
 ]
 
@@ -156,53 +157,74 @@ class Considered(Protocol):
         """Another one was taken because that one would have been late."""
 
 
+class DecodeChoice(NamedTuple):
+    """The instance that decodes."""
+
+    state: InstanceState
+    tbt_s: float = 0.0
+    """Predicted time between tokens."""
+    shared_blocks: int = 0
+    """Of the prompt, the leading ones that are there for others, and that a step reads once for all of them."""
+
+
+class Times(NamedTuple):
+    """Predicted for a prompt: until its turn comes, for what it fetches, and for computing it."""
+
+    queue_s: float = 0.0
+    transfer_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class Aside(NamedTuple):
+    """What a policy says beside its choice, for who moves requests, learns from them or explains."""
+
+    alternate: InstanceState | None = None
+    """Where else it may run: the other one of a pair (DualMap §3.2)."""
+    doubts_transfer: bool = False
+    """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
+    trial: tuple[float, float] | None = None
+    """Of a policy that learns: what it tried with this request, and the seconds by which what comes of it is judged."""
+    considered: Considered | None = None
+    """For who asks why; None: the policy looked at no arrays."""
+
+
+NOTHING_ASIDE: Final = Aside()
+
+
 class PlacementDecision:
     """Where a request runs, and the times that were predicted for it. Nobody changes one.
 
     ``local_blocks``: leading blocks the prefill instance is believed to hold when it begins: now, or computed for
-    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``alternate``: where else
-    it may run: the other one of a pair (DualMap §3.2). ``doubts_transfer``: it fetches although computing would be
-    faster by what is known of the reader, to learn whether that is so. ``trial``: of a policy that learns: what it
-    tried with this request, and the seconds by which what comes of it is judged. ``considered``: for who asks why;
-    None: the policy looked at no arrays. ``drain_s``: until all nodes of a pipeline have computed their part of the
-    prompt, after the first one has: ``prefill_s`` is how long others wait for it. Not a policy's business: those it
-    chooses from are alike in it. ``room_s``: wait for KV blocks: the decode instance's come first, then those of a
-    prefill instance elsewhere. ``shared_blocks``: leading ones of the prompt that are there for others, and that
-    a step reads once for all of them, as ``tbt_s`` has it.
+    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``drain_s``: until all
+    nodes of a pipeline have computed their part of the prompt, after the first one has: ``prefill_s`` is how long
+    others wait for it. Not a policy's business: those it chooses from are alike in it. ``room_s``: wait for KV blocks:
+    the decode instance's come first, then those of a prefill instance elsewhere.
     """
 
     __slots__ = (
-        "alternate", "considered", "decode", "doubts_transfer", "drain_s", "fetches", "local_blocks", "policy",
-        "prefill", "prefill_s", "queue_s", "room_s", "shared_blocks", "tbt_s", "transfer_s", "trial",
-    )  # fmt: skip
+        *("alternate", "considered", "decode", "doubts_transfer", "drain_s", "fetches", "local_blocks", "policy"),
+        *("prefill", "prefill_s", "queue_s", "room_s", "shared_blocks", "tbt_s", "transfer_s", "trial"),
+    )
 
     # written out: one is made for each request, and what ``dataclass`` makes is never compiled
     def __init__(
         self,
         prefill: InstanceState,
-        decode: InstanceState,
+        decode: DecodeChoice,
         local_blocks: int,
         fetches: tuple[Fetch, ...],
-        queue_s: float,
-        transfer_s: float,
-        prefill_s: float,
-        tbt_s: float,
+        times: Times,
         policy: str,
-        alternate: InstanceState | None = None,
-        doubts_transfer: bool = False,
-        trial: tuple[float, float] | None = None,
-        considered: Considered | None = None,
+        aside: Aside = NOTHING_ASIDE,
         drain_s: float = 0.0,
-        shared_blocks: int = 0,
     ) -> None:
-        self.prefill, self.decode = prefill, decode
-        self.local_blocks, self.fetches = local_blocks, fetches
-        self.queue_s, self.transfer_s, self.prefill_s, self.tbt_s = queue_s, transfer_s, prefill_s, tbt_s
-        self.policy, self.alternate, self.doubts_transfer = policy, alternate, doubts_transfer
-        self.trial, self.considered, self.drain_s = trial, considered, drain_s
-        self.shared_blocks = shared_blocks
-        waits_ms = decode.load.room_wait_ms
-        self.room_s = (waits_ms if prefill is decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
+        self.prefill, self.local_blocks, self.fetches, self.policy = prefill, local_blocks, fetches, policy
+        self.decode, self.tbt_s, self.shared_blocks = decode
+        self.queue_s, self.transfer_s, self.prefill_s = times
+        self.alternate, self.doubts_transfer, self.trial, self.considered = aside
+        self.drain_s = drain_s
+        waits_ms = self.decode.load.room_wait_ms
+        self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
     def drained(self, drain_s: float) -> PlacementDecision:
         """The same with such a pipeline."""
@@ -220,11 +242,10 @@ class PlacementDecision:
         return self._but((), self.drain_s)
 
     def _but(self, fetches: tuple[Fetch, ...], drain_s: float) -> PlacementDecision:
-        return PlacementDecision(
-            self.prefill, self.decode, self.local_blocks, fetches, self.queue_s, self.transfer_s, self.prefill_s,
-            self.tbt_s, self.policy, self.alternate, self.doubts_transfer, self.trial, self.considered, drain_s,
-            self.shared_blocks,
-        )  # fmt: skip
+        decode = DecodeChoice(self.decode, self.tbt_s, self.shared_blocks)
+        times = Times(self.queue_s, self.transfer_s, self.prefill_s)
+        aside = Aside(self.alternate, self.doubts_transfer, self.trial, self.considered)
+        return PlacementDecision(self.prefill, decode, self.local_blocks, fetches, times, self.policy, aside, drain_s)
 
     @property
     def ttft_s(self) -> float:
@@ -452,21 +473,3 @@ class Move:
     request: PlacementRequest
     source: InstanceState
     target: InstanceState
-
-
-class PlacementPolicy(Protocol):
-    """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes
-    from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the same
-    answers.
-
-    Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
-    afterwards (:mod:`pinyon.placement.admission`).
-    """
-
-    @property
-    def name(self) -> str:
-        """How settings and placements name it."""
-
-    def place(
-        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
-    ) -> PlacementDecision: ...

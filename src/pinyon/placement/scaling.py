@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.policies import check_bounds
 
 __all__ = ["Scaler", "ScalingSettings", "parse_sizes"]
 
@@ -54,20 +55,9 @@ class ScalingSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise ValueError(f"least and most must be 1 <= least <= most, got {self.least} and {self.most}")
-        for name, low, high in (
-            ("slo_s", 1e-6, 1e6),
-            ("share", 0.0, 1.0),
-            ("overload", 0.0, 1e6),
-            ("grow", 0.0, 64.0),
-            ("idle", 0.0, 1.0),
-            ("hold_s", 0.0, 1e6),
-            ("window_s", 1e-3, 1e6),
-            ("idle_window_s", 1e-3, 1e6),
-            ("settle_s", 0.0, 1e6),
-            ("between_s", 0.0, 1e6),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} must be from {low:g} to {high:g}, got {getattr(self, name)}")
+        check_bounds(self, slo_s=(1e-6, 1e6), share=(0, 1), overload=(0, 1e6), grow=(0, 64), idle=(0, 1))
+        check_bounds(self, hold_s=(0, 1e6), window_s=(1e-3, 1e6), idle_window_s=(1e-3, 1e6))
+        check_bounds(self, settle_s=(0, 1e6), between_s=(0, 1e6))
 
 
 def parse_sizes(text: str) -> tuple[int, int] | None:

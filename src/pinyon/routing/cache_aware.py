@@ -7,37 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from xxhash import xxh3_64_intdigest
-
+from pinyon.core.policies import check_bounds
 from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
-__all__ = ["CacheAware"]
+__all__ = ["CacheAware", "CacheAwareSettings"]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheAwareSettings:
     """``threshold``: share of the prompt that must match. The load is uneven when the busiest has over ``balance_abs``
     requests more than the idlest, and over ``balance_rel`` times as many. Defaults are those that
-    router had then; later ones are 0.3, 64 and 1.5. ``first``: of several that match as much, an arbitrary one has the
-    request, whatever its load, as there, where it is the first of a node's tenants in a hash map; else the least
-    full."""
+    router had then; later ones are 0.3, 64 and 1.5."""
 
     threshold: float = 0.5
     balance_abs: int = 32
     balance_rel: float = 1.0001
     chunks_max: int = CHUNKS_MAX
-    first: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError("threshold must be from 0 to 1")
+        check_bounds(self, threshold=(0, 1), chunks_max=(1, 1 << 26))
         if self.balance_abs < 0 or self.balance_rel < 1:
             raise ValueError("balance_abs must not be negative, nor balance_rel less than 1")
-        if not 1 <= self.chunks_max <= 1 << 26:
-            raise ValueError("chunks_max must be from 1 to 67108864")
 
 
 class CacheAware:
@@ -72,15 +65,16 @@ class CacheAware:
         match = trie.match(request.keys, bits)
         if match.chunks and match.chunks > settings.threshold * request.chunks:
             matching = [target for target in available if match.targets & trie.bit(target.name)]
-            if settings.first:
-                end = match.chunks * KEY_BYTES
-                return _arbitrary(request.keys[end - KEY_BYTES : end], matching)
-            return least_full(matching)
+            return self._of_equal(request.keys[: match.chunks * KEY_BYTES], matching)
         smallest = available[0]
         for target in available:
             if (trie.size(target.name), target.name) < (trie.size(smallest.name), smallest.name):
                 smallest = target
         return smallest
+
+    def _of_equal(self, prefix: bytes, matching: Sequence[Target]) -> Target:
+        """One of those that have the same prefix."""
+        return least_full(matching)
 
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         return None
@@ -92,13 +86,3 @@ class CacheAware:
     def sent(self, request: Routed, name: str) -> None:
         if self._trie.bit(name):
             self._trie.insert(request.keys, name)
-
-
-def _arbitrary(key: bytes, targets: Sequence[Target]) -> Target:
-    """One of them by chance, the same each time for prompts that match up to this key."""
-    best, best_rank = targets[0], (1 << 64, "")
-    for target in targets:
-        rank = (xxh3_64_intdigest(key + target.name.encode()), target.name)
-        if rank < best_rank:
-            best, best_rank = target, rank
-    return best

@@ -13,6 +13,7 @@ from typing import ClassVar
 from xxhash import xxh3_64_intdigest
 
 from pinyon.core.hash_ring import HashRing
+from pinyon.core.policies import check_bounds
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
@@ -28,8 +29,7 @@ class ConsistentHashSettings:
     virtual_nodes: int = 128
 
     def __post_init__(self) -> None:
-        if not 1 <= self.virtual_nodes <= 4096:
-            raise ValueError("virtual_nodes must be from 1 to 4096")
+        check_bounds(self, virtual_nodes=(1, 4096))
 
 
 class ConsistentHash:

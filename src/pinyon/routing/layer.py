@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Sequence
 
-from pinyon.routing.pushing import UNLIMITED, PushingRule
+from pinyon.routing.interface import PushingRule, TargetPolicy
+from pinyon.routing.pushing import UNLIMITED
 from pinyon.routing.target import UNKNOWN, Report, Target
-from pinyon.routing.target_policy import Routed, TargetPolicy
+from pinyon.routing.target_policy import Routed
 
 __all__ = ["TARGETS_MAX", "Layer"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pinyon.core.policies import NoSettings, Registry
 from pinyon.routing.cache_aware import CacheAware, CacheAwareSettings
 from pinyon.routing.consistent_hash import ConsistentHash, ConsistentHashSettings
+from pinyon.routing.interface import TargetPolicy
 from pinyon.routing.least_loaded import LeastLoaded
 from pinyon.routing.prefix_tree import PrefixTree, PrefixTreeSettings
 from pinyon.routing.round_robin import RoundRobin
-from pinyon.routing.target_policy import TargetPolicy
 
 __all__ = ["ROUTING_POLICIES"]
 
@@ -21,4 +21,5 @@ ROUTING_POLICIES: Registry[TargetPolicy] = Registry(
         LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
         RoundRobin.name: (NoSettings, lambda _: RoundRobin()),
     },
+    TargetPolicy,
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pinyon.core.policies import check_bounds
 from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTrie
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, near_least_full
@@ -24,10 +25,7 @@ class PrefixTreeSettings:
     records_max: int = RECORDS_MAX
 
     def __post_init__(self) -> None:
-        if not 0 <= self.explore_below <= 1:
-            raise ValueError("explore_below must be from 0 to 1")
-        if not 1 <= self.chunks_max <= 1 << 26 or not 1 <= self.records_max <= 1 << 24:
-            raise ValueError("chunks_max must be from 1 to 67108864, records_max to 16777216")
+        check_bounds(self, explore_below=(0, 1), chunks_max=(1, 1 << 26), records_max=(1, 1 << 24))
 
 
 class PrefixTree:

@@ -14,31 +14,17 @@ of a full target, if a policy wants them there for what it holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
-from pinyon.core.policies import NoSettings, Registry
+from pinyon.core.policies import NoSettings, Registry, check_bounds
+from pinyon.routing.interface import PushingRule
 from pinyon.routing.target import UNKNOWN, Target
 
-__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending", "PushingRule"]
+__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending"]
 
 UNLIMITED: Final = 1 << 30
 PROBE_S: Final = 0.1
 """Between two probes (§4.1)."""
-
-
-class PushingRule(Protocol):
-    """Owned by one thread, and without state of its own."""
-
-    @property
-    def name(self) -> str: ...
-
-    def spare(self, target: Target, now_s: float) -> int:
-        """Requests that may be pushed there now; 0: it is not available."""
-        ...
-
-    def admits(self, target: Target, now_s: float) -> bool:
-        """It is not available, and yet one that finds its prompt there may be pushed, and wait at its door."""
-        ...
 
 
 class Blind:
@@ -60,8 +46,7 @@ class OutstandingSettings:
     limit: int = 32
 
     def __post_init__(self) -> None:
-        if not 1 <= self.limit <= 1 << 20:
-            raise ValueError("limit must be from 1 to 1048576")
+        check_bounds(self, limit=(1, 1 << 20))
 
 
 class Outstanding:
@@ -95,14 +80,7 @@ class PendingSettings:
     door: int = 16
 
     def __post_init__(self) -> None:
-        if not 1 <= self.burst <= 1 << 20:
-            raise ValueError("burst must be from 1 to 1048576")
-        if not PROBE_S <= self.stale_s <= 3600:
-            raise ValueError(f"stale_s must be from {PROBE_S} to 3600 s")
-        if not 0 <= self.queue <= 1 << 20:
-            raise ValueError("queue must be from 0 to 1048576")
-        if not 0 <= self.door <= 1 << 20:
-            raise ValueError("door must be from 0 to 1048576")
+        check_bounds(self, burst=(1, 1 << 20), stale_s=(PROBE_S, 3600), queue=(0, 1 << 20), door=(0, 1 << 20))
 
 
 class Pending:
@@ -153,4 +131,5 @@ PUSHING_RULES: Registry[PushingRule] = Registry(
         Outstanding.name: (OutstandingSettings, Outstanding),
         Blind.name: (NoSettings, lambda _: Blind()),
     },
+    PushingRule,
 )

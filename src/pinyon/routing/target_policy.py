@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 
-__all__ = ["Routed", "TargetPolicy", "least_full", "near_least_full"]
+__all__ = ["Routed", "least_full", "near_least_full"]
 
 
 class Routed(NamedTuple):
@@ -22,35 +22,6 @@ class Routed(NamedTuple):
     @property
     def chunks(self) -> int:
         return len(self.keys) // KEY_BYTES
-
-
-class TargetPolicy(Protocol):
-    """Knows the targets of one layer: instances of the region, or other regions. Owned by one thread."""
-
-    @property
-    def name(self) -> str: ...
-
-    def add(self, name: str) -> None:
-        """A target comes, or comes back with nothing in its cache. The caller has removed it before then."""
-
-    def remove(self, name: str) -> None:
-        """A target has gone, or lost what it held."""
-
-    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
-        """One of those, which are not none. Changes nothing that :meth:`sent` could not."""
-        ...
-
-    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
-        """One of the ``full``, where it is better off waiting for what that one alone holds than where there is room,
-        if there is any. Changes nothing."""
-        ...
-
-    def affinity(self, request: Routed, name: str) -> int:
-        """How much speaks for that target where those of several layers can be chosen; 0: nothing but its load."""
-        ...
-
-    def sent(self, request: Routed, name: str) -> None:
-        """The request went there, whoever chose so."""
 
 
 def least_full(targets: Sequence[Target]) -> Target:

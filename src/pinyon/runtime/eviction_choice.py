@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from pinyon.core.clock import Clock
+from pinyon.core.policies import split_choice
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
 
@@ -20,8 +21,8 @@ def whole_choice(choice: str, clock: Clock | None = None) -> str:
     """A choice in which ``fits=FILE`` is the fits themselves and, unless it is told, ``midnight_s`` what the policy's
     ``clock`` said at the last midnight (UTC); without one that is 0. Raises ``ValueError`` for a file that has no
     fits."""
-    name, colon, options = choice.partition(":")
-    parts = options.split(",") if colon else []
+    name, options = split_choice(choice, EVICTION_POLICIES.names)
+    parts = options.split(",") if options else []
     given = {part.partition("=")[0].strip(): at for at, part in enumerate(parts)}
     at = given.get("fits")
     if at is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pinyon.eviction.cache import Chooser, runs
 from pinyon.eviction.policy import Traits
+from pinyon.eviction.runs import runs
+from pinyon_lab.caches.cache import Chooser
 
 __all__ = ["LastCopies"]
 

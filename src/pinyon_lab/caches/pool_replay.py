@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pinyon.eviction.cache import Cache, each_once, leading_run
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
+from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.caches.last_copies import LastCopies
 from pinyon_lab.caches.pool_routers import Router
 from pinyon_lab.caches.replay import CacheReplay

@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from pinyon.eviction.belady import Belady
-from pinyon.eviction.cache import Cache, each_once, leading_run
 from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
+from pinyon_lab.caches.belady import Belady
+from pinyon_lab.caches.cache import Cache, each_once, leading_run
 
 __all__ = ["BELADY", "Asked", "CacheReplay", "Future", "replay", "replayed"]
 

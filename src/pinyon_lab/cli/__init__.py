@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import pinyon_lab.policies.names  # noqa: F401 - options choose among them
 from pinyon_lab.cli import compare, plan, replay, reproduce, simulate, simulate_cache, trace
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pinyon_lab.cli.simulated import (
 )
 from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
-from pinyon_lab.replay import Player, Prompts, Replayed, TokenRange
+from pinyon_lab.replay import Player, Prompts, Replayed, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import at_rate
 
@@ -158,18 +158,10 @@ async def _play(
     prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         with bar(f"to {arguments.lb}", len(arrivals)) as progress:
-            player = Player(
-                channel,
-                arrivals,
-                prompts,
-                time.monotonic,
-                clients=arguments.clients,
-                model=arguments.model,
-                api_key=arguments.api_key,
-                timeout_s=arguments.timeout,
-                in_flight_max=arguments.in_flight_max,
-                progress=progress,
+            sending = Sending(
+                arguments.clients, arguments.model, arguments.api_key, arguments.timeout, arguments.in_flight_max
             )
+            player = Player(channel, arrivals, prompts, time.monotonic, sending, progress)
             try:
                 return await player.run(), False
             except asyncio.CancelledError:  # by Ctrl-C

@@ -1,6 +1,6 @@
 """A trace sent to a suite that runs, with the report of a simulated one."""
 
-from pinyon_lab.replay.player import Player, Replayed
+from pinyon_lab.replay.player import Player, Replayed, Sending
 from pinyon_lab.replay.prompts import Prompts, TokenRange
 
-__all__ = ["Player", "Prompts", "Replayed", "TokenRange"]
+__all__ = ["Player", "Prompts", "Replayed", "Sending", "TokenRange"]

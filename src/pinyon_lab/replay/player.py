@@ -21,7 +21,7 @@ from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.outcome import FINISHED, Outcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["Player", "Replayed"]
+__all__ = ["Player", "Replayed", "Sending"]
 
 ERRORS_MAX = 16
 """Different ones that are told."""
@@ -42,6 +42,18 @@ class Replayed:
     """What those that failed were told, the status first, and how many were told so."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How requests are sent: for which model, as whom, how many at once, and how long each may take."""
+
+    clients: int = 0
+    """See :class:`Clients`."""
+    model: str = ""
+    api_key: str = ""
+    timeout_s: float = 600.0
+    in_flight_max: int = 4096
+
+
 class Player:
     """``channel`` is to a load balancer; ``run`` once."""
 
@@ -51,21 +63,16 @@ class Player:
         arrivals: Sequence[Arrival],
         prompts: Prompts,
         clock: Clock,
-        *,
-        clients: int = 0,
-        model: str = "",
-        api_key: str = "",
-        timeout_s: float = 600.0,
-        in_flight_max: int = 4096,
+        sending: Sending = Sending(),
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        """``clients``: see :class:`Clients`; ``timeout_s``: of a request; ``progress`` hears how many are over."""
+        """``progress`` hears how many are over."""
         self._stub = lb_pb2_grpc.LbServiceStub(channel)
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = (("authorization", f"Bearer {sending.api_key}"),) if sending.api_key else ()
         self._arrivals, self._prompts, self._clock = arrivals, prompts, clock
-        self._clients = Clients(arrivals, clients)
-        self._model, self._timeout_s = model, timeout_s
-        self._places = asyncio.Semaphore(in_flight_max)
+        self._clients = Clients(arrivals, sending.clients)
+        self._model, self._timeout_s = sending.model, sending.timeout_s
+        self._places = asyncio.Semaphore(sending.in_flight_max)
         self._progress = progress
         self._ended = asyncio.Event()
         self._began_s = 0.0

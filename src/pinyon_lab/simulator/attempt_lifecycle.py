@@ -9,15 +9,11 @@ from pinyon.batching import BatchRequest, Prompt
 from pinyon.core.errors import ResourceExhausted
 from pinyon.eviction import Use
 from pinyon.paging import Reservation
-from pinyon.placement.fleet import Fleet
-from pinyon.profiles.engine_profile import EngineProfile
-from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Attempt, Request
-from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.engine import Engine, Faults
+from pinyon_lab.simulator.engine import Engine
 from pinyon_lab.simulator.kv_moves import KvMoves
-from pinyon_lab.simulator.members import JournalOf, Members
-from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.members import Members
+from pinyon_lab.simulator.world import World
 
 __all__ = ["AttemptLifecycle"]
 
@@ -27,13 +23,7 @@ class AttemptLifecycle:
 
     def __init__(
         self,
-        time: VirtualTime,
-        settings: ClusterSettings,
-        machine: MachineProfile,
-        engine: EngineProfile,
-        fleet: Fleet,
-        faults: Faults | None,
-        journal: JournalOf,
+        world: World,
         numbers: Iterator[int],
         counts: Counter[str],
         log: Callable[..., None],
@@ -42,13 +32,12 @@ class AttemptLifecycle:
     ) -> None:
         """``numbers``: for prompts and for those that ask for room, each another one. ``again`` hears of an attempt
         that failed, and the name of the instance it failed at; ``leave``, of a request that has ended and how."""
-        self.members = Members(time, self, fleet, settings, machine, engine, faults, journal)
-        members = self.members
-        self.moves = KvMoves(time, fleet, settings, machine, members.engines, members.stores, members.nodes, faults)
+        self.members = Members(world, self)
+        self.moves = KvMoves(world, self.members)
         self.movable: dict[str, Attempt] = {}
         """Those that another instance may take over, by id, as long as their prompts wait."""
         self._boots = self.members.boots
-        self._time, self._settings, self._fleet = time, settings, fleet
+        self._time, self._settings, self._fleet = world.time, world.settings, world.fleet
         self._numbers, self._counts = numbers, counts
         self._log, self._again, self._leave = log, again, leave
 

@@ -21,7 +21,8 @@ from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest
+from pinyon.placement.interface import PlacementPolicy
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
@@ -29,12 +30,12 @@ from pinyon_lab.simulator.attempt import Attempt, Request
 from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.elasticity import Elasticity
-from pinyon_lab.simulator.engine import Faults
 from pinyon_lab.simulator.front import Front
-from pinyon_lab.simulator.members import MODEL, JournalOf
+from pinyon_lab.simulator.members import MODEL
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
+from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
 
 __all__ = ["Cluster"]
 
@@ -55,7 +56,7 @@ class Cluster:
         policy: PlacementPolicy,
         seed: int = 0,
         faults: Faults | None = None,
-        journal: JournalOf = lambda name, config: None,
+        journal: JournalOf = no_journal,
         heard: Callable[..., None] = lambda *what: None,
     ) -> None:
         """``heard`` is told of each decision that two runs of one seed must agree on, its name first."""
@@ -72,10 +73,8 @@ class Cluster:
         self.fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together, decode_sharing=sharing)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
         self._numbers = count(1)
-        self._attempts = AttemptLifecycle(
-            self.time, settings, machine, engine, self.fleet, faults, journal,
-            self._numbers, self.counts, self.log, self.fail, self.front.leave,
-        )  # fmt: skip
+        world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
+        self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self.log, self.fail, self.front.leave)
         self.members, self.moves = self._attempts.members, self._attempts.moves
         self._boots = self.members.boots
         self.elasticity: Elasticity | None = None

@@ -17,21 +17,17 @@ from pinyon.batching.policy import StepSeen
 from pinyon.batching.shared_blocks import shared_blocks
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import pack_keys
-from pinyon.core.journal import Journal
 from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
 from pinyon.paging import Reservation
-from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
-from pinyon.profiles.engine_profile import EngineProfile
 from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster_settings import StepRule
 from pinyon_lab.simulator.decode_sums import DecodeSums
 from pinyon_lab.simulator.engine_memory import EngineMemory
 from pinyon_lab.simulator.leap import Leap
-from pinyon_lab.simulator.scheduling_cost import NO_COST, SchedulingCost
-from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.world import World
 
-__all__ = ["Engine", "Faults", "Owner"]
+__all__ = ["Engine", "Owner"]
 
 LEAP_S = 1.0
 """So often at least it reports its load."""
@@ -61,41 +57,16 @@ class Owner(Protocol):
         """It has no blocks and no place any more, and wants room again."""
 
 
-class Faults(Protocol):
-    """What goes wrong besides instances that die."""
-
-    def step_fails(self) -> bool:
-        """For one member of a step."""
-        ...
-
-    def reader_forgets(self) -> bool:
-        """To end a lease."""
-        ...
-
-
 class Engine(EngineMemory):
     """One boot of an instance."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        owner: Owner,
-        fleet: Fleet,
-        info: InstanceInfo,
-        config: InstanceConfig,
-        profile: EngineProfile,
-        *,
-        rule: StepRule = StepRule.MIXED,
-        whole_tokens: int = 1 << 30,
-        kv_token_bytes: int = 0,
-        dram_bytes_s: float = 0.0,
-        scheduling: SchedulingCost = NO_COST,
-        faults: Faults | None = None,
-        journal: Journal | None = None,
-    ) -> None:
+    def __init__(self, world: World, owner: Owner, info: InstanceInfo, config: InstanceConfig) -> None:
+        """As many machines as the instance has stages."""
+        time, fleet, machine, settings = world.time, world.fleet, world.machine, world.settings
         self.name, self.boot = info.instance_id, info.boot_id
-        decisions = InstanceDecisions(config, journal)
-        super().__init__(time, decisions, config.block_tokens * kv_token_bytes, dram_bytes_s)
+        decisions = InstanceDecisions(config, world.journal(info.boot_id, config))
+        block_bytes, dram_bytes_s = config.block_tokens * machine.kv_token_bytes, info.stages * machine.dram_bytes_s
+        super().__init__(time, decisions, block_bytes, dram_bytes_s)
         self.prompts, self.steps = decisions.prompts, decisions.steps
         self.batch_room = decisions.room
         self.state: InstanceState = fleet.join(info, time.now_s)
@@ -113,9 +84,9 @@ class Engine(EngineMemory):
         self.draining = False
         """It takes nothing new."""
         self._owner, self._fleet = owner, fleet
-        self._profile, self._rule, self._faults = profile, rule, faults
-        self._whole_tokens = whole_tokens
-        self._scheduling = scheduling
+        self._profile, self._rule, self._faults = world.engine, settings.step_rule, world.faults
+        self._whole_tokens = settings.whole_tokens
+        self._scheduling = settings.scheduling
         self._block_tokens = config.block_tokens
         self._grouped = config.kernel == GROUPED
         self._stages = [0.0] * info.stages

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from pinyon.core.block_keys import BlockKey, pack_keys
 from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.cache import Cache, each_once, leading_run
 from pinyon.eviction.policy import learner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceState
+from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.simulator.block_ids import ids_of, key_of
 
 __all__ = ["HostStore"]

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import Fetch
-from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Attempt
-from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.engine import Engine, Faults
+from pinyon_lab.simulator.engine import Engine
 from pinyon_lab.simulator.host_store import HostStore
 from pinyon_lab.simulator.links import Links
-from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.members import Members
+from pinyon_lab.simulator.world import World
 
 __all__ = ["KvMoves"]
 
 
 class KvMoves:
-    """``engines`` and ``stores`` are those that live, by instance id; ``nodes``: how many machines each one is."""
+    """Between the ``members`` that live."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        fleet: Fleet,
-        settings: ClusterSettings,
-        machine: MachineProfile,
-        engines: Mapping[str, Engine],
-        stores: Mapping[str, HostStore],
-        nodes: Mapping[str, int],
-        faults: Faults | None,
-    ) -> None:
-        self.links = Links(time, machine.nic_bytes_s, nodes)
-        self._time, self._fleet, self._settings, self._machine = time, fleet, settings, machine
-        self._engines, self._stores, self._nodes, self._faults = engines, stores, nodes, faults
+    def __init__(self, world: World, members: Members) -> None:
+        self.links = Links(world.time, world.machine.nic_bytes_s, members.nodes)
+        self._time, self._fleet, self._settings = world.time, world.fleet, world.settings
+        self._machine, self._faults = world.machine, world.faults
+        self._engines, self._stores, self._nodes = members.engines, members.stores, members.nodes
         self.fetches = self.fetched_bytes = 0
         self.fetch_s = 0.0
         """Of all fetches, one beside the other or not."""

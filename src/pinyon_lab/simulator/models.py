@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS, ServiceOrder
+from pinyon.batching.interface import ServiceOrder
+from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile

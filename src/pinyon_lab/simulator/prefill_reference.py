@@ -25,7 +25,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon.batching.service_order import ServiceOrder
+from pinyon.batching.interface import ServiceOrder
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import KnownPrefillCost
@@ -33,7 +33,8 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceState
-from pinyon.placement.policy import Move, PlacementDecision, PlacementPolicy, PlacementRequest, Waiting
+from pinyon.placement.interface import PlacementPolicy
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
 from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules, packed

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from pinyon.core.block_keys import pack_keys
 from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.cache import Cache, each_once, leading_run
 from pinyon.eviction.policy import learner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
+from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.simulator.block_ids import key_of
 
 __all__ = ["FETCH_US", "SSD_US", "OwnCache", "PoolRules", "PooledCache", "Reuse", "packed"]

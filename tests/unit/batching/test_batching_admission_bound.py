@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed, StepSeen
-from pinyon.batching.double_counting import DoubleCounting
-from pinyon.batching.dynamic_batch import BATCH_MAX, STEPS, DynamicBatch, DynamicBatchSettings
+from pinyon_lab.policies.double_counting import DoubleCounting
+from pinyon_lab.policies.dynamic_batch import BATCH_MAX, STEPS, DynamicBatch, DynamicBatchSettings
 
 
 class Books:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed
-from pinyon.batching.group_rounds import GroupRounds
 from pinyon.batching.rounds import BATCHES_MAX, Formed
+from pinyon_lab.policies.group_rounds import GroupRounds
 
 
 class Books:

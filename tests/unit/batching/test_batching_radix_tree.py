@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.batching.radix_tree import RadixTree
+from pinyon_lab.policies.radix_tree import RadixTree
 
 
 def keys(letters: str) -> tuple[bytes, ...]:

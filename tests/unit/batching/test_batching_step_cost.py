@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from pinyon.batching import PromptWork, StepLimits, StepPlan, StepScheduler, StepSeen
-from pinyon.batching.group_rounds import GroupRounds
 from pinyon.batching.step_cost import PROMPT_SHARE, StepCost
 from pinyon.profiles.engine_profile import EngineProfile
+from pinyon_lab.policies.group_rounds import GroupRounds
 
 BLOCK = 16
 TBT_S = 0.1

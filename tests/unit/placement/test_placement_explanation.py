@@ -30,7 +30,7 @@ from tests.unit.placement.conftest import (
 )
 
 BLOCK = LAYOUT.block_tokens
-FETCHING = ("kvcache_centric", "algorithm1", "pinyon")
+FETCHING = ("kvcache_centric", "pinyon")
 
 
 def expected_of(fleet, request, decision, now_s, fetching):
@@ -60,7 +60,8 @@ def decide(fleet, policy, request, now_s=1.0, before=None) -> tuple[Explanation,
     seen = {}
 
     def consider(asked, decision, pool, match):
-        seen.update(expected_of(fleet, asked, decision, now_s, policy.partition(":")[0] in FETCHING))
+        fetching = policy.partition(":")[0] in FETCHING or bool(decision.fetches)
+        seen.update(expected_of(fleet, asked, decision, now_s, fetching))
         log.consider(asked, decision, pool, match)
 
     scheduler.consider = consider

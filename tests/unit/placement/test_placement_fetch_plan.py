@@ -6,7 +6,7 @@ from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.messages.fetch_span import fetch_spans_from_proto
 from pinyon.messages.placement import placement_to_proto
-from pinyon.placement.fetch_plan import MANY_READERS, FetchPlanner, plan_fetches
+from pinyon.placement.fetch_plan import MANY_READERS, FetchPlanner
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric
@@ -63,7 +63,7 @@ def sources_of(readers: list[str], *holders: tuple[str, Role], **addresses: str)
         hold(fleet, name, range(1))
     (pool,) = fleet.pools("m")
     match = fleet.index.match(keys(0), 1, fleet.inflight.expected)
-    plans = [plan_fetches(pool, match, member(fleet, reader), 0, 1) for reader in readers]
+    plans = [FetchPlanner(pool, match).plan(member(fleet, reader), 0, 1) for reader in readers]
     return [fetch.source.info.instance_id for (fetch,) in plans]
 
 
@@ -82,7 +82,9 @@ def test_readers_of_one_block_spread_over_its_holders():
         hold(fleet, name, range(1))
     (pool,) = fleet.pools("m")
     match = fleet.index.match(keys(0), 1, fleet.inflight.expected)
-    found = {plan_fetches(pool, match, member(fleet, reader), 0, 1)[0].source.info.instance_id for reader in readers}
+    found = {
+        FetchPlanner(pool, match).plan(member(fleet, reader), 0, 1)[0].source.info.instance_id for reader in readers
+    }
     assert len(found) > 2
 
 
@@ -112,6 +114,6 @@ def test_many_readers_are_priced_at_once_as_one_by_one():
     for name in readers:
         if name != "p09":
             reader = member(fleet, name)
-            plan = plan_fetches(pool, match, reader, 0, 8)
+            plan = FetchPlanner(pool, match).plan(reader, 0, 8)
             spans = [(each.source, each.block_count * pool.layout.block_bytes) for each in plan]
             assert planner.estimate_s(reader, 0, 8) == pytest.approx(fetch_s(reader, spans), rel=1e-12), name

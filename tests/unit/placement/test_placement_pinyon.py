@@ -11,14 +11,14 @@ from pinyon.placement.cost_loops import CostLoops
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import TransferCostModel
+from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
 from tests.unit.placement.conftest import MIXED, STORE, hold, id_of_pair, info, keys, make_fleet, member
 
 NOW_S = 50.0
-BY_COST = PinyonSettings(pair=False)
+BY_COST = LabPinyonSettings(pair=False)
 GIB_S = 1 << 30
 
 
@@ -39,7 +39,7 @@ def queues() -> Fleet:
 
 
 def placed(
-    fleet: Fleet, policy: Pinyon, limit_s: float, *, named: bool = True, request_id: str = "r"
+    fleet: Fleet, policy: LabPinyon, limit_s: float, *, named: bool = True, request_id: str = "r"
 ) -> PlacementDecision:
     request = PlacementRequest(request_id, "m", 10_000, b"", 8, ttft_slo_s=limit_s, ttft_slo_named=named)
     return Scheduler(fleet, policy).schedule(request, NOW_S)
@@ -47,14 +47,14 @@ def placed(
 
 def test_others_time_decides_among_those_that_are_in_time() -> None:
     """A prompt of a second goes before all at ``a``, which costs 1 + 7; at ``b`` it costs 6 + 1, and is late at 5 s."""
-    assert placed(queues(), Pinyon(BY_COST), 0.0).prefill.info.instance_id == "b"
-    assert placed(queues(), Pinyon(BY_COST), 7.5).prefill.info.instance_id == "b"
+    assert placed(queues(), LabPinyon(BY_COST), 0.0).prefill.info.instance_id == "b"
+    assert placed(queues(), LabPinyon(BY_COST), 7.5).prefill.info.instance_id == "b"
     for named in (True, False):
-        decision = placed(queues(), Pinyon(BY_COST), 5.0, named=named)
+        decision = placed(queues(), LabPinyon(BY_COST), 5.0, named=named)
         assert decision.prefill.info.instance_id == "a"
         assert decision.ttft_s == pytest.approx(1.0)
     with pytest.raises(Rejected, match=r"exceeds the request's own limit of 0\.9 s"):
-        placed(queues(), Pinyon(BY_COST), 0.9)
+        placed(queues(), LabPinyon(BY_COST), 0.9)
 
 
 def test_a_pair_has_nothing_that_would_be_late_there() -> None:
@@ -69,7 +69,7 @@ def test_a_pair_has_nothing_that_would_be_late_there() -> None:
         state.transfers_learned()
     for _ in range(2):
         fleet.loads.dequeue(member(fleet, "a").row, 4_000_000)
-    for policy, limit_s, chosen in ((Pinyon(), 7.5, "b"), (Pinyon(BY_COST), 7.5, "a"), (Pinyon(), 5.0, "a")):
+    for policy, limit_s, chosen in ((LabPinyon(), 7.5, "b"), (LabPinyon(BY_COST), 7.5, "a"), (LabPinyon(), 5.0, "a")):
         assert placed(fleet, policy, limit_s, request_id=request_id).prefill.info.instance_id == chosen
         fleet.inflight.release(request_id)
 
@@ -91,9 +91,9 @@ def hosts(network: float, host: float) -> Fleet:
     return fleet
 
 
-@pytest.mark.parametrize("policy", [Pinyon(BY_COST), Pinyon()], ids=["cost", "pair"])
+@pytest.mark.parametrize("policy", [LabPinyon(BY_COST), LabPinyon()], ids=["cost", "pair"])
 @pytest.mark.parametrize(("network", "host"), [(12.5, 100.0), (1.0, 20.0), (0.4, 20.0)])
-def test_who_is_on_the_host_of_the_source_fetches_fastest(policy: Pinyon, network: float, host: float) -> None:
+def test_who_is_on_the_host_of_the_source_fetches_fastest(policy: LabPinyon, network: float, host: float) -> None:
     """16,000 tokens of 57,344 bytes; computed, they take 2 s, over the slowest network 2.1 s."""
     fleet = hosts(network, host)
     request = PlacementRequest("r", "m", 16_010, keys(*range(1, 1001)), 8)

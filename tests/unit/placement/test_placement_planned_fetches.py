@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.placement.planned_fetches import PAIR_MAX, PlannedFetches
-from pinyon.placement.policy import Fetch, PlacementDecision
+from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
 from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, STORE, make_fleet, member
 
 BLOCK = LAYOUT.block_bytes
@@ -22,7 +22,9 @@ def placed(fleet, reader: str, **blocks: int) -> PlacementDecision:
     for source, count in blocks.items():
         fetches.append(Fetch(member(fleet, source), first, count))
         first += count
-    return PlacementDecision(member(fleet, reader), member(fleet, "d0"), 0, tuple(fetches), 0.0, 1.0, 1.0, 0.0, "")
+    return PlacementDecision(
+        member(fleet, reader), DecodeChoice(member(fleet, "d0")), 0, tuple(fetches), Times(0.0, 1.0, 1.0), ""
+    )
 
 
 def test_each_span_is_believed_once_and_of_its_reader_alone(fleet):

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from pinyon.core.errors import Rejected
 from pinyon.core.hash_ring import HashRing
 from pinyon.core.request import Role
-from pinyon.placement.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon.placement.cost_model import KnownPrefillCost
-from pinyon.placement.dualmap import Choice, DualMap, DualMapSettings, Hotness, Reading
+from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import PlacementDecision, PlacementRequest, Waiting
+from pinyon.placement.policy import Aside, DecodeChoice, PlacementDecision, PlacementRequest, Times, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
+from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
+from pinyon_lab.policies.dualmap import Choice, LabDualMap, LabDualMapSettings
 from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import hold, info, keys, make_fleet, member
@@ -39,7 +40,7 @@ def fleet_of(queues: dict[str, int], held: dict[str, int]):
         state.learned()
         hold(fleet, name, range(held.get(name, 0)))
         if tokens:
-            decision = PlacementDecision(state, state, 0, (), 0.0, 0.0, tokens * TOKEN_S, 0.0, "")
+            decision = PlacementDecision(state, DecodeChoice(state), 0, (), Times(prefill_s=tokens * TOKEN_S), "")
             fleet.inflight.add(f"before {name}", decision, 0, 0.0)
     return fleet
 
@@ -158,7 +159,7 @@ def pair_of(settings_: DualMapSettings, fleet, request: PlacementRequest) -> tup
 )
 def test_the_better_one_of_two(queues, held, seed, choice, reading, slo_s):
     """§3.2: the one that reuses more until it is overloaded, then the less loaded one; of equals the less loaded."""
-    settings_ = DualMapSettings(slo_s=slo_s, reading=reading, share=0.5, choice=choice, seed=seed)
+    settings_ = LabDualMapSettings(slo_s=slo_s, reading=reading, share=0.5, choice=choice, seed=seed)
     fleet = fleet_of(queues, held)
     one, two = pair_of(settings_, fleet, ask())
     assert one != two
@@ -172,7 +173,7 @@ def test_the_better_one_of_two(queues, held, seed, choice, reading, slo_s):
         Choice.LEAST_LOADED: less,
         Choice.MIN_TTFT: two if ttft_s[two] < ttft_s[one] - 1e-12 else one,
     }[choice]
-    decision = Scheduler(fleet, DualMap(settings_)).decide(ask(), 0.0)
+    decision = Scheduler(fleet, LabDualMap(settings_)).decide(ask(), 0.0)
     assert decision.prefill.info.instance_id == expected
     assert decision.alternate is not None
     assert {expected, decision.alternate.info.instance_id} == {one, two}
@@ -387,15 +388,12 @@ def test_moves_are_those_of_a_search_that_counts_anew_each_time(sizes, held, oth
         request = ask(f"w{number}", blocks=blocks, first=0 if shares else 1000 * (number + 1))
         decision = PlacementDecision(
             member(fleet, one),
-            member(fleet, one),
+            DecodeChoice(member(fleet, one)),
             0,
             (),
-            0.0,
-            0.0,
-            seconds[number],
-            0.0,
+            Times(prefill_s=seconds[number]),
             "",
-            member(fleet, two),
+            Aside(member(fleet, two)),
         )
         fleet.inflight.add(request.request_id, decision, 0, now_s)
         waiting.append(Waiting(request, decision, now_s - age_s))

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from pinyon.core.block_keys import KEY_BYTES, pack_keys
-from pinyon.eviction.cache import leading_run
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
+from pinyon_lab.caches.cache import leading_run
 from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, close, number, shown

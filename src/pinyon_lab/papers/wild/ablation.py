@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from pinyon.eviction.cache import Cache, leading_run
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
+from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replayed
 from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
 from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture

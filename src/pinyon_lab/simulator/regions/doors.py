@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, PushingRule
+from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report
-from pinyon.routing.target_policy import TargetPolicy
 from pinyon.routing.two_layers import Route, TwoLayers, Where
 from pinyon_lab.simulator.regions.calls import Call, Hop
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System

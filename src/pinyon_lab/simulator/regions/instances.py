@@ -12,15 +12,16 @@ from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.policy import PlacementDecision
+from pinyon.placement.policy import DecodeChoice, PlacementDecision, Times
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.routing.target import Report
 from pinyon_lab.simulator.attempt import Attempt, Request
 from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.engine import Engine, Faults
+from pinyon_lab.simulator.engine import Engine
 from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.world import Faults, World
 
 __all__ = ["Heard", "Instances"]
 
@@ -59,10 +60,8 @@ class Instances:
         inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
         fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together=True, decode_sharing=False)
         self._numbers = count(1)
-        self._attempts = AttemptLifecycle(
-            time, settings, machine, engine, fleet, faults, lambda name, config: None,
-            self._numbers, self.counts, self._log, self._again, self._leave,
-        )  # fmt: skip
+        world = World(time, fleet, settings, machine, engine, faults)
+        self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self._log, self._again, self._leave)
         self._members = self._attempts.members
         self._at: dict[str, dict[int, Request]] = {}
         """Requests by instance, which are there and have not ended."""
@@ -110,7 +109,7 @@ class Instances:
         if engine is None:
             return False
         self._received[name, sender] = self._received.get((name, sender), 0) + 1
-        decision = PlacementDecision(engine.state, engine.state, 0, (), 0.0, 0.0, 0.0, 0.0, LB)
+        decision = PlacementDecision(engine.state, DecodeChoice(engine.state), 0, (), Times(), LB)
         number, job = next(self._numbers), next(self._numbers)
         tokens = request.tokens + request.generated
         attempt = request.attempt = Attempt(request, number, job, decision, engine.boot, engine.boot, tokens)

@@ -17,7 +17,6 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.engine import Faults
 from pinyon_lab.simulator.regions.breaks import Breaks
 from pinyon_lab.simulator.regions.calls import Call, Hop, Served
 from pinyon_lab.simulator.regions.clients import Clients
@@ -29,6 +28,7 @@ from pinyon_lab.simulator.regions.probes import Probes
 from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.regions.settings import System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.world import Faults
 
 __all__ = ["World"]
 

@@ -33,6 +33,7 @@ class Dynamo:
     """The instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
 
     name: ClassVar[str] = "dynamo"
+    settings_type: ClassVar[type[DynamoSettings]] = DynamoSettings
 
     def __init__(self, settings: DynamoSettings = DynamoSettings()) -> None:
         self._weight = settings.load_weight

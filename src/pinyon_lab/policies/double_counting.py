@@ -6,16 +6,16 @@ avoids. Here the budget is the room for KV: those that run fill it when all that
 
 from __future__ import annotations
 
-from pinyon.batching.admission_bound import Bounded
 from pinyon.batching.policy import BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.core.block_keys import BlockKey
+from pinyon_lab.policies.bounded import Bounded
 
 __all__ = ["DoubleCounting"]
 
 
 class DoubleCounting:
     """See :class:`pinyon.batching.policy.Holdings`, where nobody takes over anything, and
-    :class:`pinyon.batching.admission_bound.AdmissionBound`: what those that run share is taken off the room as often as
+    :class:`pinyon_lab.policies.bounded.AdmissionBound`: what those that run share is taken off the room as often as
     it was saved. Memory and time: O(reusable keys) of those that run."""
 
     def __init__(self, holdings: Holdings) -> None:

@@ -1,14 +1,33 @@
-"""What some placement policies can do besides placing: asked of a policy by ``isinstance``."""
+"""What a placement policy is: what it must do, and what it can do besides, which it is asked for by ``isinstance``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Protocol, runtime_checkable
 
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["Learning", "Rebalancing"]
+__all__ = ["Learning", "PlacementPolicy", "Rebalancing"]
+
+
+class PlacementPolicy(Protocol):
+    """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes
+    from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the same
+    answers.
+
+    Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
+    afterwards (:mod:`pinyon.placement.admission`).
+    """
+
+    @property
+    def name(self) -> str:
+        """How settings and placements name it."""
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision: ...
 
 
 @runtime_checkable

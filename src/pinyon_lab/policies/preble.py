@@ -32,6 +32,7 @@ class Preble:
     """The instance that holds most of the prompt, of equals the least loaded, if that is more than a share of it."""
 
     name: ClassVar[str] = "preble"
+    settings_type: ClassVar[type[PrebleSettings]] = PrebleSettings
 
     def __init__(self, settings: PrebleSettings = PrebleSettings()) -> None:
         self._share = settings.share

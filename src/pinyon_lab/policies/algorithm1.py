@@ -11,7 +11,7 @@ from typing import ClassVar
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 
 __all__ = ["Algorithm1", "Algorithm1Settings"]
@@ -38,6 +38,7 @@ class Algorithm1:
     """
 
     name: ClassVar[str] = "algorithm1"
+    settings_type: ClassVar[type[Algorithm1Settings]] = Algorithm1Settings
 
     def __init__(self, settings: Algorithm1Settings = Algorithm1Settings()) -> None:
         self._threshold = settings.balancing_threshold
@@ -68,6 +69,6 @@ class Algorithm1:
         state, prefix, queue_s, transfer_s, prefill_s = chosen
         local = held[state]
         fetches = (Fetch(best_instance, local, prefix - local),) if prefix > local else ()
-        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
-        times = queue_s, transfer_s, prefill_s, tbt_s
-        return PlacementDecision(state, decode, local, fetches, *times, self.name, shared_blocks=shared)
+        decode = select_decode(request, pool, match, state, now_s)
+        times = Times(queue_s, transfer_s, prefill_s)
+        return PlacementDecision(state, decode, local, fetches, times, self.name)

@@ -9,8 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.policies import check_bounds
 from pinyon.placement.at_one import at_one
 from pinyon.placement.instances import InstanceState
+from pinyon.placement.pairs import SEED_MAX
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.pool_rings import PoolRings
 from pinyon.placement.prefix_match import PrefixMatch
@@ -31,18 +33,14 @@ class CacheAffinitySettings:
     key_tokens: int = 512
 
     def __post_init__(self) -> None:
-        if not 0 <= self.key_blocks <= 1 << 20:
-            raise ValueError(f"key_blocks must be from 0 to 2^20, got {self.key_blocks}")
-        if not 1 <= self.virtual_nodes <= 4096:
-            raise ValueError(f"virtual_nodes must be from 1 to 4096, got {self.virtual_nodes}")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
-        if not 1 <= self.key_tokens <= 1 << 20:
-            raise ValueError(f"key_tokens must be from 1 to 2^20, got {self.key_tokens}")
+        check_bounds(
+            self, key_blocks=(0, 1 << 20), virtual_nodes=(1, 4096), seed=(0, SEED_MAX), key_tokens=(1, 1 << 20)
+        )
 
 
 class CacheAffinity:
     name: ClassVar[str] = "cache_affinity"
+    settings_type: ClassVar[type[CacheAffinitySettings]] = CacheAffinitySettings
 
     def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
         self._settings = settings

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from pinyon.eviction.policy import Traits
+from pinyon.eviction.runs import runs
 
-__all__ = ["Cache", "Chooser", "each_once", "leading_run", "runs"]
+__all__ = ["Cache", "Chooser", "each_once", "leading_run"]
 
 
 class Chooser(Protocol):
@@ -65,19 +66,6 @@ def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
         if block not in inside:
             return count
     return len(blocks)
-
-
-def runs(blocks: Sequence[int], inside: Container[int]) -> Iterator[tuple[int, int, bool]]:
-    """``(start, end, whether they are inside)`` of neighbours that are alike, the last ones first. Who takes a run
-    may change what is inside, of its blocks."""
-    end = len(blocks)
-    while end:
-        known = blocks[end - 1] in inside
-        start = end - 1
-        while start and (blocks[start - 1] in inside) is known:
-            start -= 1
-        yield start, end, known
-        end = start
 
 
 def each_once(blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

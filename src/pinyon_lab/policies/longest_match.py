@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pinyon.batching.cached_prefix_line import CachedPrefixSettings
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.radix_tree import RadixTree
+from pinyon_lab.policies.cached_prefix_line import CachedPrefixSettings
+from pinyon_lab.policies.radix_tree import RadixTree
 
 __all__ = ["LongestMatch", "LongestMatchSettings"]
 
@@ -26,7 +26,7 @@ class LongestMatchSettings(CachedPrefixSettings):
 
 
 class LongestMatch:
-    """See :class:`pinyon.batching.cached_prefix_line.PrefixOrder`. O(W · T + W log W) for W that wait and T keys of
+    """See :class:`pinyon_lab.policies.cached_prefix_line.PrefixOrder`. O(W · T + W log W) for W that wait and T keys of
     a prompt. Of equal matches the first to come."""
 
     def __init__(self, settings: LongestMatchSettings) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pinyon.batching.admission_bound import Bounded
 from pinyon.batching.policy import BatchRequest, StepSeen
+from pinyon_lab.policies.bounded import Bounded
 
 __all__ = ["DynamicBatch", "DynamicBatchSettings"]
 
@@ -40,7 +40,7 @@ class DynamicBatchSettings:
 
 
 class DynamicBatch:
-    """See :class:`pinyon.batching.admission_bound.AdmissionBound`."""
+    """See :class:`pinyon_lab.policies.bounded.AdmissionBound`."""
 
     def __init__(self, settings: DynamicBatchSettings) -> None:
         self._tbt_s = settings.tbt_s

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.radix_tree import RadixNode, RadixTree
+from pinyon_lab.policies.radix_tree import RadixNode, RadixTree
 
 __all__ = ["DfsWeight"]
 
 
 class DfsWeight:
-    """See :class:`pinyon.batching.cached_prefix_line.PrefixOrder`.
+    """See :class:`pinyon_lab.policies.cached_prefix_line.PrefixOrder`.
 
     A request hangs at the node where its longest match ends; a node's weight is how many hang there and below. Of a
     node's children the heaviest comes first, of equals the one that is there for longest; behind them those that hang

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
-from pinyon.batching.radix_tree import RadixTree
 from pinyon.batching.waiting_line import AgainFirst
+from pinyon_lab.policies.radix_tree import RadixTree
 
 __all__ = ["ByCachedPrefix", "CachedPrefixSettings", "PrefixOrder"]
 
@@ -35,7 +35,7 @@ class PrefixOrder(Protocol):
 
 
 class ByCachedPrefix(AgainFirst):
-    """See :class:`pinyon.batching.waiting_line.WaitingLine`.
+    """See :class:`pinyon.batching.interface.WaitingLine`.
 
     The order is made anew at each time at which somebody could be admitted, as SGLang does before each of its batches.
     Nothing bounds how long somebody is passed over.

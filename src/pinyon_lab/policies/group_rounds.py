@@ -1,22 +1,49 @@
-"""Rounds whose batches are groups that the caller has named: FEATHER's oracle (§5.3.1), which finds out nothing."""
+"""FEATHER's oracle (§5.3.1), which finds out nothing: groups are those that the caller has named."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from pinyon.batching.policy import StepSeen
+from pinyon.batching.policy import BatchRequest, StepSeen
+from pinyon.batching.prefix_line import BySharedPrefix, SharedPrefixSettings
 from pinyon.batching.rounds import BATCHES_MAX, Formed
 from pinyon.batching.stopping import Always, StoppingPolicy
 
-__all__ = ["GroupRounds"]
+__all__ = ["ByFirstLevel", "GroupRounds", "OracleSettings"]
 
 NO_GROUP: Final = -1
 
 
+@dataclass(frozen=True, slots=True)
+class OracleSettings:
+    """``group_blocks``: who has the same so many first blocks is of one group. ``passed_over_s``: as of ``feather``."""
+
+    group_blocks: int = 4
+    passed_over_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.group_blocks <= 4096:
+            raise ValueError("group_blocks must be from 1 to 4096")
+        self.line()
+
+    def line(self) -> SharedPrefixSettings:
+        return SharedPrefixSettings(self.group_blocks, self.passed_over_s)
+
+
+class ByFirstLevel(BySharedPrefix):
+    """Of prompts only the first level is looked at."""
+
+    def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
+        chunk = self._settings.chunk_blocks
+        return request.block_keys[chunk - 1 : chunk]
+
+
 class GroupRounds:
-    """See :class:`pinyon.batching.rounds.Rounds`. A request's group is the first level of its path; those without one
-    are a group. The largest groups are a batch each, the last batch is of all others."""
+    """Rounds whose batches are groups. See :class:`pinyon.batching.interface.Rounds`. A request's group is the first
+    level of its path; those without one are a group. The largest groups are a batch each, the last batch is of all
+    others."""
 
     def __init__(self, group_blocks: int) -> None:
         self.chunk_blocks = group_blocks

@@ -1,0 +1,95 @@
+"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure.
+
+This file stays Python, where what it is made of is compiled: a service that is to load a class reads its annotations.
+"""
+
+from __future__ import annotations
+
+from pinyon.batching.fcfs import Fcfs
+from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
+from pinyon.batching.policy import Holdings
+from pinyon.batching.prefix_line import BySharedPrefix
+from pinyon.batching.rounds import PrefixRounds
+from pinyon_lab.policies.bounded import BoundedFcfs
+from pinyon_lab.policies.cached_prefix_line import ByCachedPrefix, CachedPrefixSettings
+from pinyon_lab.policies.dfs_weight import DfsWeight
+from pinyon_lab.policies.double_counting import DoubleCounting
+from pinyon_lab.policies.dynamic_batch import DynamicBatch, DynamicBatchSettings
+from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSettings
+from pinyon_lab.policies.longest_match import LongestMatch, LongestMatchSettings
+from pinyon_lab.policies.tip_tree import LabFeatherSettings, TipTree
+
+__all__ = [
+    "Dynamic",
+    "Feather",
+    "Lpm",
+    "Oracle",
+    "SglangDfsWeight",
+    "SglangFcfs",
+]
+
+
+class Oracle(Batching):
+    """``oracle``: knows the groups, and compares nothing else."""
+
+    def __init__(self, settings: OracleSettings) -> None:
+        self._settings = settings
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        return Fcfs(holdings, ByFirstLevel(self._settings.line()))
+
+    def rounds(self, kernel: str) -> Rounds:
+        return GroupRounds(self._settings.group_blocks)
+
+
+class Feather(Batching):
+    """``feather``, also by the other measure."""
+
+    def __init__(self, settings: LabFeatherSettings) -> None:
+        self._settings = settings
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        return Fcfs(holdings, BySharedPrefix(self._settings, TipTree(1) if self._settings.by_tip else None))
+
+    def rounds(self, kernel: str) -> Rounds:
+        settings = self._settings
+        tree: TipTree[int] | None = TipTree(1) if settings.by_tip else None
+        return PrefixRounds(settings.stopping(kernel), settings.chunk_blocks, tree)
+
+
+class Lpm(Batching):
+    """``lpm``: SGLang's longest prefix match."""
+
+    def __init__(self, settings: LongestMatchSettings) -> None:
+        self._settings = settings
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        return Fcfs(holdings, ByCachedPrefix(LongestMatch(self._settings), self._settings))
+
+
+class SglangDfsWeight(Batching):
+    """``dfs_weight``: SGLang's DFS-weight."""
+
+    def __init__(self, settings: CachedPrefixSettings) -> None:
+        self._settings = settings
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        return Fcfs(holdings, ByCachedPrefix(DfsWeight(), self._settings))
+
+
+class SglangFcfs(Batching):
+    """``sglang_fcfs``: as they came, what is shared counted for each."""
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        counting = DoubleCounting(holdings)
+        return BoundedFcfs(counting, counting)
+
+
+class Dynamic(Batching):
+    """``dynamic``: as they came, as many as a limit of the time between tokens allows."""
+
+    def __init__(self, settings: DynamicBatchSettings) -> None:
+        self._settings = settings
+
+    def policy(self, holdings: Holdings) -> BatchingPolicy:
+        return BoundedFcfs(holdings, DynamicBatch(self._settings))

@@ -1,0 +1,48 @@
+"""SGLang's router to the letter: of those that match as much it does not choose by load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xxhash import xxh3_64_intdigest
+
+from pinyon.routing.cache_aware import CacheAware, CacheAwareSettings
+from pinyon.routing.routing_keys import KEY_BYTES
+from pinyon.routing.target import Target
+
+__all__ = ["LabCacheAware", "LabCacheAwareSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabCacheAwareSettings(CacheAwareSettings):
+    """``first``: of several that match as much, an arbitrary one has the request, whatever its load, as there, where it
+    is the first of a node's tenants in a hash map; else the least full."""
+
+    first: bool = False
+
+
+class LabCacheAware(CacheAware):
+    """See :class:`LabCacheAwareSettings`."""
+
+    settings_type: ClassVar[type[LabCacheAwareSettings]] = LabCacheAwareSettings
+
+    def __init__(self, settings: LabCacheAwareSettings) -> None:
+        super().__init__(settings)
+        self._first = settings.first
+
+    def _of_equal(self, prefix: bytes, matching: Sequence[Target]) -> Target:
+        if not self._first:
+            return super()._of_equal(prefix, matching)
+        return _arbitrary(prefix[-KEY_BYTES:], matching)
+
+
+def _arbitrary(key: bytes, targets: Sequence[Target]) -> Target:
+    """One of them by chance, the same each time for prompts that match up to this key."""
+    best, best_rank = targets[0], (1 << 64, "")
+    for target in targets:
+        rank = (xxh3_64_intdigest(key + target.name.encode()), target.name)
+        if rank < best_rank:
+            best, best_rank = target, rank
+    return best

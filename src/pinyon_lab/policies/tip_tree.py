@@ -1,0 +1,32 @@
+"""FEATHER's other measure of who is next (appendix A.9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pinyon.batching.chunked_hash_tree import ARRIVALS, BestRequest, ChunkedHashTree
+from pinyon.batching.feather_settings import FeatherSettings
+
+__all__ = ["LabFeatherSettings", "TipTree"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class LabFeatherSettings(FeatherSettings):
+    """``by_tip``: next is by whom the shared prefix loses least, not who misses least of what is covered: the ablation
+    of appendix A.9."""
+
+    by_tip: bool = False
+
+
+class TipTree(ChunkedHashTree[R]):
+    """Next is, of those that wait, the one by which the shared prefix loses least, of equals the shortest, of those the
+    first to come."""
+
+    def _find(self) -> BestRequest[R]:
+        node = self._tip
+        while not node.waiting and node.parent is not None:
+            node = node.parent
+        return self.look(self._by_arrival[node.best & ARRIVALS])

@@ -1,0 +1,90 @@
+"""Processes that serve under policies which only whoever started them named."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pinyon.cli.main import main
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.named_class import MODULES
+from services.cluster import LocalCluster
+from tests.cluster.observe import Scrape
+from tests.cluster.specs import cluster_spec
+from tests.own_policies import MODULE
+
+SMALL = {
+    "tls": False,
+    "prefill": 0,
+    "decode": 0,
+    "stores": 0,
+    "engine": "paced",
+    "engine_profile": "tiny",
+    "pool_blocks": 64,
+}
+
+
+def answered(cluster: LocalCluster) -> tuple[str, str]:
+    """How a completion ended, and the policy that placed it."""
+    fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 6}
+    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
+    request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
+    with urllib.request.urlopen(request, timeout=90, context=cluster.access.ssl_context()) as reply:
+        answer = json.loads(reply.read())
+    return answer["choices"][0]["finish_reason"], answer["pinyon"]["policy"]
+
+
+def chosen(cluster: LocalCluster, service: str) -> set[str]:
+    samples = Scrape(cluster).samples
+    return {
+        label
+        for (_, name, labels), _ in samples.items()
+        if name == f"pinyon_{service}_policies_info"
+        for label in labels
+    }
+
+
+def test_a_conductor_places_by_it_and_is_told_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(MODULES, MODULE)
+    policy = f"{MODULE}:AtEnd:end=last"
+    with LocalCluster(cluster_spec(mixed=2, placement=policy, **SMALL), tmp_path) as cluster:
+        assert {answered(cluster) for _ in range(4)} == {("length", "at_end")}
+        served = {
+            service: value
+            for (service, name, _), value in Scrape(cluster).samples.items()
+            if name == "pinyon_worker_generated_tokens_total" and value
+        }
+        assert sum(served.values()) == 4 * 6
+        assert len(served) == 1, "the last instance had all"
+        assert policy in chosen(cluster, "conductor")
+        tell = ["admin", "conductor", cluster.conductor]
+        assert main([*tell, f"placement={MODULE}:AtEnd:end=first"]) == 0
+        assert answered(cluster) == ("length", "at_end")
+        capfd.readouterr()
+        assert main([*tell, "placement=tests.long:usually"]) == 1
+        assert f"tests.long may not be imported here: start the process with {MODULES}=tests.long" in "".join(
+            capfd.readouterr().err.split("\n")
+        )
+        assert answered(cluster) == ("length", "at_end")
+
+
+def test_a_worker_batches_orders_and_evicts_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODULES, MODULE)
+    own = {"batching": "Few:at_once=2", "service_order": "LastComes", "eviction": "Newest"}
+    choices = {name: f"{MODULE}:{choice}" for name, choice in own.items()}
+    routing = f"{MODULE}:ByLastName"
+    with LocalCluster(cluster_spec(mixed=1, routing=routing, **choices, **SMALL), tmp_path) as cluster:
+        assert answered(cluster)[0] == "length"
+        assert chosen(cluster, "worker") >= set(choices.values())
+        assert routing in chosen(cluster, "lb")
+
+
+def test_what_was_not_named_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODULES, "another")
+    with pytest.raises(InvalidArgument, match=f"{MODULE} may not be imported here: start the process with {MODULES}"):
+        cluster_spec(mixed=1, placement=f"{MODULE}:AtEnd", **SMALL)
