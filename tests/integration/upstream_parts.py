@@ -129,7 +129,7 @@ class FakeServer:
 
     async def start(self) -> None:
         self.port = self.port or port_of(self)
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=1 << 24)
+        self._server = await asyncio.start_server(self._arrived, "127.0.0.1", self.port, limit=1 << 24)
 
     @property
     def alive(self) -> bool:
@@ -149,11 +149,17 @@ class FakeServer:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Is no coroutine: one may be cancelled before it begins, and then nobody would close the connection."""
+        if self._server is None:
+            writer.transport.abort()
+            return
         self._writers.add(writer)
+        task = asyncio.ensure_future(self._connected(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
             while (asked := await _read(reader)) is not None:
@@ -166,7 +172,6 @@ class FakeServer:
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._tasks.discard(task)
             self._writers.discard(writer)
             writer.close()
 

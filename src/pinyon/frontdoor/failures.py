@@ -27,7 +27,7 @@ class Absent(Unavailable):
 
 class Broke(Unavailable):
     """The connection was lost, or what came over it is no HTTP, or nothing came in time. ``begun``: a byte of the
-    answer had come. ``silent``: of a question, nothing came."""
+    answer had come. ``silent``: of a question, nothing came. ``sends`` is how often the request was sent."""
 
     http_status: ClassVar[int] = 502
 
@@ -35,6 +35,7 @@ class Broke(Unavailable):
         super().__init__(message)
         self.begun = begun
         self.silent = silent
+        self.sends = 1
 
 
 class ConnectionsFull(Unavailable):

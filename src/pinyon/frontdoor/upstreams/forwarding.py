@@ -274,7 +274,7 @@ class Forwarding:
             if not isinstance(error, ConnectionsFull):
                 targets.failed(name, absent=isinstance(error, Absent))
             if isinstance(error, Broke):
-                forward.attempts += 1
+                forward.attempts += error.sends
             if not isinstance(error, Absent) or not here:
                 forward.exclude.add(name)  # who is absent gets nothing before it is back
             begun = isinstance(error, Broke) and error.begun

@@ -76,7 +76,11 @@ class Pool:
                 raise broke from None  # the request was sent, and may be what ended the server
             raise
         answer = connection.send(head, body, first_byte_s)
-        await answer.head()
+        try:
+            await answer.head()
+        except Broke as error:
+            error.sends += broke is not None  # it may have ended two of a server's processes
+            raise
         return answer
 
     def drop_idle(self) -> None:
