@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from launch.cluster import LocalCluster
 from pinyon.cli.main import main
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.named_class import MODULES
-from services.cluster import LocalCluster
 from tests.cluster.observe import Scrape
 from tests.cluster.specs import cluster_spec
 from tests.own_policies import MODULE

@@ -152,6 +152,31 @@ async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
         await bench.idle()
 
 
+async def test_a_request_that_breaks_connections_is_sent_four_times() -> None:
+    """At most: where what it ends is started again behind the same address, a new connection costs an attempt, too."""
+    servers = [FakeServer() for _ in range(8)]
+    poisoned = 0
+
+    async def answer(asked: Asked, wire: Wire) -> None:
+        nonlocal poisoned
+        if "poison" in asked.json:
+            poisoned += 1
+            wire.drop()
+        else:
+            await generate(asked, wire)
+
+    for server in servers:
+        server.answer = answer
+    settings = {"attempts": 3, "upstream_keep_alive_s": WAIT_S, "upstream_health_s": WAIT_S}
+    async with running_upstreams(*servers, routing="round_robin", **settings) as bench:
+        while not all(bench.asked):
+            assert (await bench.chat()).status == 200
+        assert (await bench.chat(poison=1)).status == 502
+        assert poisoned == 4
+        assert (await bench.chat()).status == 200
+        await bench.idle()
+
+
 async def begun_refusal(asked: Asked, wire: Wire) -> None:
     """It says that there is more than it sends."""
     await wire.raw(b"HTTP/1.1 503 X\r\nretry-after: 3\r\ncontent-type: x/y\r\ncontent-length: 100\r\n\r\n{")
