@@ -39,10 +39,10 @@ from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.instances.readiness import Readiness
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
+from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
-from pinyon.frontdoor.instances.ways import Ways
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.off_loop import OffLoop
@@ -53,6 +53,7 @@ from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers
 from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.http.server import HttpServer
@@ -97,7 +98,7 @@ class Lb:
     conductor: ConductorSession
     clusters: Clusters
     workers: WorkerSessions
-    ways: Ways
+    ways: ServedModels
     regions: RegionLinks
     inbound: InboundParts
     peers: list[Peer]
@@ -186,7 +187,7 @@ def build(
     cards = load_cards(settings)
     keys = _load_keys(settings)
     federation = load_federation(settings, security)
-    ways = Ways(cards, federation, clock)
+    ways = ServedModels(federation, clock, own=cards)
     config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
     journal = settings.open_journal(JOURNAL_TYPES, journal_header(config, service="lb", instance_id=instance_id), clock)
     decisions = FrontDecisions(config, journal)
@@ -222,7 +223,7 @@ def build(
         )
 
     def make_view(cluster: str) -> InstanceView:
-        layer = partial(ways.local, cluster=cluster)
+        layer = partial(ways.layer, cluster=cluster)
         return InstanceView(layer, settings.instances_grace_s, security.secret)
 
     clusters = Clusters(ways, workers, settings.conductor, make_conductor, make_view, clock)
@@ -244,6 +245,7 @@ def build(
         clusters,
         workers,
         ways,
+        Routing(ways, federation.secret),
         regions,
         metrics,
         recorder,

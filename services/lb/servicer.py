@@ -22,8 +22,8 @@ from pinyon.frontdoor.head import traceparent
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
-from pinyon.frontdoor.instances.ways import Ways
 from pinyon.frontdoor.labels import Labels, classify
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_values
 from pinyon.openai.parse import PLAIN, Call, PromptInput, Rendering
@@ -45,7 +45,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         dispatcher: Dispatcher,
         models: Models,
         keys: ApiKeys,
-        ways: Ways,
+        ways: ServedModels,
         timeout_s: float,
         clock: Clock,
         unix_clock: Clock = time.time,
@@ -92,7 +92,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                     available=each.available,
                     reason=each.reason,
                 )
-                for each in self._ways.dry_run(model, whose.geographies, whose.tenant)
+                for each in self._ways.dry_run(self._ways.of(model), whose.geographies, whose.tenant)
             ]
         )
 

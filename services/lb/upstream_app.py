@@ -32,6 +32,7 @@ from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers
 from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.exchange import Targets
@@ -42,7 +43,6 @@ from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.readiness import UpstreamReadiness
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
-from pinyon.frontdoor.upstreams.served_models import ServedModels
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.serving import RawServing
 from pinyon.frontdoor.upstreams.watch import WatchTimes
@@ -185,7 +185,7 @@ def build_upstream_lb(
     own = Peer(instance_id, settings.region, "")
     remote = RegionTargets(models, metrics, clock, signed=bool(federation.secret))
     regions = remote.links = RegionLinks(
-        own, remote, federation.secret, 0, clock, security.channels,
+        own, models, federation.secret, 0, clock, security.channels,
         parse_delays(settings.test_region_delays_ms), RawServing.kind,
     )  # fmt: skip
 
@@ -228,11 +228,11 @@ def build_upstream_lb(
 
     # Each model has a policy of its own, so the choice is what changes.
     def use_routing(_: str, choice: str) -> None:
-        models.use_routing(choice)
+        models.use(routing=choice)
         show("routing", choice)
 
     def use_pushing(_: str, choice: str) -> None:
-        models.use_pushing(choice)
+        models.use(pushing=choice)
         show("pushing", choice)
 
     def drain(draining: bool) -> None:

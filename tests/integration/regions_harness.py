@@ -29,7 +29,7 @@ class Regions(dict[str, Bench]):
 
     async def knows(self, region: str, other: str, report: Report) -> None:
         """Until ``region`` has heard that ``other`` has room, or has none."""
-        two = self[region].lb.ways.of(MODEL)
+        two = self[region].lb.ways.of(MODEL).layers
         assert two is not None
         available = int(report.pending == 0)
 

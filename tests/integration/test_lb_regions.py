@@ -190,7 +190,7 @@ async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
         assert len(eu.workers[0].submissions) == 1
         assert (await us.get("/health/ready")).status == 200
         await eu.lb.grpc.drain(0)
-        two = us.lb.ways.of(MODEL)
+        two = us.lb.ways.of(MODEL).layers
         await spin(lambda: not any(target.live for target in two.remote))
         reply = await us.get("/health/ready")
         assert reply.status == 503

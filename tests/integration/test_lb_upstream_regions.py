@@ -152,7 +152,7 @@ async def test_requests_for_several_models_are_told_apart_until_they_have_arrive
         eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})
         us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", room=True, model="other")
-        heard = us.lb.regions._ways
+        heard = us.lb.models
         (link,) = us.lb.regions.links
         layers = {model: us.lb.models.by_name[model].layers.remote for model in (MODEL, "other")}
         for model in ("other", MODEL, "other"):

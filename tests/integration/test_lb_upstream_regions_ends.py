@@ -198,7 +198,7 @@ async def test_what_a_dying_region_gives_back_goes_before_what_came_later(tmp_pa
             await generate(asked, wire)
 
         us.servers[0].answer = one
-        us.lb.models.use_pushing("outstanding:limit=1")
+        us.lb.models.use(pushing="outstanding:limit=1")
         us.servers[0].waiting = 0
         assert {(await each).status for each in (*victims, *later)} == {200}
         assert served[:3] == ["victim"] * 3

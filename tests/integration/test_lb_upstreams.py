@@ -541,7 +541,7 @@ async def test_routing_and_pushing_change_while_it_runs() -> None:
         for _ in range(4):
             await bench.chat(user="one")
         assert sorted(bench.asked) == [0, 4]
-        models.use_routing("round_robin")
+        models.use(routing="round_robin")
         for _ in range(4):
             await bench.chat(user="one")
         assert sorted(bench.asked) == [2, 6]
@@ -550,7 +550,7 @@ async def test_routing_and_pushing_change_while_it_runs() -> None:
         await bench.until(lambda: all(each.report.pending == 1 for each in bench.lb.fleet.servers.values()))
         waits = asyncio.ensure_future(bench.chat())
         await spin(lambda: bench.gauge("queue_requests") == 1)
-        models.use_pushing("blind")
+        models.use(pushing="blind")
         assert (await waits).status == 200
 
 

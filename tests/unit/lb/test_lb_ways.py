@@ -9,8 +9,9 @@ import pytest
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances.request import Ask, Request
-from pinyon.frontdoor.instances.ways import Ways
+from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.room import DEMANDS_MAX, WAITING_DEMANDS_MAX
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
@@ -23,13 +24,26 @@ def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
     return made
 
 
+class Ways(ServedModels):
+    """Asked about requests."""
+
+    def demand(self, request: Request) -> int:
+        return super().demand(self.of(request.ask.model), request.route)
+
+    def elsewhere(self, request: Request) -> str:
+        return super().elsewhere(self.of(request.ask.model), request.route)
+
+    def sent(self, request: Request, name: str) -> None:
+        super().sent(self.of(request.ask.model), request.routed, name)
+
+
 class Waiting:
     """``waiting`` are demands in a queue."""
 
     def __init__(self, **options) -> None:
         self.now_s = 0.0
         self.waiting: set[int] = set()
-        self.ways = Ways(["m"], WaysOptions("us", pushing="pending", **options), lambda: self.now_s)
+        self.ways = Ways(WaysOptions("us", pushing="pending", **options), lambda: self.now_s, own=["m"])
         self.ways.waiting = lambda: self.waiting
 
     def hear(self, name: str, region: str, available: int) -> None:
@@ -37,7 +51,7 @@ class Waiting:
         self.ways.heard(name, region, {"m": report}, 0.1, draining=False)
 
     def instance(self, room: int) -> None:
-        layer = self.ways.local("m")
+        layer = self.ways.layer("m")
         assert layer is not None
         if layer.get("i") is None:
             layer.join("i", 8)
@@ -55,10 +69,10 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 
 def test_other_regions_are_no_party_to_block_keys():
     """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
-    ways = Ways(["m"], WaysOptions("us"), lambda: 0.0)
-    assert ways.routed(request()).keys == b"k" * 8
+    ways = Ways(WaysOptions("us"), lambda: 0.0, own=["m"])
+    assert Routing(ways, b"").routed(request().ask).keys == b"k" * 8
     ways.expect("lb-eu", "eu")
-    assert ways.routed(request()).keys == b"", "8 tokens are no chunk"
+    assert Routing(ways, b"").routed(request().ask).keys == b"", "8 tokens are no chunk"
 
 
 def test_a_region_that_comes_later_is_open_to_who_comes_later():
@@ -119,7 +133,7 @@ def test_clients_cannot_make_any_number_of_demands_wait():
 def test_credits_of_one_model_are_not_used_up_by_another() -> None:
     """A load balancer counts what it has received of all models together."""
     clock = [0.0]
-    ways = Ways(["m", "n"], WaysOptions("us", pushing="pending"), lambda: clock[0])
+    ways = Ways(WaysOptions("us", pushing="pending"), lambda: clock[0], own=["m", "n"])
 
     def hear(received: int) -> None:
         report = Report(0, 0, room=2, received=received, available=1)

@@ -15,8 +15,8 @@ from pinyon.core.clock import Clock
 from pinyon.federation.view import Cluster as Told
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.frontdoor.instances.instances import InstanceView
-from pinyon.frontdoor.instances.ways import Ways
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.target import Report
 from pinyon.runtime.logging import get_logger
 
@@ -45,21 +45,21 @@ class Clusters:
 
     def __init__(
         self,
-        ways: Ways,
+        models: ServedModels,
         workers: WorkerSessions,
         home_address: str,
         make_conductor: Callable[[str, Callable[[conductor_pb2.InstanceList, bool], None]], ConductorSession],
         make_view: Callable[[str], InstanceView],
         clock: Clock,
     ) -> None:
-        self._ways = ways
+        self._models = models
         self._workers = workers
         self._make_conductor = make_conductor
         self._make_view = make_view
         self._clock = clock
         self._by_name: dict[str, Cluster] = {}
         self._let_go: set[asyncio.Task[None]] = set()
-        self.home = self._add(HOME, ways.region, home_address)
+        self.home = self._add(HOME, models.region, home_address)
 
     def _add(self, name: str, region: str, address: str) -> Cluster:
         cluster = Cluster(name, region, address, self._make_view(name))
@@ -107,14 +107,14 @@ class Clusters:
         for name, told in list(wanted.items())[:ADOPTED_MAX]:
             if name not in self._by_name:
                 _log.warning("serving %s for its load balancers, which have failed", name)
-                self._ways.adopt(name, told.region)
+                self._models.adopt(name, told.region)
                 self._add(name, told.region, told.conductor).conductor.start()
             self._by_name[name].removed = frozenset(told.removed)
 
     def _drop(self, name: str) -> None:
         _log.warning("%s is served by its own load balancer again", name)
         cluster = self._by_name.pop(name)
-        self._ways.give_back(name)
+        self._models.give_back(name)
         task = asyncio.create_task(cluster.conductor.close(), name=f"let go of {name}")
         self._let_go.add(task)
         task.add_done_callback(self._let_go.discard)
@@ -128,14 +128,14 @@ class Clusters:
         view = cluster.view
         self._workers.keep_only(addresses, view.renewed, view.restarted)
         self.watch()
-        self._ways.changed()
+        self._models.tell()
 
     def watch(self) -> None:
         """Hear of the load of all instances, where requests wait for room."""
-        if self._ways.selective or self._ways.region:
+        if self._models.selective or self._models.region:
             watched: dict[str, str] = {}
             for each in self:
-                watched.update(each.view.watched(self._ways.models))
+                watched.update(each.view.watched(self._models.by_name.keys()))
             self._workers.watch(watched)
 
     def load(self, address: str, instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
@@ -143,13 +143,13 @@ class Clusters:
         report = Report(max(load.pending, load.draining), load.running, load.room)
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:
-                self._ways.load(cluster.name, *known, report, unseen)
+                self._models.load(cluster.name, *known, report, unseen)
 
     def silent(self, address: str, instance_id: str) -> None:
         """Its session has ended."""
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:
-                self._ways.silent(cluster.name, *known)
+                self._models.silent(cluster.name, *known)
 
     async def wait_change(self, timeout_s: float) -> None:
         """Until the own cluster's next list, or for ``timeout_s``."""

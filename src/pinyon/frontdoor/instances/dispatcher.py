@@ -15,11 +15,12 @@ from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.recorder import Recorder
-from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
-from pinyon.frontdoor.instances.ways import Ways
+from pinyon.frontdoor.instances.request import NOTHING, RETRY_CODES, Delta, Request
+from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.seekers import Seekers
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.layer import Layer
 from pinyon.routing.two_layers import Where
@@ -47,7 +48,8 @@ class Dispatcher:
         self,
         clusters: Clusters,
         workers: WorkerSessions,
-        ways: Ways,
+        models: ServedModels,
+        routing: Routing,
         regions: RegionLinks,
         metrics: LbMetrics,
         recorder: Recorder,
@@ -62,7 +64,8 @@ class Dispatcher:
         ``slots`` are the queue's."""
         self._clusters = clusters
         self._workers = workers
-        self._ways = ways
+        self._models = models
+        self._routing = routing
         self._regions = regions
         self._metrics = metrics
         self._recorder = recorder
@@ -97,7 +100,7 @@ class Dispatcher:
                     if not request.finished:
                         self._retry_or_raise(request)
                         if request.refused:
-                            self._ways.refused(request, request.lb)
+                            self._models.refused(ask.model, request.lb)
                             await ticket.again(self.demand(request))
                 reason = request.finish_reason
                 assert reason is not None
@@ -119,7 +122,9 @@ class Dispatcher:
 
     def demand(self, request: Request) -> int:
         """The number of what it may go to, which it waits for in the queue."""
-        return self._ways.demand(request)
+        if request.routed is NOTHING:
+            request.routed = self._routing.routed(request.ask)
+        return self._models.demand(self._models.of(request.ask.model), request.route)
 
     @staticmethod
     def priority(request: Request) -> int:
@@ -132,12 +137,12 @@ class Dispatcher:
         placed_s = self._clock()
         request.begin_attempt(placement, placed_s)
         request.cluster = cluster.name
-        counted = view.begin(request.ask.model, placement, self._ways.routed(request))
+        counted = view.begin(request.ask.model, placement, request.routed)
         try:
             await self._on_instance(request, placement, cluster, attempt_id, placed_s, take)
         finally:
             view.end(counted)
-            self._ways.changed()
+            self._models.tell()
             if request.finished:
                 view.succeeded(placement.decode_instance_id, placed_s)
             else:
@@ -179,19 +184,19 @@ class Dispatcher:
             opened = regions.open(name, request.gap_s)
         except Unavailable as error:
             request.error = error
-            self._ways.changed()
+            self._models.tell()
             return
         stream = opened[0]
-        counted = self._ways.sent(request, name)
+        counted = self._models.sent(self._models.of(request.ask.model), request.routed, name)
         try:
             request.fill(opened[1], attempt_id, False, "", self._clock())
             regions.send(name, stream, opened[1], request.gap_s)
             self._metrics.forwarded(regions.region_of(name))
             del opened
-            await self._receive(request, stream, take, lambda: self._ways.accepted(name, sent_s))
+            await self._receive(request, stream, take, lambda: self._models.accepted(name, sent_s))
         finally:
             Layer.ended(counted)
-            self._ways.changed()
+            self._models.tell()
             request.reached, request.lost = stream.reached, stream.lost
             stream.close()
 
@@ -253,7 +258,7 @@ class Dispatcher:
     ) -> tuple[common_pb2.Placement, Cluster] | str:
         give_up_s = self._clock() + self._placement_wait_s
         while True:
-            choice = self._ways.choose(request)
+            choice = self._models.choose(self._models.of(request.ask.model), request.route)
             if choice.where is Where.REMOTE:
                 return choice.target
             if choice.where is Where.NOWHERE:
@@ -262,9 +267,9 @@ class Dispatcher:
                 ticket.release()  # somebody else was quicker
                 give_up_s = self._clock() + self._placement_wait_s
                 continue
-            if choice.where in (Where.LOCAL, Where.ADOPTED) or self._ways.serves_here(request):
+            if choice.where in (Where.LOCAL, Where.ADOPTED) or self._models.serves_here(request.route):
                 cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-                held = self._ways.hold_here(request, cluster.name)
+                held = self._models.hold_here(request.ask.model, cluster.name)
                 try:
                     placement, error = await self._here(request, cluster)
                 finally:
@@ -275,7 +280,7 @@ class Dispatcher:
             else:
                 error = Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
             if isinstance(error, ResourceExhausted) or (request.error is not None and request.found_full):
-                elsewhere = self._ways.elsewhere(request)
+                elsewhere = self._models.elsewhere(self._models.of(request.ask.model), request.route)
                 if elsewhere:
                     return elsewhere
                 # so is whoever else there is, and the client may wait as well as we
@@ -292,12 +297,16 @@ class Dispatcher:
             request.exclude = set().union(
                 *(each.view.avoided(request.exclude, self._clock()) for each in self._clusters)
             )
-            request.exclude_lbs = self._ways.still_away(request.exclude_lbs)
+            request.exclude_lbs = self._models.still_away(request.exclude_lbs)
 
     def _waits(self, request: Request) -> bool:
         """It can go back into the queue. One that was failed by somebody cannot: there it would be called for whom it
         must not go to."""
-        return not request.exclude and not request.exclude_lbs and self._ways.may_wait(request)
+        return (
+            not request.exclude
+            and not request.exclude_lbs
+            and self._models.may_wait(self._models.of(request.ask.model), request.route)
+        )
 
     async def _here(self, request: Request, cluster: Cluster) -> tuple[common_pb2.Placement | None, PinyonError]:
         """A placement on instances of the cluster, or why there is none."""
@@ -329,7 +338,10 @@ class Dispatcher:
 
     def _forbidden(self, request: Request) -> str:
         whose = request.ask.request_class
-        reasons = {each.reason for each in self._ways.dry_run(request.ask.model, whose.geographies, whose.tenant)}
+        reasons = {
+            each.reason
+            for each in self._models.dry_run(self._models.of(request.ask.model), whose.geographies, whose.tenant)
+        }
         return f"No region that is known may serve this request: {'; '.join(sorted(reasons))}."
 
     def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
@@ -338,7 +350,7 @@ class Dispatcher:
             request.total_tokens,
             exclude,
             self._clock(),
-            self._ways.routed(request),
+            request.routed,
             careful=request.attempt > 0,
         )
         if not self._by_routing:

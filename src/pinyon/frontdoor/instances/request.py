@@ -26,11 +26,15 @@ from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import put_sampling
 from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Route
 
-__all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "facts_of"]
+__all__ = ["NOTHING", "RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "facts_of"]
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
+
+NOTHING = Routed()
+"""Not known yet."""
 
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1
@@ -133,8 +137,8 @@ class Request:
         """The load balancer there."""
         self.cluster: str = ""
         """The adopted cluster that has the present attempt; empty: the region's own, or another region."""
-        self.routed: Routed | None = None
-        """What its target is chosen by, once that was asked for."""
+        self.routed = NOTHING
+        """What its target is chosen by, once it is asked where it may go."""
         self.tokens: list[int] = []
         self.fingerprint = ""
         """Of the weights that generated ``tokens``; empty: not known."""
@@ -171,6 +175,13 @@ class Request:
     def over(self) -> bool:
         """The last attempt is: there is a ``finish_reason``, or an ``error``."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def route(self) -> Route:
+        """Where it may go."""
+        whose = self.ask.request_class
+        exclude = self.exclude | self.exclude_lbs if self.exclude_lbs else self.exclude
+        return Route(self.routed, whose.geographies, whose.tenant, self.sender, exclude)
 
     @property
     def total_tokens(self) -> int:

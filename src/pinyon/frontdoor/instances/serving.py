@@ -29,10 +29,10 @@ from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
-from pinyon.frontdoor.instances.ways import Ways
 from pinyon.frontdoor.regions.arrival import Arrivals, ForwardedTurn
 from pinyon.frontdoor.regions.inbound import REQUESTS_MAX, Inbound
 from pinyon.frontdoor.regions.proof import request_proof, same
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.budget import Budget
 from pinyon.messages.checks import check_id
 from pinyon.messages.error import error_to_proto
@@ -59,7 +59,7 @@ class TokenServing:
         self,
         arrivals: Arrivals,
         secret: bytes,
-        ways: Ways,
+        ways: ServedModels,
         models: Models,
         dispatcher: Dispatcher,
         access: AccessLog,
@@ -86,7 +86,7 @@ class TokenServing:
         return _TokenRequests(self, session)
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
-        return [self.arrivals.state(model, self.ways.states(model, sharing, region)) for model in self.ways.models]
+        return [self.arrivals.state(model, room) for model, room in self.ways.rooms(sharing, region)]
 
 
 def _give_back(budget: Budget, size: int, name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -13,31 +12,18 @@ from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.answer import Sourced
 from pinyon.frontdoor.regions.link import RegionLink
 from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.target import UNKNOWN, Report
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.identity import region_name
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["PEERS_MAX", "Hears", "RegionLinks"]
+__all__ = ["PEERS_MAX", "RegionLinks"]
 
 PEERS_MAX = 256
 
 _log = get_logger("lb.regions")
-
-
-class Hears(Protocol):
-    """Who has to know how other load balancers are; see :class:`pinyon.frontdoor.instances.ways.Ways`."""
-
-    def heard(
-        self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool
-    ) -> None: ...
-
-    def expect(self, name: str, region: str) -> None: ...
-
-    def away(self, name: str) -> None: ...
-
-    def gone(self, name: str) -> None: ...
 
 
 class RegionLinks:
@@ -47,7 +33,7 @@ class RegionLinks:
     def __init__(
         self,
         own: Peer,
-        ways: Hears,
+        models: ServedModels,
         secret: bytes,
         unread_tokens: int,
         clock: Clock,
@@ -57,7 +43,7 @@ class RegionLinks:
     ) -> None:
         """``delays_s``: to each region, one way, for tests. ``kind``: what all stand in front of."""
         self.own = own
-        self._ways = ways
+        self._models = models
         self._secret = secret
         self._unread_tokens = unread_tokens
         self._clock = clock
@@ -87,12 +73,12 @@ class RegionLinks:
                 del self._links[name]
                 self._close(link)
                 if name not in wanted or wanted[name].region != link.peer.region:
-                    self._ways.gone(name)
+                    self._models.gone(name)
                 else:
-                    self._ways.away(name)
+                    self._models.away(name)
         for name, peer in wanted.items():
             if name not in self._links:
-                self._ways.expect(name, peer.region)
+                self._models.expect(name, peer.region)
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._secret, self._unread_tokens, self._state, self._away, self._clock,
                     self._channels.sessions_to(region_name(peer.region)), self._delays_s.get(peer.region, 0.0),
@@ -146,11 +132,11 @@ class RegionLinks:
             for each in state.models
             if each.instances
         }
-        self._ways.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
+        self._models.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
 
     def _away(self, link: RegionLink) -> None:
         if self._links.get(link.peer.name) is link:
-            self._ways.away(link.peer.name)
+            self._models.away(link.peer.name)
 
     def _close(self, link: RegionLink) -> None:
         task = asyncio.create_task(link.close(), name=f"close {link.peer.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
@@ -15,7 +15,7 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.routing.target import Target
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["Membership"]
@@ -24,14 +24,6 @@ LOOK_S = 1.0
 INSTANCES_MAX = 256
 
 _log = get_logger("lb.regions")
-
-
-class Instances(Protocol):
-    """What serves requests here; see :class:`pinyon.frontdoor.instances.ways.Ways`."""
-
-    def hits(self) -> tuple[int, int]: ...
-
-    def instances(self) -> Iterator[tuple[Target, bool]]: ...
 
 
 class Serves(Protocol):
@@ -52,14 +44,14 @@ class Membership:
     def __init__(
         self,
         lb_id: str,
-        ways: Instances,
+        models: ServedModels,
         line: Line,
         links: RegionLinks,
         metrics: DoorMetrics,
         clusters: Serves,
     ) -> None:
         self._lb_id = lb_id
-        self._ways = ways
+        self._models = models
         self._line = line
         self._clusters = clusters
         self._links = links
@@ -109,12 +101,12 @@ class Membership:
     # -- what it tells
 
     def load(self) -> LbLoad:
-        hits, asked = self._ways.hits()
+        hits, asked = self._models.hits()
         instances = [
             InstanceLoad(
                 target.name, max(0, target.report.pending), max(0, target.report.running), target.outstanding, available
             )
-            for target, available in self._ways.instances()
+            for target, available in self._models.instances()
         ]
         forwarded, accepted = self._metrics.forwarded_by_region, self._metrics.accepted_by_region
         return LbLoad(

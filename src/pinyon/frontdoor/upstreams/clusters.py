@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.view import Cluster as Told
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fleet import Fleet
-from pinyon.frontdoor.upstreams.served_models import ServedModels
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.watch import Watch, WatchTimes
 from pinyon.http.url import UpstreamUrl, parse_upstreams

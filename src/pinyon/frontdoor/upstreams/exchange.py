@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.answer import Answer
-from pinyon.frontdoor.upstreams.served import Served
+from pinyon.frontdoor.served import Served
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
@@ -59,6 +59,6 @@ class Targets(Protocol):
         """By the target's fault; ``absent``: it was not there."""
         ...
 
-    def refused(self, target: str, rest_s: float) -> None:
+    def refused(self, model: str, target: str, rest_s: float) -> None:
         """It had no room; ``rest_s`` is when it wants to be asked again, 0 if it did not say."""
         ...

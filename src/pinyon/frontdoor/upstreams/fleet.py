@@ -8,9 +8,9 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.served import Served
+from pinyon.frontdoor.served_models import MODELS_MAX, ServedModels
 from pinyon.frontdoor.upstreams.exchange import Outgoing
-from pinyon.frontdoor.upstreams.served import Served
-from pinyon.frontdoor.upstreams.served_models import MODELS_MAX, ServedModels
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.breaker import Breaker
 from pinyon.routing.layer import Layer
@@ -71,7 +71,9 @@ class Fleet:
             self._leaving.pop(name).close()
 
     def _layer(self, model: str) -> Layer:
-        return self._models.layer(model, self._cluster)
+        layer = self._models.layer(model, self._cluster)
+        assert layer is not None
+        return layer
 
     @property
     def models(self) -> Mapping[str, Served]:
@@ -224,7 +226,7 @@ class Fleet:
         self._breaker.failed(target, self._clock(), absent=absent)
         self.refresh(self._server(target))
 
-    def refused(self, target: str, rest_s: float) -> None:
+    def refused(self, model: str, target: str, rest_s: float) -> None:
         server = self._server(target)
         if server.kind is None:
             server.learned.refused(server.outstanding)

@@ -8,10 +8,10 @@ from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import LimitedTurn
 from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.served import Served
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
-from pinyon.frontdoor.upstreams.served import Served
 from pinyon.frontdoor.upstreams.usage import Used
 from pinyon.http.answer import Reply
 from pinyon.routing.target_policy import Routed

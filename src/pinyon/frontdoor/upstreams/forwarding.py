@@ -21,6 +21,7 @@ from pinyon.frontdoor.labels import allowed_geographies
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.seekers import Seekers
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.time_limit import TimeLimits
 from pinyon.frontdoor.upstreams.exchange import Outgoing, Targets
 from pinyon.frontdoor.upstreams.fields import from_server, to_server
@@ -29,7 +30,6 @@ from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.placing import Placing
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.frontdoor.upstreams.served_models import ServedModels
 from pinyon.frontdoor.upstreams.stream_error import stream_error
 from pinyon.http.answer import JSON, Reply
 from pinyon.http.error import HttpError
@@ -264,7 +264,7 @@ class Forwarding:
             if refusal.lasting:
                 forward.exclude.add(name)
             else:
-                targets.refused(name, 0)  # it may go there when that says again that it has room
+                targets.refused(forward.served.name, name, 0)  # it may go there when that says again that it has room
             return False
         except (Absent, Broke, ConnectionsFull) as error:
             if here:
@@ -296,7 +296,7 @@ class Forwarding:
         forward.attempts += 1
         forward.exclude.add(name)
         if answer.status == 429 or rest_s:
-            targets.refused(name, rest_s)
+            targets.refused(forward.served.name, name, rest_s)
         else:
             targets.failed(name)
 

@@ -9,8 +9,8 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.frontdoor.failures import REGION_FIELD
 from pinyon.frontdoor.room import anybody
 from pinyon.frontdoor.seekers import Seekers
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.forward import Forward
-from pinyon.frontdoor.upstreams.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
 
 __all__ = ["Placing"]

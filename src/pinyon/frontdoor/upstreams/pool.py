@@ -79,7 +79,8 @@ class Pool:
         try:
             await answer.head()
         except Broke as error:
-            error.sends += broke is not None  # it may have ended two of a server's processes
+            if broke is not None:
+                error.sends = 2  # it may have ended two of a server's processes
             raise
         return answer
 

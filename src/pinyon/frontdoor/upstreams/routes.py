@@ -8,9 +8,9 @@ from pinyon.core.errors import NotFound
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.routes import Route
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
-from pinyon.frontdoor.upstreams.served_models import ServedModels
 from pinyon.http.answer import JSON
 
 __all__ = ["UpstreamRoutes", "passes"]

@@ -1,0 +1,432 @@
+"""All models that are served, here or in other regions: where their requests may go, and who has room for what.
+
+Sessions and watches tell it what they hear of instances, servers and other load balancers. Values in, choices out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
+from pinyon.frontdoor.room import Demands, Hold, Room, anybody, for_region, has_room, hold, remote_pushing, room_of
+from pinyon.frontdoor.served import Served
+from pinyon.frontdoor.ways_options import WaysOptions
+from pinyon.routing.geography import Geography
+from pinyon.routing.layer import Layer
+from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.prefix_tree import PrefixTree
+from pinyon.routing.pushing import PUSHING_RULES, Blind
+from pinyon.routing.refusals import Refusals
+from pinyon.routing.target import UNKNOWN, Report, Target
+from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
+from pinyon.routing.under_way import UnderWay
+
+__all__ = ["MODELS_MAX", "ServedModels"]
+
+MODELS_MAX = 1024
+MODEL_CHARS_MAX = 256
+"""Of a name that another region tells."""
+SHOWN_MAX = 8
+ANY_DEMAND = 0
+"""The number of all that may go to the same, while there is nothing to choose."""
+_HERE = Choice(Where.LOCAL)
+
+
+class ServedModels:
+    """All on one event loop. ``changed`` is called when there may be room for more, and ``waiting`` says which demands
+    somebody waits with."""
+
+    def __init__(self, options: WaysOptions, clock: Clock, wait_s: float = 0.0, own: Iterable[str] = ()) -> None:
+        """``own`` are models of our own instances, which a conductor places on: they are known before anybody serves
+        them, and no others are served. Without them models are those that servers list. ``wait_s``: so long may nobody
+        who serves a model be there before those that wait are told."""
+        self.changed: Callable[[], None] = _nobody
+        self.waiting: Callable[[], Collection[int]] = lambda: ()
+        self.told: Callable[[], bool] = lambda: True
+        """Whether it is known which other load balancers there are."""
+        self.region, self.geography = options.region, options.geography
+        self.others: dict[str, str] = {}
+        """Regions of other load balancers, by the names of these."""
+        self._adopted: dict[str, str] = {}
+        """Regions of clusters that are served for others."""
+        self._routing, self._pushing = options.routing, options.pushing
+        self._clock = clock
+        self._wait_s = wait_s
+        self._by_name: dict[str, Served] = {}
+        self._demands = Demands(lambda: self.waiting())
+        self._regions = frozenset((self.region,))
+        self._under_way = UnderWay()
+        self._refusals = Refusals()
+        self._news: asyncio.Event | None = None
+        """Somebody waits for it."""
+        self._fixed = False
+        self.selective = True
+        """Requests may have to wait for room, or go elsewhere."""
+        for name in own:
+            self.add(name)
+        self._fixed = bool(self._by_name)
+        self._look()
+
+    # -- models
+
+    @property
+    def by_name(self) -> Mapping[str, Served]:
+        return self._by_name
+
+    def of(self, model: str) -> Served:
+        """The one of that name; nothing is the only one that is served here, or that there is. Raises
+        :class:`NotFound`, :class:`InvalidArgument`, and :class:`Unavailable` while no model is known."""
+        found = self._by_name.get(model)
+        if found is not None:
+            return found
+        if not self._by_name:
+            raise Unavailable("No server has said yet which models it serves.", retry_after_s=1.0)
+        names = list(self._by_name)
+        shown = f"{', '.join(names[:SHOWN_MAX])}{', …' if len(names) > SHOWN_MAX else ''}"
+        if not model:
+            here = [name for name, each in self._by_name.items() if any(map(len, each.own_layers()))] or names
+            if len(here) == 1:
+                return self._by_name[here[0]]
+            raise InvalidArgument(f"model must be given. Served here: {shown}.", field="model")
+        raise NotFound(
+            f"The model '{model[:128]}' does not exist or you do not have access to it. Served here: {shown}.",
+            field="model",
+        )
+
+    def add(self, name: str) -> Served | None:
+        """Returns the one of that name, new if it was not there; None: there are too many, or it is none of ours."""
+        found = self._by_name.get(name)
+        if found is None and not self._fixed and len(self._by_name) < MODELS_MAX:
+            remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
+            layers = TwoLayers(self.region, self._own_layer(), remote, self.geography)
+            for cluster, region in self._adopted.items():
+                layers.adopted[cluster] = region, self._own_layer()
+            found = self._by_name[name] = Served(name, layers, self._clock, self._wait_s)
+        return found
+
+    def _own_layer(self) -> Layer:
+        return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
+
+    def layer(self, model: str, cluster: str = "") -> Layer | None:
+        """What serves the model in the region, or in a cluster of another one that is served from here."""
+        served = self._by_name.get(model)
+        if served is None or not cluster:
+            return None if served is None else served.layers.local
+        adopted = served.layers.adopted.get(cluster)
+        return None if adopted is None else adopted[1]
+
+    def adopt(self, cluster: str, region: str) -> None:
+        """From now on a cluster of another region is served from here."""
+        self._adopted[cluster] = region
+        self._know_regions()
+        for served in self._by_name.values():
+            served.layers.adopted[cluster] = region, self._own_layer()
+
+    def give_back(self, cluster: str) -> None:
+        """That cluster is served from here no more."""
+        del self._adopted[cluster]
+        self._know_regions()
+        for name, served in list(self._by_name.items()):
+            del served.layers.adopted[cluster]
+            self.drop_unserved(name)
+            served.look()
+        self.tell()
+
+    def drop_unserved(self, name: str) -> None:
+        """Forgets a model that nobody serves any more, unless it is one of our own."""
+        served = self._by_name.get(name)
+        if not self._fixed and served is not None and not any(served.targets()):
+            del self._by_name[name]
+            served.close()
+
+    def close(self) -> None:
+        for served in self._by_name.values():
+            served.close()
+
+    def use(self, *, pushing: str = "", routing: str = "", geography: Geography | None = None) -> None:
+        """From now on these decide; with other ``routing`` what was sent before is forgotten. Raises ``ValueError`` for
+        a choice that there is not."""
+        if routing:
+            ROUTING_POLICIES.checked(routing)
+        remote = remote_pushing(pushing) if pushing else None
+        self._pushing, self._routing = pushing or self._pushing, routing or self._routing
+        self.geography = self.geography if geography is None else geography
+        for served in self._by_name.values():
+            layers = served.layers
+            layers.geography = self.geography
+            for layer in served.own_layers():
+                if pushing:
+                    layer.use(pushing=PUSHING_RULES.make(pushing))
+                if routing:
+                    layer.use(policy=ROUTING_POLICIES.make(routing))
+            if remote is not None:
+                layers.remote.use(pushing=remote)
+            if routing:
+                layers.remote.use(policy=ROUTING_POLICIES.make(routing))
+        self._look()
+        self.tell()
+
+    def _look(self) -> None:
+        """Whether there is anything to choose, after what that goes by has changed."""
+        several = bool(self.others) or bool(self._adopted)
+        self.selective = not self._fixed or several or not self._pushing.startswith(Blind.name)
+
+    # -- what is heard of instances
+
+    def load(self, cluster: str, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
+        """An instance's own word; ``unseen`` of our requests were on their way to it then."""
+        layer = self.layer(model, cluster)
+        if layer is not None:
+            layer.set_live(instance_id, True)
+            layer.report(instance_id, report, self._clock(), unseen)
+            self.tell()
+
+    def silent(self, cluster: str, model: str, instance_id: str) -> None:
+        """Its session has ended: it says nothing, and what it was sent there is lost."""
+        layer = self.layer(model, cluster)
+        if layer is not None:
+            layer.set_live(instance_id, False)
+            layer.begin_session(instance_id)
+            self.tell()
+
+    # -- what is heard of other regions
+
+    def heard(self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool) -> None:
+        """Another load balancer's state, of each model that it serves: there are no others."""
+        if self.others.get(name) != region:
+            self.expect(name, region)
+        now_s = self._clock()
+        unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
+        for served in list(self._by_name.values()):
+            if served.name not in models and served.layers.remote.get(name) is not None:
+                self._serves_no_more(served, name)
+        for model, report in models.items():
+            served_there = self.add(model) if 0 < len(model) <= MODEL_CHARS_MAX else None
+            if served_there is None:
+                continue
+            remote = served_there.layers.remote
+            known = remote.get(name)
+            if known is None or known.region != region:
+                remote.join(name, region=region)
+            remote.set_live(name, True)
+            remote.set_draining(name, draining)
+            remote.set_distance(name, distance_s)
+            remote.report(name, self._refusals.believed(name, report, now_s), now_s, unseen.get(model, 0))
+            served_there.look()
+        self.tell()
+
+    def _serves_no_more(self, served: Served, name: str) -> None:
+        if self._fixed:  # it may have some again soon, with what it was sent before
+            served.layers.remote.set_live(name, False)
+        else:
+            self._leaves(served, name)
+
+    def _leaves(self, served: Served, name: str) -> None:
+        served.layers.remote.leave(name)
+        served.look()
+        self.drop_unserved(served.name)
+
+    def expect(self, name: str, region: str) -> None:
+        """That load balancer is one of ours, and has not been heard yet."""
+        self.others[name] = region
+        self._know_regions()
+
+    def away(self, name: str) -> None:
+        """It does not answer. Its targets may have what they were sent before all the same, when it is back."""
+        self._under_way.forget(name)
+        for served in self._by_name.values():
+            if served.layers.remote.get(name) is not None:
+                served.layers.remote.set_live(name, False)
+                served.layers.remote.begin_session(name)
+                served.look()
+        self.tell()
+
+    def gone(self, name: str) -> None:
+        """It is no load balancer of ours any more."""
+        self._refusals.gone(name)
+        self.others.pop(name, None)
+        self._know_regions()
+        self._under_way.forget(name)
+        for served in list(self._by_name.values()):
+            if served.layers.remote.get(name) is not None:
+                self._leaves(served, name)
+        self.tell()
+
+    def refused(self, model: str, name: str) -> None:
+        """That load balancer had no room for a request, whatever it said: it has none for anybody until it says so
+        again, and is believed again."""
+        self._refusals.refused(name, self._clock())
+        served = self._by_name.get(model)
+        target = None if served is None else served.layers.remote.get(name)
+        if served is not None and target is not None:
+            served.layers.remote.report(name, replace(target.report, available=0), target.reported_s)
+
+    def accepted(self, name: str, sent_s: float) -> None:
+        """It serves what was sent there then."""
+        self._refusals.accepted(name, sent_s)
+
+    def sent(self, served: Served, routed: Routed, name: str) -> Target | None:
+        """A request goes to another load balancer; what this returns is for :meth:`Layer.ended`."""
+        self.under_way(served.name, name)
+        return served.layers.remote.sent(routed, name)
+
+    def under_way(self, model: str, name: str) -> None:
+        """A request is on its way to another load balancer, whose word does not count it yet."""
+        self._under_way.sent(name, model)
+
+    def _know_regions(self) -> None:
+        regions = frozenset((self.region, *self.others.values(), *self._adopted.values()))
+        if regions != self._regions:
+            self._regions = regions
+            self._demands.renumber()
+        self._look()
+
+    # -- where a request goes
+
+    def restricts(self, route: Route) -> bool:
+        """Law or contract may speak against this region."""
+        return bool(self.region and (route.geographies or self.geography.tenants))
+
+    def choose(self, served: Served, route: Route) -> Choice:
+        """Where a request of our own instances goes now; the instance is left open."""
+        if not self.selective and not self.restricts(route):
+            return _HERE
+        choice = served.layers.choose(route, self._clock(), conducted=True)
+        return Choice(Where.WAIT) if choice.where is Where.NOWHERE and self.may_come(route) else choice
+
+    def may_come(self, route: Route) -> bool:
+        """Somebody who may serve it is known, and not heard yet; or nobody has said who there is."""
+        if route.sender:
+            return False
+        return not self.told() or any(
+            self.geography.may(self.region, region, route.geographies, route.tenant).allowed
+            for region in self.others.values()
+        )
+
+    def may_wait(self, served: Served, route: Route) -> bool:
+        """Somebody who may serve it is there, and may have room soon."""
+        return self.selective and anybody(served.layers, route)
+
+    def serves_here(self, route: Route) -> bool:
+        """As far as law and contracts go."""
+        return self.geography.serves(self.region, route.geographies, route.tenant).allowed
+
+    def elsewhere(self, served: Served, route: Route) -> str:
+        """Another load balancer that has room for what this region has refused; empty if none has."""
+        if route.sender or not self.others:
+            return ""
+        allowed = served.layers.others_for(route)
+        target = served.layers.remote.choose(route.routed, self._clock(), allowed, route.exclude) if allowed else None
+        return "" if target is None else target.name
+
+    def still_away(self, names: set[str]) -> set[str]:
+        """Of these load balancers, those that do not answer."""
+        if not names:
+            return names
+        there = {target.name for served in self._by_name.values() for target in served.layers.remote if target.live}
+        return names - there
+
+    def hold_here(self, model: str, cluster: str = "") -> Hold | None:
+        """A place at a cluster's instances, while its conductor says at which: to be released then."""
+        layer = self.layer(model, cluster) if self.selective else None
+        return None if layer is None else Hold(layer)
+
+    def dry_run(self, served: Served, geographies: Collection[str], tenant: str) -> list[Possible]:
+        """Where such a request could go now, and why not."""
+        return served.layers.dry_run(Route(Routed(), geographies, tenant), self._clock())
+
+    # -- the queue
+
+    def demand(self, served: Served, route: Route) -> int:
+        """The number of what it may go to: the same for all that may go to the same. Raises as
+        :meth:`Demands.number`."""
+        geography, geographies = self.geography, route.geographies
+        if not self.selective and not self.restricts(route):
+            return ANY_DEMAND
+        if not geographies and not route.sender and not route.exclude and route.tenant not in geography.tenants:
+            return self._demands.plain(served.name, self._regions)
+        tenant = route.tenant if route.tenant in geography.tenants else ""
+        # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.
+        allowed = self._regions
+        if geographies or tenant:
+            allowed = frozenset(each for each in allowed if geography.serves(each, geographies, tenant).allowed)
+        return self._demands.number(
+            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
+        )
+
+    def is_open(self, demand: int) -> bool:
+        """Whether there is room for it; also where none can come, which the request finds out for itself. While nobody
+        serves its model at all, it waits, unless the model is one of our own."""
+        known = self._demands.get(demand) if self.selective else None
+        served = None if known is None else self._by_name.get(known[0])
+        if known is None or served is None:
+            return True  # who waits for what is no more must learn of it
+        route = known[1]
+        if has_room(served.layers, route, self._clock()):
+            return True
+        return not anybody(served.layers, route) and (self._fixed or served.live or bool(route.sender))
+
+    def granted(self, demand: int) -> Hold | None:
+        """Its turn has come: a place is kept until it is known where it goes."""
+        known = self._demands.get(demand) if self.selective else None
+        served = None if known is None else self._by_name.get(known[0])
+        if known is None or served is None:
+            return None
+        return hold(served.layers, known[1], self._clock())
+
+    async def wait_news(self, seconds: float) -> None:
+        """Until there may be room for more, or so long."""
+        if self._news is None:
+            self._news = asyncio.Event()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    def tell(self) -> None:
+        """There may be room for more."""
+        self.changed()
+        if self._news is not None:
+            news, self._news = self._news, None
+            news.set()
+
+    # -- what others are told
+
+    def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, Room]]:
+        """Of each model that is served here, what there is for each of ``sharing`` load balancers, and requests of that
+        region."""
+        now_s = self._clock()
+        for name, served in self._by_name.items():
+            layers = for_region(served.layers, region)
+            if any(map(len, layers)):
+                yield name, room_of(layers, now_s, sharing)
+
+    def instances(self) -> Iterator[tuple[Target, bool]]:
+        """What serves requests from here, for each of its models, and whether it has room."""
+        now_s = self._clock()
+        for served in self._by_name.values():
+            for layer in served.own_layers():
+                available = {target.name for target in layer.available(now_s)}
+                for target in layer:
+                    yield target, target.name in available
+
+    def hits(self) -> tuple[int, int]:
+        """Chunks of prompts that targets had been sent before, and chunks in all; zeros with another policy."""
+        policies = [layer.policy for served in self._by_name.values() for layer in served.own_layers()]
+        counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
+        return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
+
+    def serves_elsewhere(self, model: str) -> bool:
+        """Another region has instances of it, or they are served for another one from here."""
+        layers = self._by_name[model].layers
+        return any(target.live and not target.draining for target in layers.remote) or any(
+            target.live for _, layer in layers.adopted.values() for target in layer if target.batches
+        )
+
+
+def _nobody() -> None:
+    """Nobody is told."""
