@@ -24,17 +24,23 @@ def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
     return made
 
 
-class Ways(ServedModels):
-    """Asked about requests."""
+class Ways:
+    """Served models, asked about requests; what is compiled cannot be derived from."""
+
+    def __init__(self, options: WaysOptions, clock, own: list[str]) -> None:
+        self.models = ServedModels(options, clock, own=own)
+
+    def __getattr__(self, name: str):
+        return getattr(self.models, name)
 
     def demand(self, request: Request) -> int:
-        return super().demand(self.of(request.ask.model), request.route)
+        return self.models.demand(self.models.of(request.ask.model), request.route)
 
     def elsewhere(self, request: Request) -> str:
-        return super().elsewhere(self.of(request.ask.model), request.route)
+        return self.models.elsewhere(self.models.of(request.ask.model), request.route)
 
     def sent(self, request: Request, name: str) -> None:
-        super().sent(self.of(request.ask.model), request.routed, name)
+        self.models.sent(self.models.of(request.ask.model), request.routed, name)
 
 
 class Waiting:
@@ -44,7 +50,7 @@ class Waiting:
         self.now_s = 0.0
         self.waiting: set[int] = set()
         self.ways = Ways(WaysOptions("us", pushing="pending", **options), lambda: self.now_s, own=["m"])
-        self.ways.waiting = lambda: self.waiting
+        self.ways.models.waiting = lambda: self.waiting
 
     def hear(self, name: str, region: str, available: int) -> None:
         report = Report(0, 0, room=available, received=0, available=available)
@@ -70,9 +76,9 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 def test_other_regions_are_no_party_to_block_keys():
     """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
     ways = Ways(WaysOptions("us"), lambda: 0.0, own=["m"])
-    assert Routing(ways, b"").routed(request().ask).keys == b"k" * 8
+    assert Routing(ways.models, b"").routed(request().ask).keys == b"k" * 8
     ways.expect("lb-eu", "eu")
-    assert Routing(ways, b"").routed(request().ask).keys == b"", "8 tokens are no chunk"
+    assert Routing(ways.models, b"").routed(request().ask).keys == b"", "8 tokens are no chunk"
 
 
 def test_a_region_that_comes_later_is_open_to_who_comes_later():

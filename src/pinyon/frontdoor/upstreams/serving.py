@@ -34,6 +34,7 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, Incoming
 from pinyon.frontdoor.upstreams.peer_reply import PeerReply
 from pinyon.frontdoor.upstreams.routes import passes
+from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
 from pinyon.http.error import HttpError
 from pinyon.http.limits import HttpLimits
@@ -178,22 +179,12 @@ class _RawRequests:
             status = Cancelled.http_status
             reply.fail(Unavailable("cancelled"))
             raise
-        except NotFound as error:  # it is no fault of the request
-            status = error.http_status
-            reply.fail(ResourceExhausted(error.message, field=REJECTED_FIELD))
         except TimeoutError:
             status = 504
             reply.fail(Unavailable("its body did not come in time"))
-        except HttpError as error:
-            status = error.status
-            reply.fail(ResourceExhausted(error.message, field=REJECTED_FIELD))
-        except ResourceExhausted as error:
-            status = error.http_status
-            lasting = error.field == REJECTED_FIELD
-            reply.fail(ResourceExhausted(error.message, field=REJECTED_FIELD if lasting else REGION_FIELD))
         except PinyonError as error:
-            status = error.http_status
-            reply.fail(error)
+            status = error_status(error)
+            reply.fail(_told(error))
         except Exception:
             status = Internal.http_status
             _log.exception("a forwarded request failed", extra={"request_id": head.log_id})
@@ -204,6 +195,13 @@ class _RawRequests:
                 "FORWARDED", peer.region, status, arrived_s=head.arrived_s, request_id=head.log_id,
                 holder=head.client.tenant, broken=head.broken, facts=head.facts,
             )  # fmt: skip
+
+
+def _told(error: PinyonError) -> PinyonError:
+    """Returns what the region is told that has sent the request: another one may have what it needs."""
+    if isinstance(error, (NotFound, HttpError)) or error.field == REJECTED_FIELD:
+        return ResourceExhausted(error.message, field=REJECTED_FIELD)
+    return ResourceExhausted(error.message, field=REGION_FIELD) if isinstance(error, ResourceExhausted) else error
 
 
 class _Arriving:
