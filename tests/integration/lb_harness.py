@@ -27,7 +27,8 @@ from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
 from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.app import Lb, build
+from services.lb.app import Lb
+from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from tests.forks import forked
 
@@ -482,15 +483,8 @@ async def running_lb(
     fake_conductor = FakeConductor(fakes)
     await fake_conductor.start()
     registry = CollectorRegistry()
-    lb = build(
-        LbSettings(
-            **{"conductor": fake_conductor.address if conductor else "", "conductor_timeout_s": WAIT_S} | settings
-        ),
-        name,
-        registry,
-        Telemetry("lb", name),
-        clock,
-    )
+    named = {"conductor": fake_conductor.address if conductor else "", "conductor_timeout_s": WAIT_S}
+    lb = Lb(Given(LbSettings(**named | settings), name, registry, Telemetry("lb", name), clock))
     bench = Bench(lb, fake_conductor, fakes, registry, clock=clock)
     try:
         bench.endpoints.update(await lb.start())

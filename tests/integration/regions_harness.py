@@ -25,11 +25,11 @@ class Regions(dict[str, Bench]):
     def say(self, region: str, report: Report) -> None:
         """All instances of a region report this."""
         for worker in self[region].workers:
-            self[region].lb.ways.load("", MODEL, worker.name, report)
+            self[region].lb.models.load("", MODEL, worker.name, report)
 
     async def knows(self, region: str, other: str, report: Report) -> None:
         """Until ``region`` has heard that ``other`` has room, or has none."""
-        two = self[region].lb.ways.of(MODEL).layers
+        two = self[region].lb.models.of(MODEL).layers
         assert two is not None
         available = int(report.pending == 0)
 

@@ -45,7 +45,7 @@ async def test_many_tokens_are_decoded_piece_by_piece(monkeypatch, vocabulary):
     """At once they would hold up everybody, also in a thread: the tokenizer keeps the GIL."""
     folder = Path(__file__).parents[1] / "data" / "golden_text" / vocabulary
     async with running_lb(1, model=str(folder), served_model_name=MODEL) as bench:
-        tokenizer, sizes = bench.lb.models.default.tokenizer, []
+        tokenizer, sizes = bench.lb.prompts.default.tokenizer, []
         tokens = [token % tokenizer.vocab_size for token in range(10_000)]
         decode = tokenizer.decode
         expected = decode(tokens, skip_special_tokens=False)

@@ -114,7 +114,7 @@ async def test_nothing_is_forwarded_twice(tmp_path):
     """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
     async with running_regions(tmp_path, "us", "eu", "ap") as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
-        us.lb.ways.use(geography=parse_geography({
+        us.lb.models.use(geography=parse_geography({
             "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
         }))  # fmt: skip
         regions.say("us", FULL)
@@ -190,7 +190,7 @@ async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
         assert len(eu.workers[0].submissions) == 1
         assert (await us.get("/health/ready")).status == 200
         await eu.lb.grpc.drain(0)
-        two = us.lb.ways.of(MODEL).layers
+        two = us.lb.models.of(MODEL).layers
         await spin(lambda: not any(target.live for target in two.remote))
         reply = await us.get("/health/ready")
         assert reply.status == 503
@@ -252,7 +252,7 @@ async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
     policy.write_text(json.dumps({"regions": {"us": [], "eu": []}, "rules": [{"from": ["eu"], "to": ["eu"]}]}))
     async with running_regions(tmp_path, "us", "eu", geography_file=str(policy), linked=False) as regions:
         eu, us = regions["eu"], regions["us"]
-        eu.lb.ways.use(geography=parse_geography({}))
+        eu.lb.models.use(geography=parse_geography({}))
         eu.lb.regions.know([link_module_peer("us", us)])
         (link,) = eu.lb.regions.links
         await spin(lambda: link._talk is not None)

@@ -41,7 +41,7 @@ async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_pat
         assert member.state is LbState.FAILED
         await spin(lambda: bool(eu.lb.clusters.get("us/us").view.addresses))
         regions.say("eu", FULL)
-        eu.lb.ways.load("us/us", MODEL, "w0", ROOMY)
+        eu.lb.models.load("us/us", MODEL, "w0", ROOMY)
         reply = await eu.complete(max_tokens=5)
         assert reply.status == 200
         assert reply.json["choices"][0]["text"] == expected_text(5, 5)
@@ -63,7 +63,7 @@ async def silent(controller, bench) -> None:
     """From now on it reports only what has changed."""
     session = bench.lb.membership.session
     session._period_s = 3600.0
-    (member,) = [each for each in controller.registry.watched() if each.info.region == bench.lb.ways.region]
+    (member,) = [each for each in controller.registry.watched() if each.info.region == bench.lb.models.region]
     heard_s = member.heard_s
     session.wake()
     await spin(lambda: member.heard_s > heard_s)

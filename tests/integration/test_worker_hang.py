@@ -16,7 +16,8 @@ from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.request import SamplingParams
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.app import build as build_lb
+from services.lb.app import Lb
+from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, gauge, reference, submission
 
@@ -158,7 +159,7 @@ async def test_a_request_goes_on_elsewhere_with_the_same_tokens_when_its_engine_
     for name in ("m0", "m1"):
         await fleet.known(name, lambda state: state.schedulable)
     settings = LbSettings(conductor=conductor, listen="127.0.0.1:0", http_listen="127.0.0.1:0", metrics_listen="")
-    lb = build_lb(settings, "lb0", CollectorRegistry(), Telemetry("lb", "lb0"))
+    lb = Lb(Given(settings, "lb0", CollectorRegistry(), Telemetry("lb", "lb0")))
     address = (await lb.start())["grpc"]
     gate = Gate(
         lambda decodes: any(slot.position >= len(PROMPT) + 5 for slot in decodes),

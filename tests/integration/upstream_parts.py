@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.routing.target import Target
 from pinyon.runtime.telemetry import Telemetry
+from services.lb.balancer import Given
 from services.lb.settings import LbSettings
-from services.lb.upstream_app import UpstreamLb, build_upstream_lb
+from services.lb.upstream_app import UpstreamLb
 from tests.integration.lb_harness import WAIT_S, Front, port_of, spin
 
 MODEL = "model-a"
@@ -307,7 +308,7 @@ async def running_upstreams(*servers: FakeServer, known: bool = True, name: str 
     registry = CollectorRegistry()
     named = {"upstream": ",".join(server.url for server in servers), "upstream_probe_s": 0.02,
              "upstream_health_s": 0.05, "access_log": False}  # fmt: skip
-    lb = build_upstream_lb(LbSettings(**(named | settings)), name, registry, Telemetry("lb", name))
+    lb = UpstreamLb(Given(LbSettings(**(named | settings)), name, registry, Telemetry("lb", name)))
     bench = Bench(lb, list(servers), registry)
     try:
         bench.endpoints.update(await lb.start())

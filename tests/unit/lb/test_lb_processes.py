@@ -16,12 +16,13 @@ from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.auth import Client
 from pinyon.runtime.settings import load_settings
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.app import build
+from services.lb.app import Lb
+from services.lb.balancer import Given
 from services.lb.held_port import HeldPort
 from services.lb.merged import SUMMED, Merged
 from services.lb.settings import LbSettings
 from services.lb.shares import DIVIDED, check_clients, check_processes, process_arguments
-from services.lb.upstream_app import build_upstream_lb
+from services.lb.upstream_app import UpstreamLb
 
 UPSTREAM = ["--upstream", "http://127.0.0.1:1"]
 
@@ -217,9 +218,9 @@ def test_what_is_no_page_changes_nothing() -> None:
 async def test_what_is_summed_is_there() -> None:
     """Under the names that load balancers give it."""
     names: set[str] = set()
-    for settings, make in ((settings_of(*UPSTREAM), build_upstream_lb), (settings_of(), build)):
+    for settings, make in ((settings_of(*UPSTREAM), UpstreamLb), (settings_of(), Lb)):
         registry = CollectorRegistry(auto_describe=True)
-        lb = make(settings, "lb", registry, Telemetry("lb", "lb"))
+        lb = make(Given(settings, "lb", registry, Telemetry("lb", "lb")))
         names |= {family.name for family in registry.collect() if family.type == "gauge"}
         lb.off_loop.close()
     assert {name for name in SUMMED if name.startswith("pinyon_")} <= names

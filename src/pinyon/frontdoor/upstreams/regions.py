@@ -27,10 +27,12 @@ __all__ = ["RegionTargets"]
 class RegionTargets:
     """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.exchange.Targets`"""
 
-    def __init__(self, models: ServedModels, metrics: DoorMetrics, clock: Clock, *, signed: bool) -> None:
+    def __init__(
+        self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics, clock: Clock, *, signed: bool
+    ) -> None:
         """``signed``: there is a secret, so the hash of a body is worth making."""
-        self.links: RegionLinks
         self._models = models
+        self._links = links
         self._metrics = metrics
         self._clock = clock
         self._signs = signed
@@ -52,11 +54,11 @@ class RegionTargets:
         if head.whose is not None:
             message.request_class.CopyFrom(class_to_proto(head.whose))
         try:
-            answer = self.links.ask(target, message, body)
+            answer = self._links.ask(target, message, body)
         except Unavailable as away:
             raise Absent(away.message, retry_after_s=away.retry_after_s) from None
         self._models.under_way(head.model, target)
-        self._metrics.forwarded(self.links.region_of(target))
+        self._metrics.forwarded(self._links.region_of(target))
         try:
             async with asyncio.timeout(first_byte_s if first_byte_s < inf else None):
                 await answer.head()

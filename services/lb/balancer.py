@@ -1,0 +1,283 @@
+"""What every load balancer is composed of, whatever its requests go to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from pinyon.api.lb.v1 import peer_pb2
+from pinyon.core.clock import Clock
+from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.members import LbInfo
+from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.admission import Admission
+from pinyon.frontdoor.app import HttpApp
+from pinyon.frontdoor.auth import ApiKeys, load_api_keys
+from pinyon.frontdoor.coalesced import Coalesced
+from pinyon.frontdoor.cors import Cors
+from pinyon.frontdoor.gzip import Inflater
+from pinyon.frontdoor.https import Https
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.frontdoor.regions.arrival import Arrivals
+from pinyon.frontdoor.regions.inbound import InboundParts, Serving
+from pinyon.frontdoor.regions.joining import join_controller, serve_peers
+from pinyon.frontdoor.regions.links import RegionLinks
+from pinyon.frontdoor.regions.membership import Membership, Serves
+from pinyon.frontdoor.regions.named import parse_delays, parse_peers
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.routes import Routes
+from pinyon.frontdoor.served_models import ServedModels
+from pinyon.http.budget import Budget
+from pinyon.http.server import HttpServer
+from pinyon.routing.policies import ROUTING_POLICIES
+from pinyon.routing.pushing import PUSHING_RULES
+from pinyon.routing.rates import Rates
+from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.metrics import show_policies
+from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.telemetry import Telemetry
+from services.lb.federation import load_federation
+from services.lb.info import lb_info
+from services.lb.servers import make_servers
+from services.lb.settings import LbSettings
+from services.lb.shares import check_clients
+
+__all__ = ["Given", "LoadBalancer", "load_keys"]
+
+CHANGES_S = 0.002
+"""Targets say how they are many times a second; whoever waits for room hears of it together."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a load balancer is made with."""
+
+    settings: LbSettings
+    instance_id: str
+    registry: CollectorRegistry
+    telemetry: Telemetry
+    clock: Clock = time.monotonic
+    security: Security = NO_SECURITY
+
+
+class Part(Protocol):
+    """What runs from ``start`` to ``close``."""
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Ready(Part, Protocol):
+    """Whether requests would be served; see :class:`pinyon.frontdoor.readiness.Readiness`."""
+
+    def lacks(self) -> str: ...
+
+    def missing(self) -> dict[str, str]: ...
+
+
+class Clusters(Part, Serves, Protocol):
+    """What requests go to here, and who acts on what the controller says of it."""
+
+
+class LoadBalancer:
+    """The parts, wired; nothing is started. ``start`` → ``close``. A kind of load balancer adds what its requests go
+    to: its constructor calls :meth:`open_doors` and then :meth:`join`."""
+
+    app: HttpApp
+    http: HttpServer
+    grpc: GrpcServer
+    https: Https | None
+    readiness: Ready
+    clusters: Clusters
+    inbound: InboundParts
+    membership: Membership
+
+    def __init__(self, given: Given, own_models: Iterable[str] = ()) -> None:
+        """Raises :class:`PinyonError` for files that are not as they should be."""
+        settings, clock = given.settings, given.clock
+        self.given = given
+        self.keys = load_keys(settings)
+        self.federation = load_federation(settings, given.security)
+        self.models = ServedModels(self.federation, clock, settings.placement_wait_s, own_models)
+        config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
+        header = journal_header(config, service="lb", instance_id=given.instance_id)
+        self.journal = settings.open_journal(JOURNAL_TYPES, header, clock)
+        decisions = FrontDecisions(config, self.journal)
+        self.line = Line(decisions.queue, clock, self.models.is_open, self.models.granted)
+        # While nobody waits there is nobody to hand room to: who comes later looks for it.
+        self.changes = Coalesced(self.line.availability_changed, CHANGES_S, lambda: self.line.queued)
+        self.models.changed, self.models.waiting = self.changes, lambda: self.line.waiting_demands
+        self.line.on_put_back = self.changes.wanted_now
+        self.off_loop = OffLoop()
+        self.bodies = Budget(settings.bodies_limit_mib << 20)
+        self.access = AccessLog(settings.access_log, clock)
+        self.own = Peer(given.instance_id, settings.region, "")
+        self._rates = decisions.rates
+        self._peers = parse_peers(settings.peers)
+        self._boot_id = secrets.token_hex(8)
+
+    # -- for the constructor of a kind
+
+    def admission(self, metrics: DoorMetrics) -> Admission:
+        settings = self.given.settings
+        default = Rates(settings.tenant_rpm, settings.tenant_tpm)
+        return Admission(self.line, self._rates, default, metrics, self.given.clock)
+
+    def links(self, unread_tokens: int, kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED) -> RegionLinks:
+        """To other regions. ``kind``: what all of them stand in front of."""
+        given = self.given
+        return RegionLinks(
+            self.own,
+            self.models,
+            self.federation.secret,
+            unread_tokens,
+            given.clock,
+            given.security.channels,
+            parse_delays(given.settings.test_region_delays_ms),
+            kind,
+        )
+
+    def open_doors(self, routes: Routes, metrics: DoorMetrics) -> None:
+        """Makes the HTTP and the gRPC server."""
+        given, settings = self.given, self.given.settings
+        self.app = HttpApp(
+            routes,
+            lambda: self.readiness.lacks(),
+            lambda: self.readiness.missing(),
+            self.keys,
+            metrics,
+            None if settings.http_reuse_port else given.registry,
+            Inflater(self.off_loop, self.bodies, settings.body_limit_bytes),
+            Cors(settings.cors_origins),
+            given.clock,
+            self.access,
+        )
+        self.http, self.grpc, self.https = make_servers(
+            settings, self.app, self.bodies, metrics.http_connections, self.access, given.security
+        )
+
+    @property
+    def draining(self) -> bool:
+        return self.app.draining
+
+    def arrivals(self, metrics: DoorMetrics) -> Arrivals:
+        """What lets in requests of other regions."""
+        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.draining)
+
+    def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
+        """Becomes a member of the federation; requests of other regions go to ``serving``."""
+        given = self.given
+        self.regions = links
+        self.inbound = InboundParts(self.own, self.federation.secret, serving, lambda: self.draining)
+        serve_peers(self.grpc, self.inbound)
+        self.membership = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
+        self.models.told = join_controller(
+            self.membership, given.settings.controller, lambda: self.draining, given.security, given.clock
+        )
+
+    def administer(self, record: Any = None, pushed: Callable[[], None] = lambda: None) -> None:
+        """Makes what an operator may change while it runs; ``pushed`` is called when there is another pushing rule."""
+        settings = self.given.settings
+        show = show_policies(self.given.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
+
+        # Each model has a policy of its own, so the choice is what changes.
+        def use_routing(_: object, choice: str) -> None:
+            self.models.use(routing=choice)
+            show("routing", choice)
+
+        def use_pushing(_: object, choice: str) -> None:
+            self.models.use(pushing=choice)
+            pushed()
+            show("pushing", choice)
+
+        def drain(draining: bool) -> None:
+            self.app.draining = draining
+            self.membership.session.wake()
+
+        add_admin(
+            self.grpc,
+            [
+                changeable_policy(ROUTING_POLICIES, settings.routing, use_routing, ROUTING_POLICIES.checked),
+                changeable_policy(PUSHING_RULES, settings.pushing_choice, use_pushing, PUSHING_RULES.checked),
+                changeable_flag("draining", lambda: self.draining, drain),
+            ],
+            record=record,
+        )
+
+    # -- its life
+
+    async def start(self) -> dict[str, str]:
+        """Returns bound endpoints by name."""
+        if self._peers:
+            self.regions.know(self._peers)
+        try:
+            self.clusters.start()
+            endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
+            self.readiness.start()
+            admin = self.grpc.admin_address
+            self.membership.start(self._about(endpoints | {"admin": admin or endpoints["grpc"]}))
+            return endpoints | ({"admin": admin} if admin else {})
+        except BaseException:
+            await self.close(0)
+            raise
+
+    def _about(self, endpoints: dict[str, str]) -> LbInfo:
+        given = self.given
+        return lb_info(given.settings, given.instance_id, self._boot_id, endpoints, https=self.https is not None)
+
+    async def close(
+        self, drain_s: float, lame_duck_s: float = 0.0, wait: Callable[[float], Awaitable[bool | None]] = asyncio.sleep
+    ) -> None:
+        """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
+        and end it; leaves nothing. ``wait`` may end sooner and say that somebody else wants its ports."""
+        self.app.draining = True
+        self.membership.session.wake()  # somebody else is to serve its targets by the time it is gone
+        self.http.announce()
+        await self.grpc.begin_drain()
+        wanted = await wait(lame_duck_s)
+        ports = asyncio.ensure_future(self.grpc.drain(drain_s)) if wanted else None
+        started_s = time.monotonic()
+        await self.http.drain(drain_s)
+        self.end_records()
+        self.inbound.end()
+        await self.grpc.drain(self.calls_may_take_s(max(0.0, drain_s - (time.monotonic() - started_s))))
+        if ports is not None:
+            await ports
+        await self.membership.close()
+        await self.readiness.close()
+        await self.regions.close()
+        await self.close_targets()
+        self.models.close()
+        self.changes.close()
+        self.off_loop.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    def end_records(self) -> None:
+        """Ends what is recorded here."""
+
+    def calls_may_take_s(self, left_s: float) -> float:
+        """Returns how long gRPC's calls may take yet, of what is ``left_s`` of the drain."""
+        return left_s if self.inbound.requests else 0.0
+
+    async def close_targets(self) -> None:
+        """Ends what requests went to."""
+        await self.clusters.close()
+
+
+def load_keys(settings: LbSettings) -> ApiKeys:
+    """Raises :class:`InvalidArgument`."""
+    keys = load_api_keys(settings.api_keys_file)
+    if settings.http_reuse_port:
+        check_clients(keys.clients)
+    return keys
