@@ -10,6 +10,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
+from pinyon.frontdoor.instances.asked_instances import AskedInstances
 from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
@@ -19,7 +20,6 @@ from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.prompts import Prompts
-from pinyon.frontdoor.instances.readiness import Readiness
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.routing import Routing
@@ -99,19 +99,11 @@ class Lb(LoadBalancer):
         completions = Completions(
             admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock
         )
-        self.open_doors(
-            OwnRoutes(completions, Tokenization(admission, self.prompts, self.off_loop), self.prompts), metrics
+        asked = AskedInstances(
+            self.prompts.names, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
         )
-        self.readiness = Readiness(
-            self.prompts.names,
-            self.view,
-            self.conductor,
-            security.channels,
-            self.grpc.set_serving,
-            lambda: self.draining,
-            clock,
-            self.models.serves_elsewhere,
-        )
+        routes = OwnRoutes(completions, Tokenization(admission, self.prompts, self.off_loop), self.prompts)
+        self.open_doors(routes, asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)
         self.grpc.add(
             lb_pb2_grpc.add_LbServiceServicer_to_server,

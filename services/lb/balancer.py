@@ -26,6 +26,7 @@ from pinyon.frontdoor.https import Https
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.frontdoor.readiness import Readiness, Watched
 from pinyon.frontdoor.regions.arrival import Arrivals
 from pinyon.frontdoor.regions.inbound import InboundParts, Serving
 from pinyon.frontdoor.regions.joining import join_controller, serve_peers
@@ -77,14 +78,6 @@ class Part(Protocol):
     async def close(self) -> None: ...
 
 
-class Ready(Part, Protocol):
-    """Whether requests would be served; see :class:`pinyon.frontdoor.readiness.Readiness`."""
-
-    def lacks(self) -> str: ...
-
-    def missing(self) -> dict[str, str]: ...
-
-
 class Clusters(Part, Serves, Protocol):
     """What requests go to here, and who acts on what the controller says of it."""
 
@@ -97,7 +90,6 @@ class LoadBalancer:
     http: HttpServer
     grpc: GrpcServer
     https: Https | None
-    readiness: Ready
     clusters: Clusters
     inbound: InboundParts
     membership: Membership
@@ -147,13 +139,13 @@ class LoadBalancer:
             kind,
         )
 
-    def open_doors(self, routes: Routes, metrics: DoorMetrics) -> None:
-        """Makes the HTTP and the gRPC server."""
+    def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
+        """Makes the HTTP and the gRPC server, which say whether ``watched`` serves."""
         given, settings = self.given, self.given.settings
         self.app = HttpApp(
             routes,
             lambda: self.readiness.lacks(),
-            lambda: self.readiness.missing(),
+            lambda: self.readiness.unserved(),
             self.keys,
             metrics,
             None if settings.http_reuse_port else given.registry,
@@ -165,6 +157,7 @@ class LoadBalancer:
         self.http, self.grpc, self.https = make_servers(
             settings, self.app, self.bodies, metrics.http_connections, self.access, given.security
         )
+        self.readiness = Readiness(watched, self.grpc.set_serving, lambda: self.draining)
 
     @property
     def draining(self) -> bool:

@@ -12,7 +12,6 @@ from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
 from pinyon.frontdoor.upstreams.keys import UpstreamKeys, read_upstream_keys
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
-from pinyon.frontdoor.upstreams.readiness import UpstreamReadiness
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
 from pinyon.frontdoor.upstreams.server import Server
@@ -63,8 +62,7 @@ class UpstreamLb(LoadBalancer):
             self.admission(metrics), models, targets, self.off_loop, metrics, given.telemetry, limits,
             secret or given.security.secret, clock,
         )  # fmt: skip
-        self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), metrics)
-        self.readiness = UpstreamReadiness(self.fleet, self.grpc.set_serving, lambda: self.draining)
+        self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
             self.arrivals(metrics), secret, forwarding, models, settings.http_limits(), self.bodies, self.access,
             settings.request_timeout_s, clock,

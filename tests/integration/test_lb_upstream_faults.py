@@ -527,7 +527,7 @@ async def test_who_fails_is_left_out_and_tried_again() -> None:
         async with asyncio.timeout(WAIT_S):
             while len(wrong.asked) < before + 3:
                 assert (await bench.chat()).status == 200
-                await bench.lb.fleet.wait_news(0.02)
+                await bench.lb.fleet.wait_change(0.02)
         assert bench.live(wrong, sound)
 
 

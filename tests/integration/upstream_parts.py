@@ -262,7 +262,7 @@ class Bench(Front):
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
             while not condition():
-                await self.lb.fleet.wait_news(0.02)
+                await self.lb.fleet.wait_change(0.02)
 
     async def known(self) -> None:
         """Until all servers have said how busy they are."""

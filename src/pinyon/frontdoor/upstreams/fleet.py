@@ -238,9 +238,28 @@ class Fleet:
         """It gets nothing now for what became of earlier requests."""
         return not self._breaker.allows(server.name, self._clock())
 
-    async def wait_news(self, seconds: float) -> None:
+    # -- whether requests would be served (pinyon.frontdoor.readiness.Watched)
+
+    def lacks(self) -> str:
+        """Why no model is served, for people; empty if one is."""
+        if any(served.live for served in self.models.values()):
+            return ""
+        # Where they are is nobody's business who may ask for this.
+        reasons = sorted({server.lacks or "it is left out, as it failed" for server in self.servers.values()})
+        return f"No server behind the load balancer can be used: {'; '.join(reasons[:4])}."
+
+    def unserved(self) -> dict[str, str]:
+        """Models of which no request would be served, and why."""
+        return {
+            name: f"No server of the model '{name}' is there." for name, each in self.models.items() if not each.live
+        }
+
+    async def look(self) -> None:
+        """Does nothing: :class:`pinyon.frontdoor.upstreams.watch.Watch` looks at servers."""
+
+    async def wait_change(self, timeout_s: float) -> None:
         """Until there may be room for more, or so long."""
-        await self._models.wait_news(seconds)
+        await self._models.wait_news(timeout_s)
 
     @property
     def leaves(self) -> bool:

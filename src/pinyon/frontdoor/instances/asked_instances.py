@@ -1,4 +1,4 @@
-"""Whether a request would be served now: what ``/health/ready`` and the gRPC health service say.
+"""Whether instances would serve a request now: what ``/health/ready`` and the gRPC health service say.
 
 While a conductor speaks, its list counts: it drops whoever's lease is over. Of those that no conductor vouches for (it
 is away, or has just started and has not listed them yet) nobody else says whether they still live: they are asked.
@@ -7,24 +7,20 @@ is away, or has just started and has not listed them yet) nobody else says wheth
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.core.clock import Clock
-from pinyon.frontdoor.instances.conductor_session import ConductorSession
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.clusters import Cluster
 from pinyon.routing.groups import Candidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
-from pinyon.runtime.logging import get_logger
 
-__all__ = ["Readiness"]
+__all__ = ["AskedInstances"]
 
-LOOK_S = 0.5
 ASK_EVERY_S = 1.0
 ASK_EACH_S = 0.02
 """More between two rounds, for each instance that is asked: five hundred of them are asked every 11 s."""
@@ -32,43 +28,30 @@ ANSWER_S = 1.0
 """An instance that says nothing for so long is not there."""
 ASKED_AT_ONCE = 64
 
-_log = get_logger("lb")
 
-
-class Readiness:
-    """``start`` → ``lacks`` at any time → ``close``. ``tell`` hears each change, ``draining`` outdoes everything."""
+class AskedInstances:
+    """Those of the region's own cluster, as :class:`pinyon.frontdoor.readiness.Watched`."""
 
     def __init__(
         self,
         models: Sequence[str],
-        view: InstanceView,
-        conductor: ConductorSession,
+        cluster: Cluster,
         channels: Channels,
-        tell: Callable[[bool], Awaitable[None]],
-        draining: Callable[[], bool],
         clock: Clock,
         elsewhere: Callable[[str], bool] = lambda model: False,
     ) -> None:
         """``elsewhere``: other regions would serve a model."""
         self._models = models
-        self._view = view
-        self._conductor = conductor
+        self._view, self._conductor = cluster.view, cluster.conductor
         self._channels = channels
-        self._tell = tell
-        self._draining = draining
         self._clock = clock
         self._elsewhere = elsewhere
         self._silent: frozenset[str] = frozenset()
         """Of those that were asked, who did not say that it serves."""
         self._next_round_s = 0.0
-        self._told: bool | None = None
-        self._task: asyncio.Task[None] | None = None
 
     def lacks(self) -> str:
-        """Why no request for any model would be served, for people; empty if one would be."""
-        if self._draining():
-            return "The load balancer is about to end: draining."
-        missing = self.missing()
+        missing = self.unserved()
         if len(missing) < len(self._models):
             return ""
         said = " ".join(missing.values())
@@ -76,39 +59,16 @@ class Readiness:
             said += " The conductor does not answer; the instances known from before were asked themselves."
         return said
 
-    def missing(self) -> dict[str, str]:
-        """Models of which no request would be served, and why, a sentence each."""
+    def unserved(self) -> dict[str, str]:
         now_s = self._clock()
         found = {model: self._view.lacks(model, now_s, self._silent) for model in self._models}
         return {model: why for model, why in found.items() if why and not self._elsewhere(model)}
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._watch(), name="readiness")
+    async def wait_change(self, timeout_s: float) -> None:
+        await self._view.wait_change(timeout_s)
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self._look()
-            except Exception:
-                _log.exception("who is there cannot be found out")
-                await asyncio.sleep(LOOK_S)
-            await self._view.wait_change(LOOK_S)
-
-    async def _look(self) -> None:
-        await self._ask_round()
-        missing = self.lacks()
-        if self._told is not (not missing):
-            await self._tell(not missing)
-            self._told = not missing
-            _log.info("ready" if not missing else f"not ready: {missing}")
-
-    async def _ask_round(self) -> None:
+    async def look(self) -> None:
+        """Asks those whom nobody vouches for, if it is time."""
         everyone = not self._conductor.connected
         asked = [each for model in self._models for each in self._view.unvouched(model, everyone=everyone)]
         if not asked:

@@ -1,0 +1,81 @@
+"""Whether requests would be served now, for health checks and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Readiness", "Watched"]
+
+LOOK_S = 0.5
+
+_log = get_logger("lb")
+
+
+class Watched(Protocol):
+    """What serves the requests."""
+
+    def lacks(self) -> str:
+        """Why no request for any model would be served, for people; empty if one would be."""
+        ...
+
+    def unserved(self) -> dict[str, str]:
+        """Models of which no request would be served, and why, a sentence each."""
+        ...
+
+    async def look(self) -> None:
+        """Finds out what nobody tells."""
+        ...
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Until it may have changed, or so long."""
+        ...
+
+
+class Readiness:
+    """``start`` → ``lacks`` at any time → ``close``. ``tell`` hears each change, ``draining`` outdoes everything."""
+
+    def __init__(self, watched: Watched, tell: Callable[[bool], Awaitable[None]], draining: Callable[[], bool]) -> None:
+        self._watched = watched
+        self._tell = tell
+        self._draining = draining
+        self._told: bool | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def lacks(self) -> str:
+        """Why no request for any model would be served, for people; empty if one would be."""
+        return "The load balancer is about to end: draining." if self._draining() else self._watched.lacks()
+
+    def unserved(self) -> dict[str, str]:
+        """Models of which no request would be served, and why, a sentence each."""
+        return self._watched.unserved()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="readiness")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._watched.look()
+                await self._say()
+            except Exception:
+                _log.exception("who is there cannot be found out")
+                await asyncio.sleep(LOOK_S)
+            await self._watched.wait_change(LOOK_S)
+
+    async def _say(self) -> None:
+        missing = self.lacks()
+        if self._told is not (not missing):
+            await self._tell(not missing)
+            self._told = not missing
+            _log.info("ready" if not missing else f"not ready: {missing}")
