@@ -17,6 +17,7 @@ from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.prompts import Prompts
@@ -28,6 +29,7 @@ from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.regions.named import parse_delays
+from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.model import ModelCard, load_card
@@ -80,21 +82,11 @@ class Lb(LoadBalancer):
         admission = self.admission(metrics)
         self.recorder = Recorder(clock)
         self._tell_s = 0.0
-        self.dispatcher = Dispatcher(
-            self.clusters,
-            self.workers,
-            self.models,
-            Routing(self.models, self.federation.secret),
-            regions,
-            metrics,
-            self.recorder,
-            given.telemetry,
-            clock,
-            settings.attempts,
-            settings.placement_wait_s,
-            settings.place_by == "routing",
-            settings.in_flight_limit,
-        )
+        limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
+        by_routing = settings.place_by == "routing"
+        kind = InstanceKind(self.clusters, self.workers, self.models, regions, metrics, limits, clock, by_routing)
+        loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
+        self.dispatcher = Dispatcher(loop, self.models, Routing(self.models, self.federation.secret), self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(
             admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock

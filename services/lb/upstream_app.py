@@ -5,12 +5,14 @@ from __future__ import annotations
 import ssl
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.exchange import Targets
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
 from pinyon.frontdoor.upstreams.keys import UpstreamKeys, read_upstream_keys
+from pinyon.frontdoor.upstreams.kind import ServerKind
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
@@ -50,18 +52,13 @@ class UpstreamLb(LoadBalancer):
                 return remote
             return self.clusters.targets(cluster) if where is Where.ADOPTED else self.fleet
 
-        limits = ForwardingLimits(
-            settings.request_timeout_s,
-            settings.attempts,
-            settings.upstream_first_byte_s,
-            settings.placement_wait_s,
-            settings.chat_max_tokens,
-            settings.in_flight_limit,
+        limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
+        kind = ServerKind(models, targets, metrics, limits, settings.upstream_first_byte_s, clock)
+        loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
+        reading = ForwardingLimits(
+            settings.request_timeout_s, settings.chat_max_tokens, secret or given.security.secret
         )
-        forwarding = Forwarding(
-            self.admission(metrics), models, targets, self.off_loop, metrics, given.telemetry, limits,
-            secret or given.security.secret, clock,
-        )  # fmt: skip
+        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, metrics.broken, reading, clock)
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
             self.arrivals(metrics), secret, forwarding, models, settings.http_limits(), self.bodies, self.access,

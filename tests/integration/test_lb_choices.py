@@ -9,6 +9,7 @@ import pytest
 
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.frontdoor.instances import choices as http_choices
+from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.openai import choices as openai_choices
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
 
@@ -133,7 +134,7 @@ async def test_one_choice_that_fails_ends_all(stream):
             if stream:
                 assert (await connection.head())[0] == 200
                 events = await connection.chunk()
-            bench.lb.dispatcher._attempts = 1
+            bench.lb.dispatcher._loop._kind._limits = LoopLimits(attempts=1)
             bench.conductor.workers = []
             worker.die_at = 1
             worker.go.set()

@@ -21,22 +21,7 @@ __all__ = ["Admission", "LimitedTurn", "Ticket", "Turn"]
 
 
 class Turn(Protocol):
-    """Of one generation, taken and left by who runs it; see :class:`Ticket`."""
-
-    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None: ...
-
-    def release(self) -> None: ...
-
-    async def again(self, demand: int) -> bool: ...
-
-    def leave(self, used_tokens: int = 0) -> None: ...
-
-
-class LimitedTurn(Protocol):
-    """Of one request whose way is decided as soon as its turn has come, and what is left of its tenant's limits."""
-
-    @property
-    def levels(self) -> Levels: ...
+    """Of one request, taken and left by the request loop; see :class:`Ticket`."""
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool: ...
 
@@ -47,6 +32,13 @@ class LimitedTurn(Protocol):
     async def again(self, demand: int) -> bool: ...
 
     def leave(self, used_tokens: int = 0) -> None: ...
+
+
+class LimitedTurn(Turn, Protocol):
+    """And what is left of its tenant's limits."""
+
+    @property
+    def levels(self) -> Levels: ...
 
 
 class Admission:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pinyon.core.errors import Unavailable
 
-__all__ = ["REGION_FIELD", "REJECTED_FIELD", "Absent", "Broke", "ConnectionsFull", "NoRoom"]
+__all__ = ["REGION_FIELD", "REJECTED_FIELD", "Absent", "Broke", "ConnectionsFull", "NoRoom", "Refused"]
 
 
 REGION_FIELD = "region"
@@ -48,3 +48,11 @@ class NoRoom(Unavailable):
     def __init__(self, message: str, *, lasting: bool) -> None:
         super().__init__(message, retry_after_s=1.0)
         self.lasting = lasting
+
+
+class Refused(Unavailable):
+    """A server has no room. If nobody else has any, its own answer is what the client gets."""
+
+    def __init__(self, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
+        super().__init__("The server refused the request.")
+        self.status, self.body, self.kind, self.fields = status, body, kind, fields

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -16,7 +15,10 @@ __all__ = ["GRANTED", "run_side_by_side"]
 class _Granted:
     """The :class:`pinyon.frontdoor.admission.Turn` of a choice: its slot is held for it."""
 
-    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        return True
+
+    async def wait(self) -> None:
         pass
 
     def release(self) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from pinyon.core.errors import Unavailable
 
 __all__ = ["Seekers"]
@@ -20,17 +17,13 @@ class Seekers:
         self._most = max(1, slots // SHARE)
         self._count = 0
 
-    @contextmanager
-    def one(self, *, chosen: bool) -> Iterator[None]:
-        """It waits for somebody to come. Raises :class:`Unavailable` when too many do that were sent for regions that
-        their clients have ``chosen``; others wait for what everybody waits for."""
-        if not chosen:
-            yield
-            return
-        if self._count >= self._most:
+    def begin(self, *, chosen: bool) -> None:
+        """One waits for somebody to come, until :meth:`end`. Raises :class:`Unavailable` when too many do that were
+        sent for regions that their clients have ``chosen``; others wait for what everybody waits for."""
+        if self._count >= self._most and chosen:
             raise Unavailable("Nobody who may serve this request is there, and many wait for that.", retry_after_s=1.0)
-        self._count += 1
-        try:
-            yield
-        finally:
-            self._count -= 1
+        self._count += chosen
+
+    def end(self, *, chosen: bool) -> None:
+        """It waits no more."""
+        self._count -= chosen

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from typing import Any
+from math import inf
+from typing import Any, TypeVar
 
-from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
@@ -16,14 +16,15 @@ __all__ = ["Served"]
 
 RETRY_AFTER_S = 1.0
 
+T = TypeVar("T")
+
 
 class Served:
     """While nobody is there for it, requests wait ``wait_s``."""
 
-    def __init__(self, name: str, layers: TwoLayers, clock: Clock, wait_s: float) -> None:
+    def __init__(self, name: str, layers: TwoLayers, wait_s: float) -> None:
         self.name = name
         self.layers = layers
-        self._clock = clock
         self._wait_s = wait_s
         self._waiting: set[asyncio.Timeout] = set()
         self._alone: asyncio.TimerHandle | None = None
@@ -47,15 +48,15 @@ class Served:
         """Whether somebody answers who is not one of these."""
         return any(target.live and target.name not in exclude for target in self.targets())
 
-    async def patiently(self, turn: Coroutine[Any, Any, object]) -> None:
-        """Wait for that. Raises :class:`Unavailable` when there has been nobody for too long who could have it."""
+    async def patiently(self, turn: Coroutine[Any, Any, T]) -> T:
+        """Wait for that, and return it. Raises :class:`Unavailable` when nobody has been there for too long."""
         patience = asyncio.timeout(None)
         try:
             async with patience:
                 self._waiting.add(patience)
                 try:
                     self.look()
-                    await turn
+                    return await turn
                 finally:
                     self._waiting.discard(patience)
         except TimeoutError:
@@ -67,7 +68,7 @@ class Served:
             if self._alone is not None:
                 self._alone.cancel()
                 self._alone = None
-        elif self._waiting and self._alone is None:
+        elif self._waiting and self._alone is None and self._wait_s < inf:
             self._alone = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
 
     def nobody(self) -> Unavailable:

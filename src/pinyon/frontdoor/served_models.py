@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
@@ -35,6 +36,7 @@ SHOWN_MAX = 8
 ANY_DEMAND = 0
 """The number of all that may go to the same, while there is nothing to choose."""
 _HERE = Choice(Where.LOCAL)
+_WAIT = Choice(Where.WAIT)
 
 
 class ServedModels:
@@ -56,7 +58,7 @@ class ServedModels:
         """Regions of clusters that are served for others."""
         self._routing, self._pushing = options.routing, options.pushing
         self._clock = clock
-        self._wait_s = wait_s
+        self._wait_s = inf  # our own are waited for by their requests themselves
         self._by_name: dict[str, Served] = {}
         self._demands = Demands(lambda: self.waiting())
         self._regions = frozenset((self.region,))
@@ -69,7 +71,7 @@ class ServedModels:
         """Requests may have to wait for room, or go elsewhere."""
         for name in own:
             self.add(name)
-        self._fixed = bool(self._by_name)
+        self._fixed, self._wait_s = bool(self._by_name), wait_s
         self._look()
 
     # -- models
@@ -106,7 +108,7 @@ class ServedModels:
             layers = TwoLayers(self.region, self._own_layer(), remote, self.geography)
             for cluster, region in self._adopted.items():
                 layers.adopted[cluster] = region, self._own_layer()
-            found = self._by_name[name] = Served(name, layers, self._clock, self._wait_s)
+            found = self._by_name[name] = Served(name, layers, self._wait_s)
         return found
 
     def _own_layer(self) -> Layer:
@@ -293,11 +295,40 @@ class ServedModels:
         return bool(self.region and (route.geographies or self.geography.tenants))
 
     def choose(self, served: Served, route: Route) -> Choice:
-        """Where a request of our own instances goes now; the instance is left open."""
+        """Where a request goes now; which of our own instances it goes to is left open. Raises :class:`Unavailable`
+        for a model that nobody serves any more."""
         if not self.selective and not self.restricts(route):
             return _HERE
-        choice = served.layers.choose(route, self._clock(), conducted=True)
-        return Choice(Where.WAIT) if choice.where is Where.NOWHERE and self.may_come(route) else choice
+        choice = served.layers.choose(route, self._clock(), conducted=self._fixed)
+        if choice.where is Where.NOWHERE and self.may_come(route):
+            choice = _WAIT
+        if choice.where is Where.WAIT and self._by_name.get(served.name) is not served:
+            raise served.nobody()
+        return choice
+
+    def at_once(self, served: Served, route: Route) -> Choice | None:
+        """Which server of the region with room a request goes to if its turn comes at once; None: that is not so easy.
+        A choice is good until something else happens."""
+        if self._fixed:
+            return None
+        layers, now_s = served.layers, self._clock()
+        choice = layers.choose(route, now_s)
+        # One at the door of a full server is no sign that there is room.
+        return choice if choice.where is Where.LOCAL and layers.local.takes(choice.target, now_s) else None
+
+    def check_law(self, served: Served, route: Route) -> None:
+        """Raises :class:`InvalidArgument` for what nobody who is known may serve."""
+        if not self.restricts(route) or self.serves_here(route):
+            return
+        layers = served.layers
+        if not (layers.others_for(route) or layers.adopted_by_law(route) or self.may_come(route)):
+            raise self.forbidden(served, route)
+
+    def forbidden(self, served: Served, route: Route) -> InvalidArgument:
+        """Returns what is said of what nobody may serve."""
+        possible = served.layers.dry_run(Route(Routed(), route.geographies, route.tenant), self._clock())
+        reasons = "; ".join(sorted({each.reason for each in possible}))
+        return InvalidArgument(f"No region that is known may serve this request: {reasons}.", field="geographies")
 
     def may_come(self, route: Route) -> bool:
         """Somebody who may serve it is known, and not heard yet; or nobody has said who there is."""
@@ -329,7 +360,7 @@ class ServedModels:
         if not names:
             return names
         there = {target.name for served in self._by_name.values() for target in served.layers.remote if target.live}
-        return names - there
+        return {name for name in names if name in self.others and name not in there}
 
     def hold_here(self, model: str, cluster: str = "") -> Hold | None:
         """A place at a cluster's instances, while its conductor says at which: to be released then."""

@@ -15,6 +15,7 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
+from pinyon.routing.target_policy import Routed
 
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
@@ -22,6 +23,11 @@ def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
     made = Request(Ask("id", "m", whose, b"\1\0\0\0" * 8, b"k" * 16, SamplingParams(5)), 0.0, 10.0)
     made.sender = sender
     return made
+
+
+def depart(request: Request, models: ServedModels) -> None:
+    whose = request.ask.request_class
+    request.depart(models.of(request.ask.model), Routed(), whose.geographies, whose.tenant)
 
 
 class Ways:
@@ -34,13 +40,16 @@ class Ways:
         return getattr(self.models, name)
 
     def demand(self, request: Request) -> int:
-        return self.models.demand(self.models.of(request.ask.model), request.route)
+        depart(request, self.models)
+        return self.models.demand(request.served, request.route)
 
     def elsewhere(self, request: Request) -> str:
-        return self.models.elsewhere(self.models.of(request.ask.model), request.route)
+        depart(request, self.models)
+        return self.models.elsewhere(request.served, request.route)
 
     def sent(self, request: Request, name: str) -> None:
-        self.models.sent(self.models.of(request.ask.model), request.routed, name)
+        depart(request, self.models)
+        self.models.sent(request.served, request.route.routed, name)
 
 
 class Waiting:

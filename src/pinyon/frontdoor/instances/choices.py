@@ -67,9 +67,9 @@ class ChoicesAnswer:
         """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
         requests = self._requests
         try:
-            total, first = sum(request.total_tokens for request in requests), requests[0]
+            total, first = sum(request.tokens_wanted for request in requests), requests[0]
             dispatcher = self._dispatcher
-            await ticket.turn(total, priority=dispatcher.priority(first), demand=dispatcher.demand(first))
+            await ticket.turn(total, priority=first.priority, demand=dispatcher.demand(first))
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()

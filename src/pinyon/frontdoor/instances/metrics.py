@@ -75,8 +75,8 @@ class LbMetrics(DoorMetrics):
             self._between.show(model)
             for tokens in (self._prompt, self._generated, self._cached):
                 tokens.add((model,), 0)
-        self.retries = Count("pinyon_lb_retries", "Attempts after an instance failed", registry=registry)
-        self.resumes = Count("pinyon_lb_resumes", "Retries of requests that had tokens", registry=registry)
+        self._retries = Count("pinyon_lb_retries", "Attempts after an instance failed", registry=registry)
+        self._resumes = Count("pinyon_lb_resumes", "Retries of requests that had tokens", registry=registry)
         self.fallbacks = Count(
             "pinyon_lb_fallback_placements", "Placements made without the conductor", registry=registry
         )
@@ -97,6 +97,12 @@ class LbMetrics(DoorMetrics):
     def began(self, request: Request) -> None:
         """A generation; it will have :meth:`ended`."""
         self._open.add(request)
+
+    def retried(self, request: Request) -> None:
+        """Another attempt follows one that failed."""
+        self._retries.add()
+        if request.tokens:
+            self._resumes.add()
 
     def _unfinished(self) -> float:
         # A copy in one go: the metrics server reads in a thread of its own.

@@ -7,7 +7,7 @@ the text from the first generated token on; what was handed to the client alread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import numpy as np
 
@@ -19,22 +19,20 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import FinishReason, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
+from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.instances.ask import FIXED_BYTES, Ask
+from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import put_sampling
-from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Route
+from pinyon.runtime.telemetry import Span
 
-__all__ = ["NOTHING", "RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "facts_of"]
+__all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "Take", "facts_of"]
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
-
-NOTHING = Routed()
-"""Not known yet."""
 
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1
@@ -54,7 +52,6 @@ RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
 
 QUICK_S = 0.5
 """An instance that refuses sooner than this has cost nothing: that is no attempt."""
-TRIES_MAX = 64
 
 
 class Delta:
@@ -69,8 +66,12 @@ class Delta:
         """Of ``tokens``, if they were asked for. Never changed: it may be a part of what arrived."""
 
 
-class Request:
-    """State of one request. The dispatcher acts, this knows."""
+Take = Callable[[Delta], Awaitable[None] | None]
+"""Is handed what is new for a client, in the request's task. While the client is behind it says what to await."""
+
+
+class Request(Flight):
+    """State of one request on instances of pinyon."""
 
     __slots__ = (
         "_class",
@@ -79,19 +80,13 @@ class Request:
         "_failing_since_s",
         "_held",
         "_held_logprobs",
-        "_paid_attempts",
         "_resumed",
         "_sent_chars",
         "_submitted_s",
+        "_traceparent",
         "_usage",
-        "arrived_s",
         "ask",
-        "attempt",
-        "cluster",
-        "deadline_s",
-        "error",
-        "exclude",
-        "exclude_lbs",
+        "chosen",
         "fingerprint",
         "finish_reason",
         "first_token_s",
@@ -105,60 +100,49 @@ class Request:
         "prompt_logprobs",
         "reached",
         "region",
-        "routed",
-        "sender",
+        "take",
         "tokens",
-        "traceparent",
         "whole",
     )
 
     def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, whole: bool = False) -> None:
+        super().__init__(arrived_s, deadline_s)
         self.ask = ask
         self.whole = whole
         """The client gets the answer in one piece."""
         self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
-        self.traceparent = ask.traceparent
         self.listener: Callable[[str], bool] | None = None
         """Takes new text at once, if it can: False, and it was not taken. Set by whoever takes what the dispatcher
         hands on, once it needs only the text of what is to come."""
-        self.arrived_s = arrived_s
-        self.deadline_s = deadline_s
+        self.take: Take | None = None
+        """Takes what is new for the client, while it runs."""
         self.placed_s = 0.0
         self.first_token_s = 0.0
-        self.attempt = 0
-        self.exclude: set[str] = set()
-        self.exclude_lbs: set[str] = set()
-        """Load balancers of other regions that failed or refused it."""
-        self.sender = ""
-        """The region that it came from, if that is another one: it goes to no third one."""
         self.region: str = ""
         """Another region that has the present attempt."""
         self.lb: str = ""
         """The load balancer there."""
-        self.cluster: str = ""
-        """The adopted cluster that has the present attempt; empty: the region's own, or another region."""
-        self.routed = NOTHING
-        """What its target is chosen by, once it is asked where it may go."""
         self.tokens: list[int] = []
         self.fingerprint = ""
         """Of the weights that generated ``tokens``; empty: not known."""
+        self.chosen: common_pb2.Placement | None = None
+        """For the next attempt."""
         self.placement: common_pb2.Placement | None = None
+        """Of the present one."""
         self.prefill: worker_pb2.PrefillReport | None = None
         self.prompt_logprobs = NO_LOGPROBS
         """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token. As
         they travel: there may be hundreds of thousands."""
         self.finish_reason: FinishReason | None = None
-        self.error: PinyonError | None = None
-        """Of the last attempt, if it failed."""
         self.reached = False
         """The last attempt's instance was there."""
         self.lost = False
         """It went away while it had the request, which may be to blame."""
+        self._traceparent = ask.traceparent
         self._usage: common_pb2.Usage | None = None
         self._class = class_to_proto(ask.request_class)
         self._held: list[str] = []
         self._held_logprobs = common_pb2.Logprobs()
-        self._paid_attempts = 0
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
         self._resumed = 0
@@ -177,15 +161,28 @@ class Request:
         return self.finish_reason is not None or self.error is not None
 
     @property
-    def route(self) -> Route:
-        """Where it may go."""
-        whose = self.ask.request_class
-        exclude = self.exclude | self.exclude_lbs if self.exclude_lbs else self.exclude
-        return Route(self.routed, whose.geographies, whose.tenant, self.sender, exclude)
+    def name(self) -> str:
+        return self.ask.request_id
 
     @property
-    def total_tokens(self) -> int:
+    def traceparent(self) -> str:
+        return self._traceparent
+
+    def traced(self, span: Span) -> None:
+        span.classify(self.ask.request_class)
+        self._traceparent = span.traceparent or self._traceparent
+
+    @property
+    def tokens_wanted(self) -> int:
         return self.ask.prompt_tokens + self.ask.sampling.max_tokens
+
+    @property
+    def priority(self) -> int:
+        return self.ask.request_class.priority
+
+    @property
+    def outcome(self) -> str:
+        return "" if self.finish_reason is None else self.finish_reason.value
 
     def schedule_request(
         self, exclude: Collection[str] = (), block_keys: bytes | None = None
@@ -204,8 +201,8 @@ class Request:
             block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
             max_tokens=ask.sampling.max_tokens,
             # The client of a request that failed elsewhere waits already: late is better than rejected.
-            ttft_slo_ms=NO_SLO_MS if self.attempt else ask.ttft_slo_ms,
-            tbt_slo_ms=NO_SLO_MS if self.attempt else 0,
+            ttft_slo_ms=NO_SLO_MS if self.tries else ask.ttft_slo_ms,
+            tbt_slo_ms=NO_SLO_MS if self.tries else 0,
             exclude_instance_ids=sorted(self.exclude.union(exclude)),
             no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not self.tokens),
             traceparent=self.traceparent,
@@ -218,7 +215,7 @@ class Request:
 
     @property
     def attempt_id(self) -> str:
-        return self.ask.request_id if not self.attempt else f"{self.ask.request_id}~{self.attempt}"
+        return self.ask.request_id if not self.tries else f"{self.ask.request_id}~{self.tries}"
 
     def begin_attempt(
         self, placement: common_pb2.Placement | None, now_s: float, lb: str = "", region: str = ""
@@ -231,7 +228,7 @@ class Request:
         self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
         self._drop_tokens = len(self.tokens) - self._resumed
-        self.attempt += 1
+        self.tries += 1
         self.placement = placement
         self.placed_s = self.placed_s or now_s
         self._submitted_s = now_s
@@ -391,10 +388,10 @@ class Request:
         slow = self.reached and now_s - self._submitted_s >= QUICK_S
         paid = self.lost or ((generated or slow) and not leaving)
         paid = paid and not rejected
-        self._paid_attempts += paid
-        if self._paid_attempts >= attempts or self.attempt >= TRIES_MAX:
+        self.paid += paid
+        if self.paid >= attempts or self.tries >= TRIES_MAX:
             return False
-        (self.exclude_lbs if self.lb else self.exclude).add(failed)
+        self.exclude.add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
     def go_on_after(self, tokens_le32: bytes) -> None:
@@ -430,7 +427,7 @@ class Request:
     @property
     def used_tokens(self) -> int:
         """Prompt and generation, as far as instances were asked for them."""
-        return self.ask.prompt_tokens + len(self.tokens) if self.attempt else 0
+        return self.ask.prompt_tokens + len(self.tokens) if self.tries else 0
 
     def usage(self) -> Usage:
         """Of the whole request, whatever attempts it took."""
@@ -438,7 +435,7 @@ class Request:
         prompt = self.ask.prompt_tokens
         if said is None:
             return Usage(prompt, len(self.tokens), 0)
-        completion = said.completion_tokens if self.attempt == 1 else len(self.tokens)
+        completion = said.completion_tokens if self.tries == 1 else len(self.tokens)
         return Usage(prompt, completion, min(said.cached_tokens, prompt))
 
     def usage_message(self) -> common_pb2.Usage:
@@ -462,7 +459,7 @@ class Request:
             "prefill_instance": prefill.prefill_instance_id or placement.prefill_instance_id,
             "decode_instance": placement.decode_instance_id,
             **({"region": self.region} if self.region else {}),
-            "attempts": self.attempt,
+            "attempts": self.tries,
             "lb_ms": round((self.placed_s - self.arrived_s) * 1e3, 3),
             "queue_ms": round(prefill.queue_ms, 3),
             "fetch_ms": round(prefill.fetch_ms, 3),
@@ -492,6 +489,6 @@ def facts_of(requests: Sequence[Request]) -> dict[str, object]:
     if (placement := request.placement) is not None:
         facts["prefill"] = placement.prefill_instance_id
         facts["decode"] = placement.decode_instance_id
-    if (attempts := max([each.attempt for each in requests])) > 1:
+    if (attempts := max([each.tries for each in requests])) > 1:
         facts["attempts"] = attempts
     return facts

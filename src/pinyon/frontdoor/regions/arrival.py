@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 
 from pinyon.api.lb.v1 import peer_pb2
@@ -82,12 +81,6 @@ class ForwardedTurn:
     @property
     def levels(self) -> Levels:
         return NO_LEVELS
-
-    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
-        try:
-            await self._place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
-        except ResourceExhausted as displaced:
-            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""State of one request that goes on to somebody else's server. :class:`Forwarding` acts, this knows."""
+"""State of one request that goes on to somebody else's server. The loop and :class:`ServerKind` act, this knows."""
 
 from __future__ import annotations
 
@@ -7,86 +7,104 @@ from typing import Any, NamedTuple
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import LimitedTurn
+from pinyon.frontdoor.failures import Refused
+from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.served import Served
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
 from pinyon.frontdoor.upstreams.usage import Used
 from pinyon.http.answer import Reply
-from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Choice, Route, Where
+from pinyon.routing.two_layers import Where
+from pinyon.runtime.telemetry import Span
 
-__all__ = ["Forward", "Refusal"]
-
-
-class Refusal(NamedTuple):
-    """A server's answer that it has no room, in case nobody else has."""
-
-    status: int
-    body: bytes
-    kind: bytes
-    fields: bytes
+__all__ = ["Forward", "Incoming"]
 
 
-class Forward:
-    """``attempts`` are those that cost something; ``tries`` counts also those that found nobody."""
+class Incoming(NamedTuple):
+    """How a request has come: its place in the line, how long it may take (s), and of one from another region which one
+    that is, and the model that it is for."""
 
-    __slots__ = ("asked", "attempts", "choice", "cluster", "deadline_s", "error", "exclude", "geographies",
-                 "head", "log_id", "outgoing", "passing", "refusal", "reply", "route", "routed", "sender", "served",
-                 "status", "ticket", "tries", "used")  # fmt: skip
+    ticket: LimitedTurn
+    limit_s: float
+    sender: str = ""
+    model: str = ""
+
+
+class Forward(Flight):
+    """``asked`` and ``outgoing`` are what its body says, and what of its head goes on."""
+
+    __slots__ = ("_used", "asked", "body", "final", "head", "outgoing", "passing", "reply", "status", "ticket")
 
     def __init__(
-        self, head: Head, log_id: str, asked: Asked, served: Served, ticket: LimitedTurn, reply: Reply,
-        outgoing: Outgoing, routed: Routed, geographies: tuple[str, ...], deadline_s: float, sender: str = "",
-    ) -> None:  # fmt: skip
-        """``sender``: the region that it has come from, if that is another one."""
-        self.head, self.asked, self.served, self.ticket, self.reply = head, asked, served, ticket, reply
-        self.log_id = log_id
-        self.outgoing, self.routed, self.geographies = outgoing, routed, geographies
-        self.deadline_s = deadline_s
-        self.sender = sender
-        self.exclude: set[str] = set()
-        """Targets that have failed it, or refused it."""
-        self.route = Route(routed, geographies, head.client.tenant, sender, self.exclude)
-        self.choice = Choice(Where.WAIT)
-        self.cluster = ""
-        """That the chosen server is of, if that is one of another region."""
-        self.attempts = self.tries = 0
-        self.error: PinyonError | None = None
-        """Of the last attempt."""
-        self.refusal: Refusal | None = None
+        self, head: Head, body: bytes | bytearray, asked: Asked, outgoing: Outgoing, reply: Reply, incoming: Incoming
+    ) -> None:
+        super().__init__(head.arrived_s, head.arrived_s + incoming.limit_s)
+        self.head, self.body, self.asked, self.outgoing, self.reply = head, body, asked, outgoing, reply
+        self.ticket, self.sender = incoming.ticket, incoming.sender
         self.passing: Passing | None = None
         """An answer is on its way."""
+        self.final = False
+        """The client has seen something of the answer that failed."""
         self.status = 0
-        self.used: Used | None = None
+        self._used: Used | None = None
+
+    @property
+    def used(self) -> Used | None:
+        """Tokens that its answer took, as far as that has come and says so."""
+        if self._used is None and self.passing is not None:
+            self._used = self.passing.used()
+        return self._used
+
+    @property
+    def name(self) -> str:
+        return self.head.log_id
+
+    @property
+    def traceparent(self) -> str:
+        return self.head.traceparent
+
+    def traced(self, span: Span) -> None:
+        if parent := span.traceparent or self.head.traceparent:
+            line = b"traceparent: %b\r\n" % parent.encode("ascii")
+            self.outgoing = self.outgoing._replace(fields=self.outgoing.fields + line)
+
+    @property
+    def tokens_wanted(self) -> int:
+        return self.asked.tokens
 
     @property
     def used_tokens(self) -> int:
-        """As far as anybody knows."""
-        if self.used is not None:
-            return self.used.prompt + self.used.completion
         if self.passing is None:
             return 0
+        used = self.used
+        if used is not None:
+            return used.prompt + used.completion
         return self.asked.prompt_tokens + self.passing.events
-
-    def enter(self, demand: int, *, room: bool) -> bool:
-        """Whether its turn is now; else :meth:`wait`. ``room``: there is some. Raises as :meth:`Ticket.enter`."""
-        return self.ticket.enter(self.asked.tokens, priority=self.priority, demand=demand, room=room)
-
-    async def wait(self) -> None:
-        """In line. Raises as :meth:`Ticket.turn`, and :class:`Unavailable` when nobody is there."""
-        await self.served.patiently(self.ticket.wait())
-
-    async def again(self, demand: int) -> None:
-        """There was no room after all: back into the line, where it was."""
-        await self.served.patiently(self.ticket.again(demand))
 
     @property
     def priority(self) -> int:
         labels, client = self.head.labels, self.head.client
         priority = labels.priority if labels.priority is not None else self.asked.priority
         return client.priority if priority is None else priority
+
+    @property
+    def outcome(self) -> str:
+        if not self.status:
+            return ""
+        if self.status < 400:
+            return "answered"
+        return "refused" if self.status < 500 else "failed"
+
+    def failed_as(self, error: PinyonError) -> str:
+        if isinstance(error, Refused):
+            return "refused" if error.status < 500 else "failed"
+        return super().failed_as(error)
+
+    @property
+    def here(self) -> bool:
+        """The present attempt is at a server, and not in another region."""
+        return self.choice.where is not Where.REMOTE
 
     def whose(self) -> RequestClass:
         """For another region. What it says of itself, that one reads from it."""
@@ -96,11 +114,10 @@ class Forward:
             user=labels.user,
             priority=self.priority,
             tenant=self.head.client.tenant,
-            geographies=self.geographies,
+            geographies=tuple(self.route.geographies),
         )
 
     def facts(self) -> dict[str, Any]:
-        """For the log."""
         facts: dict[str, Any] = {"model": self.served.name}
         if self.choice.target:
             facts["upstream"] = self.choice.target

@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
 from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
-from pinyon.frontdoor.upstreams.usage import Used
 from pinyon.runtime.tally import Count, Tally
 
 __all__ = ["UpstreamMetrics"]
@@ -58,20 +58,28 @@ class UpstreamMetrics(DoorMetrics):
                 ("cached", "Prompt tokens reused, as servers say"),
             )
         ]
-        self.retries = Count("pinyon_lb_retries", "Requests sent again, to another server", registry=registry)
+        self._retries = Count("pinyon_lb_retries", "Requests sent again, to another server", registry=registry)
         registry.register(_Servers(servers))
 
     def got_answer(self, upstream: str, status: int) -> None:
         """Of one attempt."""
         self._answers.add((upstream, status // 100))
 
-    def ended(self, model: str, finish: str, first_s: float, whole_s: float, used: Used | None) -> None:
-        """A request ended; ``first_s``: after its arrival, 0: without an answer. ``finish`` is one of a few words."""
-        self._finished.add((finish, model))
-        if first_s:
-            self._first.observe(first_s, model)
-        if finish == "answered":
-            self._whole.observe(whole_s, model)
+    def began(self, forward: Forward) -> None:
+        """Nothing is shown of requests that are under way, but how many there are."""
+
+    def retried(self, forward: Forward) -> None:
+        """It is sent again."""
+        self._retries.add()
+
+    def ended(self, forward: Forward, outcome: str, now_s: float) -> None:
+        """A request ended; ``outcome`` is one of a few words."""
+        model, passing, used = forward.served.name, forward.passing, forward.used
+        self._finished.add((outcome, model))
+        if passing is not None and passing.first_s:
+            self._first.observe(passing.first_s - forward.arrived_s, model)
+        if outcome == "answered":
+            self._whole.observe(now_s - forward.arrived_s, model)
         if used is not None:
             labels = (model,)
             self._prompt.add(labels, used.prompt)

@@ -31,7 +31,8 @@ from pinyon.frontdoor.regions.inbound import REQUESTS_MAX, Inbound
 from pinyon.frontdoor.regions.proof import raw_proof, same
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, read_fields
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.forwarding import Forwarding, Incoming
+from pinyon.frontdoor.upstreams.forward import Incoming
+from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from pinyon.frontdoor.upstreams.peer_reply import PeerReply
 from pinyon.frontdoor.upstreams.routes import passes
 from pinyon.http.answer import error_status

@@ -1,0 +1,284 @@
+"""Instances of pinyon as what requests go to: a conductor says which, a session brings them there and tokens back.
+
+When the conductor is away, or has lost sight of a model, the load balancer chooses by what it was told last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.clock import Clock
+from pinyon.core.errors import NotFound, PinyonError, Unavailable
+from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
+from pinyon.frontdoor.instances.conductor_session import ConductorAway
+from pinyon.frontdoor.instances.metrics import LbMetrics
+from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
+from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
+from pinyon.frontdoor.regions.links import RegionLinks
+from pinyon.frontdoor.request_loop import LoopLimits
+from pinyon.frontdoor.served_models import ServedModels
+from pinyon.frontdoor.update_stream import WorkerStream
+from pinyon.routing.layer import Layer
+from pinyon.routing.two_layers import Choice, Where
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["InstanceKind"]
+
+RETRY_AFTER_S: Final = 1.0
+
+_log = get_logger("lb")
+
+
+class InstanceKind:
+    """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for our own instances, here or in other regions."""
+
+    def __init__(
+        self,
+        clusters: Clusters,
+        workers: WorkerSessions,
+        models: ServedModels,
+        regions: RegionLinks,
+        metrics: LbMetrics,
+        limits: LoopLimits,
+        clock: Clock,
+        by_routing: bool = False,
+    ) -> None:
+        """``by_routing``: instances are chosen here although a conductor answers, which only says who is there."""
+        self._clusters = clusters
+        self._workers = workers
+        self._models = models
+        self._regions = regions
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._by_routing = by_routing
+
+    # -- where
+
+    async def place(self, request: Request, choice: Choice) -> PinyonError | None:
+        if choice.where is Where.WAIT and not self._models.serves_here(request.route):
+            return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
+        cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
+        held = self._models.hold_here(request.ask.model, cluster.name)
+        try:
+            request.chosen = await self._placement(request, cluster)
+        except PinyonError as error:
+            return error
+        finally:
+            if held is not None:
+                held.release()
+        request.choice, request.cluster = choice, cluster.name
+        return None
+
+    async def _placement(self, request: Request, cluster: Cluster) -> common_pb2.Placement:
+        """Raises :class:`ResourceExhausted` when the conductor rejects it, and :class:`Unavailable`."""
+        exclude = self._excluded(request, cluster)
+        if self._by_routing:
+            return self._own_choice(request, exclude, cluster)
+        try:
+            keys = None if self._keys_are(cluster, request.ask.model) else b""
+            asked = request.schedule_request(exclude, keys)
+            return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
+        except (Unavailable, NotFound) as refusal:  # ConductorAway among them
+            # The model is ours: what the conductor does not know is any instance of it, or not yet.
+            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.ask.model):
+                raise
+        placement = self._own_choice(request, exclude, cluster)
+        self._metrics.fallbacks.add()
+        return placement
+
+    def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
+        return cluster.view.choose(
+            request.ask.model,
+            request.tokens_wanted,
+            exclude,
+            self._clock(),
+            request.route.routed,
+            careful=request.tries > 0,
+        )
+
+    def _keys_are(self, cluster: Cluster, model: str) -> bool:
+        """Whether the block keys of requests are those of the cluster's instances: they are the own cluster's."""
+        return cluster is self._clusters.home or cluster.view.same_keys(self._clusters.home.view, model)
+
+    def _excluded(self, request: Request, cluster: Cluster) -> set[str]:
+        """Those that failed this request or were taken out, and those that may not go on with what it has got. If then
+        nobody is left, and the client has seen nothing, it starts over."""
+        excluded = request.exclude | cluster.removed if cluster.removed else request.exclude
+        if not (request.tokens and request.fingerprint):
+            return excluded
+        model, view = request.ask.model, cluster.view
+        exclude = excluded | view.with_other_weights(model, request.fingerprint)
+        if len(exclude) == len(excluded):
+            return exclude
+        if request.can_start_over and not view.servable(model, self._clock(), request.tokens_wanted, exclude):
+            _log.warning(
+                "nobody else has the weights that generated: from the start",
+                extra={"request_id": request.name, "generated": len(request.tokens)},
+            )
+            request.start_over()
+            return excluded
+        return exclude
+
+    def queues(self, request: Request) -> bool:
+        """One that somebody has failed does not: a conductor places it though others wait, as its client has."""
+        return not request.exclude
+
+    # -- an attempt
+
+    async def attempt(self, request: Request) -> None:
+        if request.choice.where is Where.REMOTE:
+            await self._elsewhere(request, request.choice.target)
+            return
+        placement, request.chosen = request.chosen, None
+        assert placement is not None
+        cluster, attempt_id, placed_s = self._clusters.get(request.cluster), request.attempt_id, self._clock()
+        view = cluster.view
+        request.begin_attempt(placement, placed_s)
+        counted = view.begin(request.ask.model, placement, request.route.routed)
+        try:
+            await self._on_instance(request, placement, cluster, attempt_id)
+        finally:
+            view.end(counted)
+            self._models.tell()
+            if request.finished:
+                view.succeeded(placement.decode_instance_id, placed_s)
+            else:
+                # Whoever still lives reports the end itself; who does not cannot.
+                cluster.conductor.release(attempt_id)
+
+    async def _on_instance(
+        self, request: Request, placement: common_pb2.Placement, cluster: Cluster, attempt_id: str
+    ) -> None:
+        view, model, decode, placed_s = cluster.view, request.ask.model, placement.decode_instance_id, self._clock()
+        size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
+        try:
+            opened = await self._workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
+        except Unavailable as error:
+            request.error = error
+            return
+        stream = opened[0]
+        try:
+            keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
+            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self._clock())
+            del opened  # a part of a message keeps all of it
+            await self._receive(request, stream, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
+        finally:
+            request.reached, request.lost = stream.reached, stream.lost
+            stream.close()
+
+    async def _elsewhere(self, request: Request, name: str) -> None:
+        """Another region's part, which its load balancer sees to."""
+        regions, attempt_id = self._regions, request.attempt_id
+        sent_s = self._clock()
+        request.cluster = HOME
+        request.begin_attempt(None, sent_s, name, regions.region_of(name))
+        try:
+            opened = regions.open(name, request.gap_s)
+        except Unavailable as error:
+            request.error = error
+            self._models.tell()
+            return
+        stream = opened[0]
+        counted = self._models.sent(request.served, request.route.routed, name)
+        try:
+            request.fill(opened[1], attempt_id, False, "", self._clock())
+            regions.send(name, stream, opened[1], request.gap_s)
+            self._metrics.forwarded(regions.region_of(name))
+            del opened
+            await self._receive(request, stream, lambda: self._models.accepted(name, sent_s))
+        finally:
+            Layer.ended(counted)
+            self._models.tell()
+            request.reached, request.lost = stream.reached, stream.lost
+            stream.close()
+
+    async def _receive(self, request: Request, stream: WorkerStream, begun: Callable[[], None]) -> None:
+        """The updates of an attempt, to its end. ``begun`` is called when there is a token, or the end."""
+        clock, take, waits = self._clock, request.take, True
+        assert take is not None
+        while not request.over:
+            delta = _fold(request, await stream.take(), clock())
+            if waits and (delta.tokens or request.finished):
+                waits = False
+                begun()
+            if not delta.tokens and not delta.text:
+                continue
+            if request.whole:
+                request.hold(delta)
+                continue
+            if (doing := take(delta)) is not None:
+                await doing
+            if request.listener is not None and stream.listener is None:
+                # From here on text goes to who listens right where it is read; the end, and what is not taken, comes
+                # this way.
+                stream.listener = partial(request.pass_on, clock)
+
+    # -- after one that failed
+
+    def retries(self, request: Request) -> PinyonError | None:
+        error = request.error
+        assert error is not None
+        now_s, leaving = self._clock(), False
+        if not request.lb and (failed := request.failed_instance) is not None:
+            view = self._clusters.get(request.cluster).view
+            leaving = view.leaves(failed)
+            if not request.found_full:
+                view.failed(failed, now_s)
+        if not request.retry(self._limits.attempts, self._limits.wait_s, now_s, leaving=leaving):
+            if error.grpc_code not in RETRY_CODES or request.refused:
+                return error
+            # Whatever the instance called it, the client may try again.
+            return Unavailable(error.message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
+        _log.warning(
+            "attempt %d failed: %s", request.tries, error.message,
+            extra={"request_id": request.name, "generated": len(request.tokens)},
+        )  # fmt: skip
+        request.full = error if request.found_full else None
+        if request.refused:
+            self._models.refused(request.ask.model, request.lb)
+        return None
+
+    def gives_up(self, request: Request) -> bool:
+        return False
+
+    def nobody(self, request: Request, error: PinyonError) -> PinyonError:
+        home = self._clusters.home.view
+        if request.tokens and home.with_other_weights(request.ask.model, request.fingerprint):
+            return Unavailable(
+                "The instance that generated went away, and no other one serves the weights it began with.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
+        return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
+
+    async def wait_change(self, timeout_s: float) -> None:
+        await self._clusters.wait_change(timeout_s)
+
+    def forgive(self, request: Request) -> None:
+        """One that failed it may have restarted under its old name. Until something new is heard of it, its address may
+        as well still be dead, and the attempts are few."""
+        failed = request.exclude
+        if failed:
+            bad = self._models.still_away(failed)
+            for cluster in self._clusters:
+                bad |= cluster.view.avoided(failed, self._clock())
+            failed &= bad
+
+
+def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float) -> Delta:
+    if len(updates) == 1:
+        return request.fold(updates[0], now_s)
+    texts: list[str] = []
+    tokens: list[int] = []
+    logprobs = common_pb2.Logprobs()
+    for update in updates:
+        delta = request.fold(update, now_s)
+        texts.append(delta.text)
+        tokens += delta.tokens
+        logprobs.MergeFrom(delta.logprobs)
+    return Delta("".join(texts), tokens, logprobs)

@@ -1,0 +1,191 @@
+"""OpenAI servers, and other regions that have some, as what requests go to: a whole HTTP exchange, tried again as long
+as no byte of an answer has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from pinyon.core.clock import Clock
+from pinyon.core.errors import PinyonError, ResourceExhausted
+from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.failures import REGION_FIELD, Absent, Broke, ConnectionsFull, NoRoom, Refused
+from pinyon.frontdoor.rate_limits import rate_fields
+from pinyon.frontdoor.request_loop import TRIES_MAX, LoopLimits
+from pinyon.frontdoor.served_models import ServedModels
+from pinyon.frontdoor.upstreams.exchange import Targets
+from pinyon.frontdoor.upstreams.fields import from_server
+from pinyon.frontdoor.upstreams.forward import Forward
+from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
+from pinyon.frontdoor.upstreams.passing import Passing
+from pinyon.http.answer import JSON
+from pinyon.http.error import HttpError
+from pinyon.openai.format import error_body
+from pinyon.routing.two_layers import Choice, Where
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["ServerKind"]
+
+NO_ROOM: Final = frozenset((429, 502, 503))
+"""Another server may have some."""
+REFUSAL_BYTES: Final = 64 << 10
+REFUSAL_S: Final = 1.0
+"""Of a refusal whose text is larger or takes longer only the status is passed on, and when to ask again."""
+
+_log = get_logger("lb.upstreams")
+
+
+class ServerKind:
+    """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for other people's servers."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        targets: Callable[[Where, str], Targets],
+        metrics: UpstreamMetrics,
+        limits: LoopLimits,
+        first_byte_s: float,
+        clock: Clock,
+    ) -> None:
+        """``targets``: servers are ``LOCAL``, those of a named cluster ``ADOPTED``, other regions ``REMOTE``.
+        ``first_byte_s`` is how long a stream may take to begin."""
+        self._models = models
+        self._targets = targets
+        self._metrics = metrics
+        self._limits = limits
+        self._first_byte_s = first_byte_s
+        self._clock = clock
+
+    async def place(self, forward: Forward, choice: Choice) -> PinyonError | None:
+        forward.cluster = ""
+        if choice.where is Where.ADOPTED:
+            forward.cluster = choice.target
+            layer = forward.served.layers.adopted[choice.target][1]
+            target = layer.choose(forward.route.routed, self._clock(), exclude=forward.exclude)
+            choice = Choice(Where.WAIT) if target is None else Choice(Where.ADOPTED, target.name)
+        if choice.where is Where.WAIT:
+            return forward.error or forward.served.nobody()
+        forward.choice = choice
+        return None
+
+    def queues(self, forward: Forward) -> bool:
+        return True
+
+    async def attempt(self, forward: Forward) -> None:
+        forward.tries += 1
+        forward.error = None
+        name, here = forward.choice.target, forward.here
+        targets = self._targets(forward.choice.where, forward.cluster)
+        sent = targets.sent(forward.served, name, forward.route.routed)
+        began_s = self._clock()
+        first_byte_s = self._first_byte_s if forward.asked.stream else inf
+        outgoing = forward.outgoing
+        if not here:
+            outgoing = outgoing._replace(request_id=forward.name, model=forward.served.name, whose=forward.whose())
+        try:
+            answer = await targets.exchange(name, outgoing, forward.body, forward.deadline_s, first_byte_s)
+            try:
+                if here:
+                    self._metrics.got_answer(name, answer.status)
+                if answer.status in NO_ROOM:
+                    await self._refused(forward, answer, targets)
+                    return
+                forward.passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
+                await forward.passing.run()
+                forward.status = answer.status
+            finally:
+                answer.close()
+            if answer.status < 500:
+                targets.answered(name, began_s)
+            else:
+                targets.failed(name)
+        except NoRoom as no_room:
+            forward.error = no_room
+            forward.tries -= 1
+            if no_room.lasting:
+                forward.exclude.add(name)
+            else:
+                targets.refused(forward.served.name, name, 0)  # it may go there when that says again that it has room
+        except (Absent, Broke, ConnectionsFull) as failure:
+            self._failed(forward, failure, targets)
+        finally:
+            targets.ended(name, sent)
+
+    def _failed(self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Targets) -> None:
+        name = forward.choice.target
+        if forward.here:
+            self._metrics.got_answer(name, 0)
+        _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.name})
+        forward.error = error
+        if not isinstance(error, ConnectionsFull):
+            targets.failed(name, absent=isinstance(error, Absent))
+        if isinstance(error, Broke):
+            forward.paid += error.sends
+            forward.final = error.begun
+        if not isinstance(error, Absent) or not forward.here:
+            forward.exclude.add(name)  # who is absent gets nothing before it is back
+
+    async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
+        """Keep what it says, should nobody else have room."""
+        body, fields = await _refusal_text(answer), answer.fields
+        if body is None:
+            fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
+            body = error_body(HttpError(answer.status, "The server refused the request."), answer.status)
+        kind, lines = from_server(fields, own_rates=True)
+        forward.error = forward.full = Refused(answer.status, body, kind, lines)
+        forward.paid += 1
+        name, rest_s = forward.choice.target, _retry_after_s(answer.fields)
+        forward.exclude.add(name)
+        if answer.status == 429 or rest_s:
+            targets.refused(forward.served.name, name, rest_s)
+        else:
+            targets.failed(name)
+
+    def retries(self, forward: Forward) -> PinyonError | None:
+        if isinstance(forward.error, NoRoom):
+            return None
+        # One of a forwarded request, whose own region has more: they would multiply.
+        most = 1 if forward.sender else self._limits.attempts
+        return forward.error if forward.final or forward.paid >= most or forward.tries >= TRIES_MAX else None
+
+    def gives_up(self, forward: Forward) -> bool:
+        """Another region sees to its requests itself; and once everybody has failed one, nobody is waited for."""
+        return bool(forward.sender) or (bool(forward.exclude) and not forward.served.others(forward.exclude))
+
+    def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
+        if forward.sender and forward.error is None:
+            return ResourceExhausted(forward.served.nobody().message, field=REGION_FIELD)
+        return error
+
+    async def wait_change(self, timeout_s: float) -> None:
+        await self._models.wait_news(timeout_s)
+
+    def forgive(self, forward: Forward) -> None:
+        """Nobody: whoever failed it, and is back, is not asked twice."""
+
+
+async def _refusal_text(answer: Answer) -> bytes | None:
+    """Returns the text of a refusal; ``None`` if it is too large, or did not come whole and soon."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(REFUSAL_S):
+            while piece := await answer.read():
+                pieces.append(piece)
+                size += len(piece)
+                if size > REFUSAL_BYTES:
+                    return None
+    except (Broke, TimeoutError):
+        return None
+    return b"".join(pieces)
+
+
+def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:
+    """0: it does not say, or not in seconds."""
+    for name, value in fields:
+        if name == b"retry-after":
+            digits = value.strip()
+            return float(digits) if digits.isdigit() and len(digits) < 9 else 0.0
+    return 0.0
