@@ -33,6 +33,8 @@ RESULTS = ROOT / ".cache" / "repeat"
 LOOPS = 4
 RUN_S_MAX = 5400.0
 """A run that takes longer hangs."""
+SAID_LINES = 4
+"""Of a failure."""
 NOTHING_LEFT = 5
 """pytest's exit status when no test was selected."""
 DONE, WRITE_TO, RUN, COMMIT = (f"PINYON_TEST_REPEAT_{name}" for name in ("DONE", "RESULTS", "RUN", "COMMIT"))
@@ -85,8 +87,8 @@ def outcome_of(phases: Sequence[pytest.TestReport]) -> tuple[str, str]:
     for report in phases:
         if report.failed:
             text = str(report.longrepr).strip().splitlines() or [""]
-            said = next((line[1:].strip() for line in text if line.startswith("E  ")), text[-1])
-            return "failed", f"{report.when}: {said[:200]}"
+            said = [line[1:].strip() for line in text if line.startswith("E  ")][:SAID_LINES] or text[-1:]
+            return "failed", f"{report.when}: {' | '.join(said)[:400]}"
     for report in phases:
         if report.skipped:
             where = report.longrepr

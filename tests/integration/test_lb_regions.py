@@ -118,7 +118,10 @@ async def test_nothing_is_forwarded_twice(tmp_path):
             "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
         }))  # fmt: skip
         regions.say("us", FULL)
-        regions.say("eu", FULL)  # `us` has not heard of it yet
+        for session in eu.lb.inbound.sessions:  # they tell what was so: `us` does not hear that it is full by now
+            state = session._now()
+            session._now = lambda state=state: state
+        regions.say("eu", FULL)
         waiting = asyncio.create_task(us.complete(max_tokens=3))
         await spin(lambda: eu.gauge("queue_requests") == 1)
         assert ap.gauge("in_flight_requests") == 0

@@ -158,8 +158,9 @@ async def test_a_prefills_key_opens_its_targets_for_writing_and_nothing_else(fle
         first = fake.start.target_offsets_bytes[0]
         others = set(range(0, d.served.pool_blocks * size, size)) - set(targets)
         assert others
-        for offset in others:
-            assert (await late_writer(fake, engine, shift=offset - first))[0].reason is Reason.OUT_OF_RANGE
+        # All at once: a decode instance waits only so long for a prefill instance that says nothing.
+        outcomes = await asyncio.gather(*(late_writer(fake, engine, shift=offset - first) for offset in others))
+        assert {outcome[0].reason for outcome in outcomes} == {Reason.OUT_OF_RANGE}
         await client.cancel(answer)
         await answer.wait()
         await fleet.idle()
