@@ -41,7 +41,7 @@ async def federated(folder, **settings):
 
 
 def adopted(bench) -> set[str]:
-    return set(bench.lb.clusters._adopted)
+    return set(bench.lb.clusters.adopted)
 
 
 async def until_adopted(regions) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.view import Cluster as Told
+from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.server import Server
@@ -17,19 +18,17 @@ from pinyon.runtime.logging import get_logger
 
 __all__ = ["UpstreamClusters"]
 
-ADOPTED_MAX = 64
-
 _log = get_logger("lb.clusters")
 
 
-class _Adopted:
-    """One of another region."""
+class AdoptedFleet:
+    """The servers of a cluster of another region."""
 
     def __init__(self, region: str, fleet: Fleet, watch: Watch) -> None:
         self.region, self.fleet, self.watch = region, fleet, watch
 
 
-class UpstreamClusters:
+class UpstreamClusters(Adopted[AdoptedFleet]):
     """``start`` → ``own`` and ``adopt`` whenever that changes → ``close``. ``make`` gives a server for a URL."""
 
     def __init__(
@@ -44,13 +43,11 @@ class UpstreamClusters:
         """``fleet`` has the servers of the ``urls``, which are this load balancer's own."""
         self.fleet = fleet
         self._urls = tuple(urls)
-        self._models = models
+        super().__init__(models)
         self._make = make
         self._times = times
         self._clock = clock
         self._watch = Watch(fleet, times, clock)
-        self._adopted: dict[str, _Adopted] = {}
-        self._let_go: set[asyncio.Task[None]] = set()
         self._dropped: list[Fleet] = []
         """That have been given back; requests may run there still."""
 
@@ -58,9 +55,7 @@ class UpstreamClusters:
         self._watch.start()
 
     async def close(self) -> None:
-        for name in list(self._adopted):
-            self._drop(name)
-        await asyncio.gather(*self._let_go, return_exceptions=True)
+        await self.give_all_back()
         for fleet in self._dropped:
             fleet.close()
         await self._watch.close()
@@ -68,12 +63,12 @@ class UpstreamClusters:
 
     def targets(self, cluster: str) -> Fleet:
         """Of an adopted one."""
-        return self._adopted[cluster].fleet
+        return self.adopted[cluster].fleet
 
     def servers(self) -> Iterator[tuple[Fleet, Server]]:
         """All, each name once."""
         seen = set()
-        for fleet in (self.fleet, *[each.fleet for each in self._adopted.values()]):
+        for fleet in (self.fleet, *[each.fleet for each in self.adopted.values()]):
             for server in fleet.servers.values():
                 if server.name not in seen:
                     seen.add(server.name)
@@ -87,21 +82,6 @@ class UpstreamClusters:
         removed = {str(url) for each in clusters for url in _urls(each.removed)}
         self._use(self.fleet, self._watch, [*self._urls, *added], removed)
 
-    def adopt(self, wanted: Mapping[str, Told]) -> None:
-        """From now on serve these for others: those that have servers."""
-        wanted = {name: told for name, told in wanted.items() if told.upstreams}
-        for name in list(self._adopted):
-            if name not in wanted or wanted[name].region != self._adopted[name].region:
-                self._drop(name)
-        for name, told in list(wanted.items())[:ADOPTED_MAX]:
-            if name not in self._adopted:
-                _log.warning("serving %s for its load balancers, which have failed", name)
-                self._models.adopt(name, told.region)
-                fleet = Fleet([], self._models, self._clock, name)
-                self._adopted[name] = _Adopted(told.region, fleet, Watch(fleet, self._times, self._clock))
-            adopted = self._adopted[name]
-            self._use(adopted.fleet, adopted.watch, _urls(told.upstreams), frozenset())
-
     def _use(self, fleet: Fleet, watch: Watch, urls: Sequence[UpstreamUrl], removed: set[str] | frozenset[str]) -> None:
         wanted = dict.fromkeys(urls)
         if [str(url) for url in wanted] != list(fleet.servers):
@@ -112,17 +92,30 @@ class UpstreamClusters:
                 server.removed = not server.removed
                 fleet.refresh(server)
 
-    def _drop(self, name: str) -> None:
-        _log.warning("%s is served by its own load balancer again", name)
-        adopted = self._adopted.pop(name)
-        adopted.fleet.use([])
+    # -- clusters of other regions (pinyon.frontdoor.clusters.Adopted)
+
+    def serves(self, told: Told) -> bool:
+        return bool(told.upstreams)
+
+    def is_same(self, cluster: AdoptedFleet, told: Told) -> bool:
+        return told.region == cluster.region
+
+    def begin(self, name: str, told: Told) -> AdoptedFleet:
+        fleet = Fleet([], self.models, self._clock, name)
+        return AdoptedFleet(told.region, fleet, Watch(fleet, self._times, self._clock))
+
+    def told(self, cluster: AdoptedFleet, told: Told) -> None:
+        self._use(cluster.fleet, cluster.watch, _urls(told.upstreams), frozenset())
+
+    def end(self, cluster: AdoptedFleet) -> Coroutine[Any, Any, None]:
+        # What runs there runs on: who has it has its fleet. Servers leave before their models' layers do.
+        cluster.fleet.use([])
         self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
-        self._dropped.append(adopted.fleet)
-        self._models.give_back(name)
-        # What runs there runs on: who has it has its fleet.
-        task = asyncio.create_task(adopted.watch.close(), name=f"let go of {name}")
-        self._let_go.add(task)
-        task.add_done_callback(self._let_go.discard)
+        self._dropped.append(cluster.fleet)
+        return cluster.watch.close()
+
+    def given_back(self, cluster: AdoptedFleet) -> None:
+        pass
 
 
 def _urls(told: Sequence[str]) -> list[UpstreamUrl]:

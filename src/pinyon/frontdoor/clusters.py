@@ -1,0 +1,83 @@
+"""Clusters of other regions that are served from here while no load balancer of their own lives (SkyWalker §4.2).
+
+Which ones these are is what the regional controller says. What runs in one that is given back runs on to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, Generic, TypeVar
+
+from pinyon.federation.view import Cluster as Told
+from pinyon.frontdoor.served_models import ServedModels
+from pinyon.runtime.logging import get_logger
+
+__all__ = ["Adopted"]
+
+ADOPTED_MAX = 64
+
+C = TypeVar("C")
+
+_log = get_logger("lb.clusters")
+
+
+class Adopted(Generic[C]):
+    """``adopt`` whenever that changes → ``give_all_back``. A kind of cluster says how one begins and ends."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self.models = models
+        self.adopted: dict[str, C] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def adopt(self, wanted: Mapping[str, Told]) -> None:
+        """From now on serves these for others, as far as they can be served from here."""
+        wanted = {name: told for name, told in wanted.items() if self.serves(told)}
+        for name, cluster in list(self.adopted.items()):
+            if name not in wanted or not self.is_same(cluster, wanted[name]):
+                self._give_back(name)
+        for name, told in list(wanted.items())[:ADOPTED_MAX]:
+            if name not in self.adopted:
+                _log.warning("serving %s for its load balancers, which have failed", name)
+                self.models.adopt(name, told.region)
+                self.adopted[name] = self.begin(name, told)
+            self.told(self.adopted[name], told)
+
+    async def give_all_back(self) -> None:
+        for name in list(self.adopted):
+            self._give_back(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _give_back(self, name: str) -> None:
+        _log.warning("%s is served by its own load balancer again", name)
+        cluster = self.adopted.pop(name)
+        task = asyncio.create_task(self.end(cluster), name=f"let go of {name}")
+        self.models.give_back(name)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        self.given_back(cluster)
+
+    # -- what a kind of cluster says
+
+    def serves(self, told: Told) -> bool:
+        """Whether it is one of this kind."""
+        raise NotImplementedError
+
+    def is_same(self, cluster: C, told: Told) -> bool:
+        """Whether it is the one that is served already; else that one ends first."""
+        raise NotImplementedError
+
+    def begin(self, name: str, told: Told) -> C:
+        raise NotImplementedError
+
+    def told(self, cluster: C, told: Told) -> None:
+        """What the controller says of one that is served."""
+        raise NotImplementedError
+
+    def end(self, cluster: C) -> Coroutine[Any, Any, None]:
+        """Ends what hears of it. Requests that run there run on."""
+        raise NotImplementedError
+
+    def given_back(self, cluster: C) -> None:
+        """It is not one of ours any more."""
+        raise NotImplementedError
