@@ -142,13 +142,14 @@ class LoadBalancer:
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
         """Makes the HTTP and the gRPC server, which say whether ``watched`` serves."""
         given, settings = self.given, self.given.settings
+        self.readiness = Readiness(watched)
+        if settings.http_reuse_port:
+            metrics.page_registry = None
         self.app = HttpApp(
             routes,
-            lambda: self.readiness.lacks(),
-            lambda: self.readiness.unserved(),
+            self.readiness,
             self.keys,
             metrics,
-            None if settings.http_reuse_port else given.registry,
             Inflater(self.off_loop, self.bodies, settings.body_limit_bytes),
             Cors(settings.cors_origins),
             given.clock,
@@ -157,11 +158,10 @@ class LoadBalancer:
         self.http, self.grpc, self.https = make_servers(
             settings, self.app, self.bodies, metrics.http_connections, self.access, given.security
         )
-        self.readiness = Readiness(watched, self.grpc.set_serving, lambda: self.draining)
 
     @property
     def draining(self) -> bool:
-        return self.app.draining
+        return self.readiness.draining
 
     def arrivals(self, metrics: DoorMetrics) -> Arrivals:
         """What lets in requests of other regions."""
@@ -194,7 +194,7 @@ class LoadBalancer:
             show("pushing", choice)
 
         def drain(draining: bool) -> None:
-            self.app.draining = draining
+            self.readiness.draining = draining
             self.membership.session.wake()
 
         add_admin(
@@ -216,7 +216,7 @@ class LoadBalancer:
         try:
             self.clusters.start()
             endpoints = {"http": await self.http.start(), "grpc": await self.grpc.start(serving=False)}
-            self.readiness.start()
+            self.readiness.start(self.grpc.set_serving)
             admin = self.grpc.admin_address
             self.membership.start(self._about(endpoints | {"admin": admin or endpoints["grpc"]}))
             return endpoints | ({"admin": admin} if admin else {})
@@ -233,7 +233,7 @@ class LoadBalancer:
     ) -> None:
         """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
         and end it; leaves nothing. ``wait`` may end sooner and say that somebody else wants its ports."""
-        self.app.draining = True
+        self.readiness.draining = True
         self.membership.session.wake()  # somebody else is to serve its targets by the time it is gone
         self.http.announce()
         await self.grpc.begin_drain()

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from pinyon.frontdoor import app as http_app
+from pinyon.frontdoor import metrics
 from pinyon.http.connection import DROPPED_BYTES
 from pinyon.openai.parse import parse_completion
 from tests.hostile_http import NEVER_ENDING, ask, flood
@@ -223,7 +223,7 @@ async def test_metrics_do_not_take_the_loop(monkeypatch):
         time.sleep(0.02)
         return b"%d" % made
 
-    monkeypatch.setattr(http_app, "generate_latest", make)
+    monkeypatch.setattr(metrics, "generate_latest", make)
     async with running_lb() as bench:
         began_s = time.monotonic()
         async with Connection(bench.http) as connection:
@@ -231,7 +231,7 @@ async def test_metrics_do_not_take_the_loop(monkeypatch):
                 connection.send("GET", "/metrics")
             for _ in range(100):
                 assert (await connection.reply()).status == 200
-        assert made <= 1 + (time.monotonic() - began_s) / (0.02 * http_app.METRICS_REST)
+        assert made <= 1 + (time.monotonic() - began_s) / (0.02 * metrics.PAGE_REST)
         async with asyncio.timeout(60):
             while int((await bench.get("/metrics")).body) == 1:  # noqa: ASYNC110  # it is good for a while
                 await asyncio.sleep(0.02)
@@ -422,7 +422,7 @@ async def test_a_lame_duck_serves_while_probes_are_told():
             kept.send("GET", "/health")
             assert "connection" not in (await kept.reply()).headers
             closing = asyncio.ensure_future(bench.lb.close(WAIT_S, lame_duck_s=WAIT_S))
-            await spin(lambda: bench.lb.app.draining)
+            await spin(lambda: bench.lb.readiness.draining)
             ready = await bench.get("/health/ready")
             assert ready.status == 503
             reply = await bench.complete(max_tokens=2)
@@ -498,9 +498,9 @@ async def test_time_runs_from_the_head():
 
 async def test_retry_after_comes_only_where_trying_again_helps():
     async with running_lb(placement_wait_s=0.1) as bench:
-        bench.lb.app.draining = True
+        bench.lb.readiness.draining = True
         assert "retry-after" not in (await bench.get("/health/ready")).headers
-        bench.lb.app.draining = False
+        bench.lb.readiness.draining = False
         for worker in bench.workers:
             worker.die_at = 0
         reply = await bench.complete(max_tokens=2)

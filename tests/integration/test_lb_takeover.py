@@ -52,9 +52,9 @@ async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_pat
 async def test_who_drains_hands_its_instances_over_and_gets_them_back(tmp_path):
     async with federated(tmp_path) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
-        us.lb.app.draining = True
+        us.lb.readiness.draining = True
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
-        us.lb.app.draining = False
+        us.lb.readiness.draining = False
         await spin(lambda: not eu.lb.clusters.adopted)
         assert controller.registry.failures == 0
 
@@ -101,9 +101,9 @@ async def test_law_forbids_adoption(tmp_path):
     policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}, "rules": [{"from": ["eu"], "to": ["eu"]}]}))
     async with federated(tmp_path, geography=str(policy)) as (controller, regions):
         for bench in regions.values():
-            bench.lb.app.draining = True
+            bench.lb.readiness.draining = True
         await spin(lambda: [each.state for each in controller.registry.federation.members] == [LbState.DRAINING] * 2)
-        regions["us"].lb.app.draining = False
+        regions["us"].lb.readiness.draining = False
         await spin(lambda: LbState.LIVE in [each.state for each in controller.registry.federation.members])
         assert not regions["us"].lb.clusters.adopted
         assert all(not each.adopter for each in controller.registry.federation.clusters)

@@ -77,7 +77,7 @@ async def test_adopted_servers_are_shown_only_their_own_keys(tmp_path):
         (theirs,), (ours,) = us.servers, eu.servers
         assert (await eu.chat(headers={"x-pinyon-geographies": "eu"})).status == 200
         assert ours.asked[-1]["authorization"] == "Bearer for-all"
-        us.lb.app.draining = True
+        us.lb.readiness.draining = True
         await until_adopted(regions)
         await regions.full("eu")
         assert (await eu.chat()).status == 200
@@ -93,7 +93,7 @@ async def test_law_of_the_servers_region_counts(tmp_path):
     policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}}))
     async with federated(tmp_path, geography_file=str(policy)) as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
-        us.lb.app.draining = True
+        us.lb.readiness.draining = True
         await until_adopted(regions)
         await spin(lambda: not any(each.live and not each.draining for each in eu.remote()))
         assert (await eu.chat(headers={"x-pinyon-geographies": "us"})).status == 200
@@ -111,7 +111,7 @@ async def test_law_of_the_servers_region_counts(tmp_path):
 async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
     async with federated(tmp_path) as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
-        us.lb.app.draining = True
+        us.lb.readiness.draining = True
         await until_adopted(regions)
         await regions.full("eu")
         go = asyncio.Event()
@@ -124,7 +124,7 @@ async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
         running = asyncio.ensure_future(eu.chat())
         await spin(lambda: us.servers[0].open == 1)
         fleet = eu.lb.clusters.targets("us/us")
-        us.lb.app.draining = False
+        us.lb.readiness.draining = False
         await spin(lambda: not adopted(eu))
         assert not eu.lb.models.by_name[MODEL].layers.adopted
         go.set()
@@ -167,7 +167,7 @@ async def test_who_left_in_good_order_is_stood_in_for_whoever_asks_first(tmp_pat
     """Its region is known by its servers then, not by a load balancer any more."""
     async with federated(tmp_path) as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
-        us.lb.app.draining = True
+        us.lb.readiness.draining = True
         await us.lb.membership.close()
         await us.lb.grpc.drain(0)
         await until_adopted(regions)

@@ -609,7 +609,7 @@ async def test_draining_lets_what_runs_finish() -> None:
         running = asyncio.ensure_future(bench.chat(stream=True))
         await spin(lambda: server.open == 1)
         closing = asyncio.ensure_future(bench.lb.close(WAIT_S))
-        await spin(lambda: bench.lb.app.draining)
+        await spin(lambda: bench.lb.readiness.draining)
         go.set()
         assert (await running).body == b"data: 1\n\n" + DONE
         await closing
@@ -656,7 +656,7 @@ async def test_a_load_balancer_in_front_of_load_balancers() -> None:
             assert {each.status for each in replies} == {200}
             assert sum(len(server.asked) for server in servers) == 21
             assert any(asked["x-request-id"].startswith("seen.") for server in servers for asked in server.asked)
-            left.lb.app.draining = True
+            left.lb.readiness.draining = True
             await front.until(lambda: not front.lb.fleet.servers[behind[0]].healthy)
             before = [len(server.asked) for server in servers[:2]]
             assert (await front.chat()).status == 200

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -16,13 +16,26 @@ from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import log_id, sane_id, unique_id
 from pinyon.runtime.logging import get_logger, log_line
 
-__all__ = ["AccessLog", "Facts", "GrpcCall", "grpc_call"]
+__all__ = ["AccessLog", "Answered", "Facts", "GrpcCall", "grpc_call"]
 
 _log = get_logger("lb.access")
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what only those know who serve it; asked for a line that is written."""
 _QUIET_SERVICES = ("/grpc.health.", "/grpc.reflection.")
+
+
+class Answered(NamedTuple):
+    """A request that has ended. ``holder`` is its tenant, ``broken`` the error of an answer that had begun."""
+
+    method: str
+    route: str
+    status: int | str
+    arrived_s: float
+    request_id: str
+    holder: str
+    broken: str = ""
+    facts: Facts | None = None
 
 
 class GrpcCall:
@@ -61,47 +74,23 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         """Whether a line is written of such a request."""
         return self._enabled and _log.isEnabledFor(logging.DEBUG if quiet else logging.INFO)
 
-    def answered(
-        self,
-        method: str,
-        route: str,
-        status: int,
-        *,
-        arrived_s: float,
-        request_id: str,
-        holder: str,
-        broken: str = "",
-        facts: Facts | None = None,
-        quiet: bool = False,
-    ) -> None:
-        """``broken`` is the error of an answer that had begun; ``facts`` returns what else is known of it; ``quiet``
-        ones are logged at debug only."""
+    def answered(self, seen: Answered, *, quiet: bool = False) -> None:
+        """``quiet`` ones are logged at debug only."""
         level = logging.DEBUG if quiet else logging.INFO
         if self._enabled and _log.isEnabledFor(level):
-            self._line(level, method, route, status, arrived_s, request_id, holder, broken, facts)
+            self._line(level, seen)
 
-    def _line(
-        self,
-        level: int,
-        method: str,
-        route: str,
-        status: int | str,
-        arrived_s: float,
-        request_id: str,
-        holder: str,
-        broken: str = "",
-        more: Facts | None = None,
-    ) -> None:
-        facts: dict[str, Any] = {"method": method, "route": route, "status": status}
-        if request_id:
-            facts["request_id"] = request_id
-        if holder:
-            facts["tenant"] = holder
-        facts["ms"] = int((self._clock() - arrived_s) * 1e4) / 10
-        if broken:
-            facts["broken"] = broken
-        if more is not None:
-            facts.update(more())
+    def _line(self, level: int, seen: Answered) -> None:
+        facts: dict[str, Any] = {"method": seen.method, "route": seen.route, "status": seen.status}
+        if seen.request_id:
+            facts["request_id"] = seen.request_id
+        if seen.holder:
+            facts["tenant"] = seen.holder
+        facts["ms"] = int((self._clock() - seen.arrived_s) * 1e4) / 10
+        if seen.broken:
+            facts["broken"] = seen.broken
+        if seen.facts is not None:
+            facts.update(seen.facts())
         log_line(_log, level, "access", facts)
 
     # -- gRPC
@@ -167,7 +156,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     def _end(self, method: str, level: int, status: str, began_s: float, seen: GrpcCall) -> None:
         if self._enabled and _log.isEnabledFor(level):
-            self._line(level, "gRPC", method, status, began_s, seen.log_id, seen.holder, more=seen.facts)
+            self._line(level, Answered("gRPC", method, status, began_s, seen.log_id, seen.holder, facts=seen.facts))
 
 
 def _client_id(context: Any) -> str:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pinyon import __version__
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, NotFound, PinyonError, Unavailable
-from pinyon.frontdoor.access_log import AccessLog
+from pinyon.core.errors import Internal, PinyonError, Unavailable
+from pinyon.frontdoor.access_log import AccessLog, Answered
 from pinyon.frontdoor.auth import ApiKeys
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.head import Head, id_field, read_head, sent_id
 from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.readiness import Readiness
 from pinyon.frontdoor.refusal import error_answer
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON, Reply
@@ -32,8 +31,6 @@ from pinyon.runtime.logging import get_logger
 __all__ = ["HttpApp", "HttpCall"]
 
 CLIENT_GONE = 499
-METRICS_REST = 20
-"""A page of metrics is good for so many times what it took to make: anybody may ask, as often as he likes."""
 SHOWN_CHARS = 200
 
 _log = get_logger("lb.http")
@@ -62,39 +59,27 @@ class HttpCall:
 
 
 class HttpApp:
-    """``routes`` and those that every load balancer has. ``draining`` is set when the process is about to end:
-    readiness fails, requests still run.
-
-    ``lacks`` says why no request would be served now; empty: one would be. ``missing`` says it of single models.
-    ``registry`` is None where its figures are those of one process of several.
-    """
+    """``routes`` and those that every load balancer has."""
 
     def __init__(
         self,
         routes: Routes,
-        lacks: Callable[[], str],
-        missing: Callable[[], dict[str, str]],
+        readiness: Readiness,
         keys: ApiKeys,
         metrics: DoorMetrics,
-        registry: CollectorRegistry | None,
         inflater: Inflater,
         cors: Cors,
         clock: Clock,
         access: AccessLog,
     ) -> None:
         self._routes = routes
-        self._lacks = lacks
-        self._missing = missing
+        self._readiness = readiness
         self._keys = keys
         self._metrics = metrics
-        self._registry = registry
         self._inflater = inflater
         self._cors = cors if cors else None
         self._clock = clock
         self._access = access
-        self.draining = False
-        self._metrics_page = b""
-        self._metrics_until_s = 0.0
         pages = [
             Route("version", "GET", False, "/version", self._version),
             Route("health", "GET", False, "/health", self._live),
@@ -204,14 +189,9 @@ class HttpApp:
         if not self._access.wants(quiet=quiet):
             return
         self._access.answered(
-            call.method,
-            call.place,
-            status,
-            arrived_s=head.arrived_s,
-            request_id=head.log_id,
-            holder=call.holder,
-            broken=head.broken,
-            facts=head.facts,
+            Answered(
+                call.method, call.place, status, head.arrived_s, head.log_id, call.holder, head.broken, head.facts
+            ),
             quiet=quiet,
         )
 
@@ -227,17 +207,11 @@ class HttpApp:
         return b'{"status":"ok"}', JSON
 
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
-        if missing := self._lacks():
-            raise Unavailable(missing, retry_after_s=None if self.draining else 1.0)
-        if some := self._missing():
+        if missing := self._readiness.lacks():
+            raise Unavailable(missing, retry_after_s=None if self._readiness.draining else 1.0)
+        if some := self._readiness.unserved():
             return json.dumps({"status": "ready", "lacks": some}).encode(), JSON
         return b'{"status":"ready"}', JSON
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
-        if self._registry is None:
-            raise NotFound("One of several processes answers here. The metrics of all are at --metrics-listen.")
-        started_s = self._clock()
-        if started_s >= self._metrics_until_s:
-            self._metrics_page = generate_latest(self._registry)
-            self._metrics_until_s = started_s + METRICS_REST * (self._clock() - started_s)
-        return self._metrics_page, CONTENT_TYPE_LATEST.encode()
+        return self._metrics.page(self._clock), CONTENT_TYPE_LATEST.encode()

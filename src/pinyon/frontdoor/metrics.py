@@ -5,8 +5,10 @@ The gauges read the state when they are scraped, so they are exact.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from pinyon.core.clock import Clock
+from pinyon.core.errors import NotFound
 from pinyon.frontdoor.line import Line
 from pinyon.runtime.tally import Count
 
@@ -15,11 +17,18 @@ __all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics"]
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
+PAGE_REST = 20
+"""A page of metrics is good for so many times what it took to make: anybody may ask, as often as he likes."""
+
 
 class DoorMetrics:
     """Of the door and the line behind it, wherever requests go then. ``answered`` counts HTTP answers."""
 
     def __init__(self, registry: CollectorRegistry, line: Line) -> None:
+        self.page_registry: CollectorRegistry | None = registry
+        """None where its figures are those of one process of several."""
+        self._page = b""
+        self._page_until_s = 0.0
         self._http = Count("pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"), registry=registry)
         self._refused = Count(
             "pinyon_lb_refused", "Requests refused with 429 by the load balancer itself", ("reason",), registry=registry
@@ -66,3 +75,13 @@ class DoorMetrics:
         """``region`` is a peer's: there are few."""
         self._accepted.add((region,))
         self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1
+
+    def page(self, clock: Clock) -> bytes:
+        """All of it, for Prometheus. Raises :class:`NotFound` where this is one process of several."""
+        if self.page_registry is None:
+            raise NotFound("One of several processes answers here. The metrics of all are at --metrics-listen.")
+        started_s = clock()
+        if started_s >= self._page_until_s:
+            self._page = generate_latest(self.page_registry)
+            self._page_until_s = started_s + PAGE_REST * (clock() - started_s)
+        return self._page

@@ -37,24 +37,27 @@ class Watched(Protocol):
 
 
 class Readiness:
-    """``start`` → ``lacks`` at any time → ``close``. ``tell`` hears each change, ``draining`` outdoes everything."""
+    """``start`` → ``lacks`` at any time → ``close``."""
 
-    def __init__(self, watched: Watched, tell: Callable[[bool], Awaitable[None]], draining: Callable[[], bool]) -> None:
+    def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self._tell = tell
-        self._draining = draining
+        self.draining = False
+        """The process is about to end: it is not ready, and what runs, and comes all the same, still runs."""
+        self._tell: Callable[[bool], Awaitable[None]] = _nobody
         self._told: bool | None = None
         self._task: asyncio.Task[None] | None = None
 
     def lacks(self) -> str:
         """Why no request for any model would be served, for people; empty if one would be."""
-        return "The load balancer is about to end: draining." if self._draining() else self._watched.lacks()
+        return "The load balancer is about to end: draining." if self.draining else self._watched.lacks()
 
     def unserved(self) -> dict[str, str]:
         """Models of which no request would be served, and why, a sentence each."""
         return self._watched.unserved()
 
-    def start(self) -> None:
+    def start(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+        """``tell`` hears each change."""
+        self._tell = tell
         self._task = asyncio.create_task(self._watch(), name="readiness")
 
     async def close(self) -> None:
@@ -79,3 +82,7 @@ class Readiness:
             await self._tell(not missing)
             self._told = not missing
             _log.info("ready" if not missing else f"not ready: {missing}")
+
+
+async def _nobody(ready: bool) -> None:
+    """Nobody is told."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.access_log import AccessLog, Answered
 from pinyon.runtime.logging import configure_logging
 
 
@@ -24,9 +24,9 @@ def written(capsys) -> Iterator[Callable[[], list[str]]]:
     logging.captureWarnings(False)
 
 
-def line(log: AccessLog, **changes) -> None:
+def line(log: AccessLog, quiet: bool = False, **changes) -> None:
     values = {"arrived_s": 1.0, "request_id": "abc.1", "holder": "acme", **changes}
-    log.answered("POST", "/v1/completions", 200, **values)
+    log.answered(Answered("POST", "/v1/completions", 200, **values), quiet=quiet)
 
 
 def test_one_json_object(written):

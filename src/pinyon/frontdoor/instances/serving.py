@@ -23,7 +23,7 @@ from pinyon.core.errors import (
     Unavailable,
 )
 from pinyon.core.request import FinishReason
-from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.access_log import AccessLog, Answered
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
@@ -156,12 +156,13 @@ class _TokenRequests:
             _log.exception("a forwarded request failed", extra={"request_id": submission.request_id})
             self._fail(stream_id, Internal("internal error"))
         finally:
-            self._parts.access.answered(
-                "FORWARDED", self._session.peer.region, status,
-                arrived_s=arrived_s, request_id=requests[0].ask.request_id if requests else "",
-                holder=requests[0].ask.request_class.tenant if requests else "",
-                facts=partial(facts_of, requests) if requests else None,
-            )  # fmt: skip
+            seen = Answered("FORWARDED", self._session.peer.region, status, arrived_s, "", "")
+            if requests:
+                ask = requests[0].ask
+                seen = seen._replace(
+                    request_id=ask.request_id, holder=ask.request_class.tenant, facts=partial(facts_of, requests)
+                )
+            self._parts.access.answered(seen)
 
     async def _generate(
         self,

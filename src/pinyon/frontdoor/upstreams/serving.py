@@ -21,7 +21,7 @@ from pinyon.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.access_log import AccessLog, Answered
 from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head, traceparent
@@ -192,10 +192,17 @@ class _RawRequests:
             reply.fail(Internal("internal error"))
         finally:
             share.hold(0)
-            parts.access.answered(
-                "FORWARDED", peer.region, status, arrived_s=head.arrived_s, request_id=head.log_id,
-                holder=head.client.tenant, broken=head.broken, facts=head.facts,
-            )  # fmt: skip
+            seen = Answered(
+                "FORWARDED",
+                peer.region,
+                status,
+                head.arrived_s,
+                head.log_id,
+                head.client.tenant,
+                head.broken,
+                head.facts,
+            )
+            parts.access.answered(seen)
 
 
 def _told(error: PinyonError) -> PinyonError:
