@@ -1,7 +1,7 @@
 """What a message costs a session (docs/sessions.md): there and back between two processes, one at a time.
 
-Each pairing of transports has a server of its own, and all take turns. CPU is that of each process by the scheduler's
-accounting, all threads, for each round trip; messages have so many bytes both ways.
+The caller dials a server within the event loop and one of grpcio, in turns. CPU is that of each process by the
+scheduler's accounting, all threads, for each round trip; messages have so many bytes both ways.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import uvloop
 
 from bench.load import cpu_seconds
 from bench.report import Aim, Report, parser, progress, summary
-from bench.sessions_echo import WRITE_S
+from bench.sessions_echo import GRPCIO, LOOP, WRITE_S
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled
 from pinyon.frontdoor.instances.worker_session import METHOD
-from pinyon.runtime.channel import GRPCIO, HTTP2, Channels
 from pinyon.runtime.duplex import Dialed
 
 SIZES = (200, 4500)
@@ -37,8 +36,8 @@ ANSWER_S = 30.0
 class Caller:
     """``trips`` round trips, one after the other, on one session."""
 
-    def __init__(self, address: str, transport: str) -> None:
-        self._stream = Dialed(address, METHOD, WRITE_S, Channels(None, transport).sessions_to(""))
+    def __init__(self, address: str) -> None:
+        self._stream = Dialed(address, METHOD, WRITE_S)
         self._message = worker_pb2.SessionRequest()
         self._left = 0
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,17 +74,15 @@ class Caller:
 async def measure(addresses: dict[str, tuple[str, int]], quick: bool) -> dict[str, Any]:
     repetitions, count = (3, 500) if quick else (7, 2000)
     figures: dict[str, dict[str, list[float]]] = {}
-    pairings = list(itertools.product((HTTP2, GRPCIO), repeat=2))
-    callers = {pairing: Caller(addresses[pairing[1]][0], pairing[0]) for pairing in pairings}
+    callers = {accepts: Caller(address) for accepts, (address, _) in addresses.items()}
     try:
         for each in callers.values():
             await each.trips(count, SIZES[0])
-        for _, size, pairing in itertools.product(range(repetitions), SIZES, pairings):
-            dials, accepts = pairing
+        for _, size, accepts in itertools.product(range(repetitions), SIZES, callers):
             pids = {"dials": os.getpid(), "accepts": addresses[accepts][1]}
             before, began_s = {who: cpu_seconds([pid]) for who, pid in pids.items()}, time.perf_counter()
-            await callers[pairing].trips(count, size)
-            found = figures.setdefault(f"{dials}_to_{accepts}_{size}_bytes", {})
+            await callers[accepts].trips(count, size)
+            found = figures.setdefault(f"{LOOP}_to_{accepts}_{size}_bytes", {})
             found.setdefault("round_trip_us", []).append((time.perf_counter() - began_s) / count * 1e6)
             for who, pid in pids.items():
                 used_us = (cpu_seconds([pid]) - before[who]) / count * 1e6
@@ -100,20 +97,22 @@ async def run(quick: bool, seed: int) -> Report:
     report = Report("sessions", {"sizes_bytes": SIZES, "at_once": 1, "seed": seed, "quick": quick})
     with ExitStack() as stack:
         addresses = {}
-        for transport in (HTTP2, GRPCIO):
-            command = [sys.executable, "-m", "bench.sessions_echo", transport]
+        for accepts in (LOOP, GRPCIO):
+            command = [sys.executable, "-m", "bench.sessions_echo", accepts]
             process = stack.enter_context(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
             stack.callback(process.kill)
             assert process.stdout is not None
-            addresses[transport] = (process.stdout.readline().strip(), process.pid)
+            addresses[accepts] = (process.stdout.readline().strip(), process.pid)
         report.results = await measure(addresses, quick)
     for name, found in report.results.items():
-        dials, accepts, trip = (found[key]["median"] for key in ("dials_cpu_us", "accepts_cpu_us", "round_trip_us"))
-        progress(f"{name}: CPU {dials:.0f} us dials, {accepts:.0f} us accepts; {trip:.0f} us there and back")
-        if name.startswith(f"{HTTP2}_to_{HTTP2}"):
-            report.aims.append(Aim(f"{name}: CPU of the dearer side, us", SIDE_AIM_US, max(dials, accepts)))
+        dials_us, accepts_us, trip_us = (
+            found[key]["median"] for key in ("dials_cpu_us", "accepts_cpu_us", "round_trip_us")
+        )
+        progress(f"{name}: CPU {dials_us:.0f} us dials, {accepts_us:.0f} us accepts; {trip_us:.0f} us there and back")
+        if name.startswith(f"{LOOP}_to_{LOOP}"):
+            report.aims.append(Aim(f"{name}: CPU of the dearer side, us", SIDE_AIM_US, max(dials_us, accepts_us)))
     return report
 
 

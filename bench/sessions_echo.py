@@ -1,6 +1,7 @@
 """The other end of ``bench/sessions.py``: a server whose session answers each message with one as large.
 
-``python -m bench.sessions_echo TRANSPORT`` prints its address and serves until its input ends.
+``python -m bench.sessions_echo http2`` (within the event loop) or ``grpcio`` prints its address and serves until its
+input ends.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Any
 import uvloop
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.runtime.channel import HTTP2
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.grpc_server import GrpcServer
 from services.worker.callers import WORKER_CALLERS
 
 WRITE_S = 10.0
+LOOP, GRPCIO = "http2", "grpcio"
+"""What serves: the event loop, or grpcio."""
 
 
 class Echo(worker_pb2_grpc.WorkerServiceServicer):
@@ -31,8 +33,8 @@ class Echo(worker_pb2_grpc.WorkerServiceServicer):
         await stream.run(take)
 
 
-async def main(transport: str) -> None:
-    server = GrpcServer("127.0.0.1:0", None, sessions=transport == HTTP2)
+async def main(serves: str) -> None:
+    server = GrpcServer("127.0.0.1:0", None, sessions=serves == LOOP)
     service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Echo(), service, WORKER_CALLERS)
     print(await server.start(), flush=True)

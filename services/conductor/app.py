@@ -23,7 +23,6 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.admin import add_admin, changeable_policy
-from pinyon.runtime.channel import HTTP2
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
@@ -117,7 +116,7 @@ def build(
     servicer = ConductorServicer(
         fleet, membership, listing, intake, placer, explainer, metrics, settings.lb_sessions_max
     )
-    server = GrpcServer(settings.listen, security.tls, sessions=settings.session_transport == HTTP2)
+    server = GrpcServer(settings.listen, security.tls, sessions=True)
     server.add(
         conductor_pb2_grpc.add_ConductorServiceServicer_to_server,
         servicer,

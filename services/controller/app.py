@@ -102,7 +102,7 @@ def build(
     server = GrpcServer(settings.listen, security.tls)
     server.add(
         controller_pb2_grpc.add_ControllerServiceServicer_to_server,
-        ControllerServicer(control, announcer, metrics, clock, server.peer),
+        ControllerServicer(control, announcer, metrics, clock),
         controller_pb2.DESCRIPTOR.services_by_name["ControllerService"],
         CONTROLLER_CALLERS,
     )

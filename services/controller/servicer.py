@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,11 +50,8 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         announcer: Announcer,
         metrics: ControllerMetrics,
         clock: Clock,
-        peer: Callable[[Any], str],
     ) -> None:
-        """``peer`` tells by its context who calls, as :meth:`pinyon.runtime.grpc_server.GrpcServer.peer` does."""
         self._control = control
-        self._peer = peer
         self._announcer = announcer
         self._metrics = metrics
         self._clock = clock
@@ -89,7 +85,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         except PermissionDenied as error:
             self._log_refusal(context, info, error)
             raise
-        session = self._control.register(info, known_of(first, context, self._peer(context)))
+        session = self._control.register(info, known_of(first, context))
 
         def take(message: controller_pb2.SessionRequest) -> None:
             if message.leaving:
@@ -118,7 +114,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
                 info.lb_id,
                 info.region,
                 error.message,
-                extra={"peer": self._peer(context), "refused_since": self._refused - 1},
+                extra={"peer": str(context.peer()), "refused_since": self._refused - 1},
             )
             self._refusal_logged_s, self._refused = now_s, 0
 
@@ -144,7 +140,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     async def AddInstance(
         self, request: controller_pb2.AddInstanceRequest, context: Any
     ) -> controller_pb2.AddInstanceResponse:
-        who = admitted(context, self._peer(context))
+        who = admitted(context)
         changed = self._control.registry.add_instance(*_named(request))
         version = await self._control.written()
         _log.warning("%s added %s to %s", who, request.instance, request.region)
@@ -153,7 +149,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     async def RemoveInstance(
         self, request: controller_pb2.RemoveInstanceRequest, context: Any
     ) -> controller_pb2.RemoveInstanceResponse:
-        who = admitted(context, self._peer(context))
+        who = admitted(context)
         changed = self._control.registry.remove_instance(*_named(request))
         version = await self._control.written()
         _log.warning("%s removed %s from %s", who, request.instance, request.region)
@@ -162,14 +158,14 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     async def ForgetLoadBalancer(
         self, request: controller_pb2.ForgetLoadBalancerRequest, context: Any
     ) -> controller_pb2.ForgetLoadBalancerResponse:
-        who = admitted(context, self._peer(context))
+        who = admitted(context)
         self._control.registry.forget(check_id(request.lb_id, "lb_id"))
         version = await self._control.written()
         _log.warning("%s made it forget %s", who, request.lb_id)
         return controller_pb2.ForgetLoadBalancerResponse(version=version)
 
 
-def known_of(message: controller_pb2.SessionRequest, context: Any, peer: str) -> Federation | None:
+def known_of(message: controller_pb2.SessionRequest, context: Any) -> Federation | None:
     """Returns what a load balancer knows of the federation, without changes by hand if it may make none itself.
 
     ``None``: another version of the suite told it what is not understood here, which is no reason to refuse it.
@@ -182,7 +178,7 @@ def known_of(message: controller_pb2.SessionRequest, context: Any, peer: str) ->
         _log.warning("cannot take what a load balancer knows: %s: %s", error.field, error.message)
         return None
     try:
-        admitted(context, peer)
+        admitted(context)
     except PermissionDenied:
         known = replace(known, clusters=tuple([replace(each, added=(), removed=()) for each in known.clusters]))
     return known

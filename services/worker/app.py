@@ -23,7 +23,6 @@ from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
-from pinyon.runtime.channel import HTTP2
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
@@ -182,7 +181,7 @@ class Worker:
         register_transfer_metrics(self._registry, self.transfer)
         engine_loop.start()
         self.parts.storage.start()
-        self.server = GrpcServer(settings.listen, security.tls, sessions=settings.session_transport == HTTP2)
+        self.server = GrpcServer(settings.listen, security.tls, sessions=True)
         self.server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
             WorkerServicer(self.parts, self.prefills, self.sessions, load.reported),

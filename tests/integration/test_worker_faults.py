@@ -48,7 +48,7 @@ async def test_a_prefill_instance_that_breaks_off_is_named(fleet):
     p.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
     await p.engine.entered()
-    await p.server._server.stop(None)
+    await p.server.drain(0)
     await answer.wait()
     error = answer.last.error
     assert (error.code, error.field) == ("UNAVAILABLE", "prefill_instance")

@@ -90,7 +90,7 @@ def add_admin(
     without ``record`` there is nothing to record."""
     server.add(
         admin_pb2_grpc.add_AdminServiceServicer_to_server,
-        AdminServicer(changeable, fixed or {}, record, server.peer),
+        AdminServicer(changeable, fixed or {}, record),
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
         _CALLERS,
     )
@@ -99,21 +99,13 @@ def add_admin(
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Checks everything first, then changes everything."""
 
-    def __init__(
-        self,
-        changeable: Sequence[Changeable],
-        fixed: Mapping[str, str],
-        record: Record | None,
-        peer: Callable[[Any], str],
-    ) -> None:
-        """``peer`` tells by its context who calls, as :meth:`GrpcServer.peer` does."""
+    def __init__(self, changeable: Sequence[Changeable], fixed: Mapping[str, str], record: Record | None) -> None:
         self._changeable = {each.name: each for each in changeable}
         self._fixed = fixed
         self._record = record
-        self._peer = peer
 
     async def Apply(self, request: admin_pb2.ApplyRequest, context: Any) -> admin_pb2.ApplyResponse:
-        who = admitted(context, self._peer(context))
+        who = admitted(context)
         changes = self._checked(request.settings)
         before = {name: each.value() for name, each in self._changeable.items()}
         for make_it_count in changes.values():
@@ -127,7 +119,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Record(self, request: admin_pb2.RecordRequest, context: Any) -> None:
         """Writes by itself: a cancel then arrives in here."""
-        who = admitted(context, self._peer(context))
+        who = admitted(context)
         if self._record is None:
             raise FailedPrecondition("only a load balancer sees whole requests")
         if len(request.salt) not in SALT_BYTES:
@@ -158,10 +150,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return changes
 
 
-def admitted(context: Any, peer: str) -> str:
-    """Who asks from ``peer`` for what only admins may, for the log. Raises :class:`PermissionDenied` for who has no
-    identity and is not on this machine."""
-    known = caller(context)
+def admitted(context: Any) -> str:
+    """Returns who calls a method that is for admins, for the log. Raises :class:`PermissionDenied` for a caller without
+    an identity that is not on this machine."""
+    known, peer = caller(context), str(context.peer())
     if known is not None:
         return f"{known} at {peer}"
     kind, _, address = peer.partition(":")

@@ -36,15 +36,8 @@ _log = get_logger("callers")
 class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
 
-    def __init__(
-        self,
-        table: Mapping[str, frozenset[str]],
-        clock: Clock = time.monotonic,
-        peer: Callable[[Any], str] = lambda context: str(context.peer()),
-    ) -> None:
-        """``peer`` tells the address of who calls, for the log."""
+    def __init__(self, table: Mapping[str, frozenset[str]], clock: Clock = time.monotonic) -> None:
         self._table = table
-        self._peer = peer
         self._clock = clock
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
         """Per method and role, as many as there are of these: when a refusal was logged last, how many since."""
@@ -82,7 +75,7 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             error = Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
         else:
             error = PermissionDenied(f"role {known.role} may not call {method}")
-        self._log(method, known, self._peer(context))
+        self._log(method, known, str(context.peer()))
         raise error
 
     def _log(self, method: str, known: Identity | None, peer: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,14 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANNEL_OPTIONS",
-    "GRPCIO",
-    "HTTP2",
     "KEEPALIVE_OPTIONS",
     "MAX_MESSAGE_BYTES",
     "PATIENT_CHANNEL_OPTIONS",
     "PATIENT_KEEPALIVE_OPTIONS",
     "PLAIN_CHANNELS",
-    "SESSION_TRANSPORT",
     "Channels",
     "OpenChannel",
     "OpenSession",
@@ -34,28 +30,14 @@ __all__ = [
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 """Opens a channel to ``host:port``. The caller closes it."""
-OpenSession = Callable[[str], grpc.aio.Channel | Http2Channel]
+OpenSession = Callable[[str], Http2Channel]
 """The same for one stream of messages both ways (:mod:`pinyon.runtime.duplex`)."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
-HTTP2, GRPCIO = SESSION_TRANSPORTS = ("http2", "grpcio")
-"""What carries sessions: gRPC within the event loop (:mod:`pinyon.runtime.http2`), or grpcio as everything else."""
-
-
-def _default_transport() -> str:
-    chosen = os.environ.get("PINYON_SESSION_TRANSPORT") or HTTP2
-    if chosen not in SESSION_TRANSPORTS:
-        raise SystemExit(f"PINYON_SESSION_TRANSPORT is {chosen!r}; known: {', '.join(SESSION_TRANSPORTS)}")
-    return chosen
-
-
-SESSION_TRANSPORT = _default_transport()
-"""Of processes that are told nothing else."""
-
 # Between services, a frozen peer is noticed within 0.5 + 1 s: then there is half a second left for a request that was
 # with it to be answered elsewhere within two. gRPC core answers pings in threads of its own, whatever the process
-# computes; behind the front of sessions (runtime/http2) the event loop passes them on, and the server is patient.
+# computes; where the event loop is the server (runtime/http2), that answers them.
 # It bounds an unanswered ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 500),
@@ -97,9 +79,9 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def open_session(address: str) -> grpc.aio.Channel | Http2Channel:
+def open_session(address: str) -> Http2Channel:
     """Plaintext, for one stream to ``host:port``. The caller closes it."""
-    return Http2Channel(address) if SESSION_TRANSPORT == HTTP2 else open_channel(address)
+    return Http2Channel(address)
 
 
 def tls_options(name: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> tuple[tuple[str, str | int], ...]:
@@ -110,9 +92,8 @@ def tls_options(name: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTION
 class Channels:
     """Opens the channels of one process: with its TLS files, or plain ones."""
 
-    def __init__(self, tls: Tls | None = None, session_transport: str = SESSION_TRANSPORT) -> None:
+    def __init__(self, tls: Tls | None = None) -> None:
         self._tls = tls
-        self._session_transport = session_transport
 
     @property
     def generation(self) -> int:
@@ -131,8 +112,6 @@ class Channels:
 
     def sessions_to(self, name: str) -> OpenSession:
         """For one stream each, to the peer of that name."""
-        if self._session_transport == GRPCIO:
-            return self.to(name)
         return functools.partial(self._open_session, name=name)
 
     def _open_session(self, address: str, name: str) -> Http2Channel:

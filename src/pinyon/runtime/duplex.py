@@ -38,15 +38,13 @@ from pinyon.core.errors import (
     Unavailable,
 )
 from pinyon.runtime.channel import OpenSession, open_session
-from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "Accepted", "Dialed", "Duplex", "Messages", "Method", "Redialer"]
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
-# What grpc puts in the place of the peer's status when a write meets the end of the call.
-_STATUS_LOST = "Internal error from Core"
 _REFUSALS = (InvalidArgument, Unauthenticated, PermissionDenied, FailedPrecondition)
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
@@ -114,7 +112,7 @@ class Duplex(Generic[Sent, Received]):
             self._ending.exception()  # seen, or asyncio warns
 
     def _carry(self, carrier: Any) -> None:
-        """By what messages go and come: a call of grpcio's, or one that does more at once."""
+        """By what messages go and come: the event loop's own stream, or the context of a server of grpcio."""
         self._read, self._send = carrier.read, carrier.write
         self._each = getattr(carrier, "each", self._each_read)
         self._push = getattr(carrier, "push", _not_at_once)
@@ -213,8 +211,8 @@ class Duplex(Generic[Sent, Received]):
             for each in everything[1:]:
                 if not each.cancelled():
                     each.exception()  # seen; the first one counts
-            # What failed refers to this frame, by its traceback. In a circle with it, the call would stay, and gRPC
-            # go on dialing for nobody, until a collection.
+            # What failed refers to this frame, by its traceback. In a circle with it, the call would stay until a
+            # collection.
             self._ending = self._loop.create_future()
             self._ending.set_result(None)
             del reader, writer, last, everything, left, each
@@ -253,30 +251,29 @@ class Dialed(Duplex[Sent, Received]):
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
         """
-        channel: Any = self._connect(self.address)
-        open_call: Any = channel.stream_stream(
+        channel = self._connect(self.address)
+        call = channel.stream_stream(
             self._method.path,
             request_serializer=self._method.sent.SerializeToString,
             response_deserializer=self._method.received.FromString,
-        )
-        call = open_call()
+        )()
         self._carry(call)
         try:
             await self._converse(self._read_all(take), self._write_to(call, messages), ends_with_reading=True)
         finally:
             call.cancel()
-            await channel.close(None)
-            del call, open_call
+            await channel.close()
+            del call
             self._drop()
 
-    async def _write_to(self, call: Any, messages: Messages[Sent]) -> None:
+    async def _write_to(self, call: Http2Call, messages: Messages[Sent]) -> None:
         try:
             await call.wait_for_connection()
             self.connected = True
             await self._write_all(messages)
             async with asyncio.timeout(self._write_s):
                 await call.done_writing()
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        except asyncio.InvalidStateError:
             return  # the call is over: reading says why
 
 
@@ -341,8 +338,6 @@ def _failure(task: asyncio.Future[None]) -> PinyonError | None:
         return None
     if isinstance(error, PinyonError):
         return error.with_traceback(None)  # which has the frames of reading, and these the call
-    if isinstance(error, grpc.aio.AioRpcError) and error.details() != _STATUS_LOST:
-        return error_from_rpc(error)
     if isinstance(
         error, (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError, TimeoutError)
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,9 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
-from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES, PATIENT_KEEPALIVE_OPTIONS
+from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
-from pinyon.runtime.http2.front import Front
-from pinyon.runtime.http2.relay import real_peer
-from pinyon.runtime.http2.server import Http2Server, SessionContext
+from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import ErrorInterceptor
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ MAX_CONCURRENT_STREAMS = 4096
 MAX_CONNECTIONS = 4096
 """Of one address that is listened on; more are closed."""
 HANDSHAKE_S = 10.0
-"""From a connection's first byte to the end of its TLS and HTTP/2 handshakes."""
+"""For a connection's handshake of TLS; of grpcio's, for that of HTTP/2 as well."""
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
@@ -49,7 +46,7 @@ class GrpcServer:
         *,
         admin_listen: str = "",
         message_s: float = MESSAGE_S,
-        keepalive: tuple[tuple[str, int], ...] | None = None,
+        keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
         outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
         sessions: bool = False,
     ) -> None:
@@ -57,11 +54,10 @@ class GrpcServer:
 
         With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
         none: they reach the methods that are for anybody.
-        ``message_s`` is how long the message of a call is waited for, ``keepalive`` how a silent peer is noticed:
-        within 1.5 s, as between services, or with ``sessions``, which notice that themselves, patiently.
-        The interceptors ``outermost`` see every call, and how it ended.
-        With ``sessions``, streams both ways of clients that ask for it are served within the event loop
-        (:mod:`pinyon.runtime.http2`), on the same port; not together with ``admin_listen``.
+        ``message_s`` is how long the message of a call is waited for. The interceptors ``outermost`` see every call,
+        and how it ended. With ``sessions``, for services whose calls are mostly long streams of other services, all
+        calls are served within the event loop (:mod:`pinyon.runtime.http2`), else by grpcio, which notices a silent
+        peer as ``keepalive`` says. People's programs are grpcio's: not together with ``admin_listen``.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
@@ -71,32 +67,38 @@ class GrpcServer:
         interceptors = (
             *outermost,
             ErrorInterceptor(),
-            *(() if tls is None else (CallerInterceptor(self._callers, peer=self.peer),)),
+            *(() if tls is None else (CallerInterceptor(self._callers),)),
             FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
         )
-        self._sessions = Http2Server(interceptors) if sessions else None
-        self._front: Front | None = None
-        # Pings of who is relayed pass the event loop, which may be held up for a moment. That is no reason to hang up.
-        keepalive = keepalive or (PATIENT_KEEPALIVE_OPTIONS if sessions else KEEPALIVE_OPTIONS)
-        self._server = grpc.aio.server(
-            interceptors=interceptors,
-            options=(
-                # Two servers on one port would share its connections silently.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-                # Windows that grow with the link's speed hold 4 MB and more of each stream that nobody has read from
-                # yet: a stranger's 300 streams held 1.3 GB. What is read grows its window by its message's size anyway.
-                ("grpc.http2.bdp_probe", 0),
-                ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-                ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
-                *keepalive,
-                # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
-                ("grpc.http2.min_ping_interval_without_data_ms", 200),
-                ("grpc.http2.max_ping_strikes", 0),
-            ),
-        )
+        self._server: grpc.aio.Server | Http2Server
+        if sessions:
+            self._server = Http2Server(
+                interceptors,
+                connections_max=MAX_CONNECTIONS,
+                handshake_s=HANDSHAKE_S,
+                tls=None if tls is None else lambda: tls.sessions_context,
+            )
+        else:
+            self._server = grpc.aio.server(
+                interceptors=interceptors,
+                options=(
+                    # Two servers on one port would share its connections silently.
+                    ("grpc.so_reuseport", 0),
+                    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+                    # Windows that grow with the link's speed hold 4 MB and more of each stream that nobody has read
+                    # from yet: a stranger's 300 streams held 1.3 GB. What is read grows its window by its message's
+                    # size anyway.
+                    ("grpc.http2.bdp_probe", 0),
+                    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+                    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
+                    *keepalive,
+                    # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
+                    ("grpc.http2.min_ping_interval_without_data_ms", 200),
+                    ("grpc.http2.max_ping_strikes", 0),
+                ),
+            )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names: list[str] = []
         self._draining = False
@@ -123,15 +125,7 @@ class GrpcServer:
             self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
         self._doors |= {f"/{descriptor.full_name}/{name}": look for name, look in (doors or {}).items()}
         register(servicer, self._server)
-        if self._sessions is not None:
-            register(servicer, self._sessions)
         self._names.append(descriptor.full_name)
-
-    def peer(self, context: Any) -> str:
-        """Where a call of this server comes from, as grpcio has it (``ipv4:host:port``); empty if that is not known
-        any more."""
-        peer = str(context.peer())
-        return peer if self._sessions is None or isinstance(context, SessionContext) else real_peer(peer)
 
     async def start(self, *, serving: bool = True) -> str:
         """Bind, serve, report SERVING, or not yet. Returns ``host:port``; raises :class:`Unavailable` if the port is
@@ -141,43 +135,25 @@ class GrpcServer:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_reflection((*self._names, health.SERVICE_NAME), self._server)
-        ask_clients = not self._admin_listen
-        if self._sessions is None:
-            address = self._bind(self._listen, ask_clients=ask_clients)
-        else:
-            address = self._open_front(self._sessions, self._bind("127.0.0.1:0", ask_clients=True))
+        address = self._bind(self._listen, ask_clients=not self._admin_listen)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
         await self._server.start()
         await self.set_serving(serving)
         return address
 
-    def _open_front(self, sessions: Http2Server, behind: str) -> str:
-        tls = self._tls
-        self._front = Front(
-            sessions,
-            behind,
-            connections_max=MAX_CONNECTIONS,
-            hello_s=HANDSHAKE_S,
-            tls=None if tls is None else lambda: tls.sessions_context,
-        )
-        host, _ = parse_address(self._listen)
-        try:
-            port = self._front.open(self._listen)
-        except OSError as error:
-            raise _taken(self._listen) from error
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
     def _bind(self, listen: str, *, ask_clients: bool) -> str:
         host, _ = parse_address(listen)
         try:
-            if self._tls is None:
+            if isinstance(self._server, Http2Server):
+                port = self._server.bind(listen)
+            elif self._tls is None:
                 port = self._server.add_insecure_port(listen)
             else:
                 credentials = self._tls.server_credentials(ask_clients=ask_clients)
                 port = self._server.add_secure_port(listen, credentials)
-        except RuntimeError as error:
-            raise _taken(listen) from error
+        except (OSError, RuntimeError) as error:
+            raise Unavailable(f"cannot listen on {listen}: the port is taken or not ours") from error
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def begin_drain(self) -> None:
@@ -195,17 +171,8 @@ class GrpcServer:
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let calls finish for ``seconds``, then end them."""
         await self.begin_drain()
-        if self._front is None or self._sessions is None:
-            await self._server.stop(seconds)
-            return
-        self._front.stop()
-        await asyncio.gather(self._server.stop(seconds), self._sessions.drain(seconds))
-        await self._front.close()
+        await self._server.stop(seconds)
 
     async def _set_health(self, status: Any) -> None:
         for name in ("", *self._names):
             await self._health.set(name, status)
-
-
-def _taken(listen: str) -> Unavailable:
-    return Unavailable(f"cannot listen on {listen}: the port is taken or not ours")

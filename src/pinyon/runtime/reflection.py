@@ -50,7 +50,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
 METHODS = frozenset(f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods)
 
 
-def enable_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
+def enable_reflection(names: Iterable[str], server: Any) -> None:
     """Answer for the services of these full names, and for reflection itself, by both versions."""
     own = (service.full_name for service in SERVICES)
     servicer: Any = reflection.aio.ReflectionServicer((*names, *own))  # type: ignore[attr-defined]
@@ -60,4 +60,4 @@ def enable_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICES[0].full_name, {_METHOD: handler}),))
+    server.add_registered_method_handlers(SERVICES[0].full_name, {_METHOD: handler})

@@ -72,7 +72,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
     """
     secret = read_secret(Path(settings.cluster_secret_file)) if settings.cluster_secret_file else b""
     if not settings.has_tls:
-        return Security(secret=secret, channels=Channels(None, settings.session_transport))
+        return Security(secret=secret, channels=Channels())
     from pinyon.runtime.tls import Tls  # brings cryptography: 0.1 s and 10 MB for those who use it
 
     tls = Tls(*settings.tls_paths)
@@ -83,7 +83,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
             field="tls_cert",
         )
     Identity(own.role, settings.instance_id)  # raises for an id that no certificate can say: no peer would find it
-    return Security(tls, secret, Channels(tls, settings.session_transport))
+    return Security(tls, secret, Channels(tls))
 
 
 def read_secret(path: Path) -> bytes:

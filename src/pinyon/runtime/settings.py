@@ -22,7 +22,6 @@ from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.near import did_you_mean
 from pinyon.runtime.arguments import Parser
-from pinyon.runtime.channel import SESSION_TRANSPORT
 
 __all__ = [
     "Address",
@@ -93,11 +92,6 @@ class ServiceSettings(BaseSettings):
         "", description="OTLP/gRPC endpoint for traces (http://host:4317); empty turns tracing off"
     )
     ready_fd: WritableFd = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
-    session_transport: Literal["http2", "grpcio"] = Field(
-        SESSION_TRANSPORT,  # type: ignore[arg-type]  # one of them
-        description="what carries the long streams between services: gRPC within the event loop, or grpcio, which "
-        "costs several times as much; each end may have another one (PINYON_SESSION_TRANSPORT sets it for all)",
-    )
     drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get on shutdown")
 
     tls_dir: str = Field("", description="folder made by `pinyon certs`, in place of the four files that follow")

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.http2.hello import ALPN
 from pinyon.runtime.identity import Identity, identity_from_names
 
 __all__ = ["Material", "Tls", "client_credentials", "read_material", "server_context"]
@@ -84,7 +83,7 @@ class Tls:
 
     def _use(self, material: Material) -> None:
         """Whatever this makes is there when all of it could be made."""
-        certificate, key, protocols = self.certificate, self.key, [ALPN, "h2"]
+        certificate, key, protocols = self.certificate, self.key, ["h2"]
         client, session_client = (_client_context(material, certificate, key) for _ in range(2))
         session_client.set_alpn_protocols(protocols)
         sessions = server_context(certificate, key, self.ca)

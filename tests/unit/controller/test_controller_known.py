@@ -38,7 +38,7 @@ class Context:
 def test_changes_by_hand_are_taken_from_who_may_make_them(context, believed):
     known = Federation("old", 3, clusters=(CLUSTER,))
     message = controller_pb2.SessionRequest(known=federation_to_proto(known))
-    found = known_of(message, context, context.peer())
+    found = known_of(message, context)
     assert found is not None
     (cluster,) = found.clusters
     assert (cluster.added, cluster.removed) == ((CLUSTER.added, CLUSTER.removed) if believed else ((), ()))
@@ -48,5 +48,5 @@ def test_changes_by_hand_are_taken_from_who_may_make_them(context, believed):
 def test_what_cannot_be_understood_is_left_out():
     message = controller_pb2.SessionRequest(known=controller_pb2.Federation(clusters=[controller_pb2.Cluster()]))
     peer = "ipv4:127.0.0.1:9"
-    assert known_of(message, Context(peer), peer) is None
-    assert known_of(controller_pb2.SessionRequest(), Context(peer), peer) is None
+    assert known_of(message, Context(peer)) is None
+    assert known_of(controller_pb2.SessionRequest(), Context(peer)) is None

@@ -41,7 +41,6 @@ class Process:
             ],
             {"size": "it is made once"},
             None,
-            lambda context: context.peer(),
         )
 
     def drain(self, draining: bool) -> None:

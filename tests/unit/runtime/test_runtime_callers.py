@@ -85,7 +85,7 @@ class Server:
         await self.server.drain(0)
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "behind the front"])
+@pytest.fixture(params=[False, True], ids=["by grpcio", "within the loop"])
 async def server(authority: TestAuthority, request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     async with Server(authority.tls("kvstore", "kv-0"), sessions=request.param) as running:
         yield running

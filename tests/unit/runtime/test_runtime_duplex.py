@@ -1,4 +1,4 @@
-"""Both ends of a stream, of grpcio and of the event loop's: how it begins, how it ends, and who learns why."""
+"""Both ends of a stream: how it begins, how it ends, and who learns why. Servers of grpcio accept it, too."""
 
 from __future__ import annotations
 
@@ -23,39 +23,28 @@ from pinyon.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pinyon.runtime.channel import open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.http2 import client, front
-from pinyon.runtime.http2.client import Http2Channel
+from pinyon.runtime.http2 import client
 from tests.ports import kept_port
 
 WAIT_S = 60.0
-ENDS = [("http2", "http2"), ("grpcio", "http2"), ("http2", "grpcio"), ("grpcio", "grpcio")]
-"""Who dials, and who accepts."""
 Ask = worker_pb2.SessionRequest
 Answer = worker_pb2.SessionResponse
 METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", Ask, Answer)
 Handler = Callable[[Accepted[Answer, Ask]], Awaitable[None]]
 
 
-class Ends:
-    """Of the test that runs."""
+class Accepting:
+    """The server of the test that runs."""
 
-    dials = accepts = "http2"
+    within_the_loop = True
 
 
-@pytest.fixture(autouse=True, params=ENDS, ids="-".join)
-def ends_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ends, "dials", request.param[0])
-    monkeypatch.setattr(Ends, "accepts", request.param[1])
+@pytest.fixture(autouse=True, params=[True, False], ids=["http2-http2", "http2-grpcio"])
+def server_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accepting, "within_the_loop", request.param)
     monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for it
-    monkeypatch.setattr(front, "who_speaks", lambda _: front.Speaker.OURS)  # grpcio's clients are not relayed, either
-
-
-def either() -> bool:
-    """Whether grpcio has a part."""
-    return "grpcio" in (Ends.dials, Ends.accepts)
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -78,7 +67,7 @@ class Servicer(worker_pb2_grpc.WorkerServiceServicer):
 class Server:
     def __init__(self, handler: Handler, write_s: float = WAIT_S, listen: str = "127.0.0.1:0") -> None:
         self._servicer = Servicer(handler, write_s)
-        self._server = GrpcServer(listen, sessions=Ends.accepts == "http2")
+        self._server = GrpcServer(listen, sessions=Accepting.within_the_loop)
         self._server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
             self._servicer,
@@ -103,7 +92,7 @@ class Server:
 
 
 def dial(address: str, write_s: float = WAIT_S) -> Dialed[Ask, Answer]:
-    return Dialed(address, METHOD, write_s, Http2Channel if Ends.dials == "http2" else open_channel)
+    return Dialed(address, METHOD, write_s)
 
 
 async def says(*numbers: int, then: Awaitable[None] | None = None) -> AsyncGenerator[Ask, None]:
@@ -209,7 +198,7 @@ async def test_what_is_said_goes_at_once_where_the_carrier_can() -> None:
     async with Server(sayer) as server:
         assert await ends(dial(server.address).run(got.append, says(1, 2))) is None
     assert got == [Answer()] * 2
-    assert at_once == [(Ends.accepts == "http2", Ends.accepts == "http2")] * 2
+    assert at_once == [(Accepting.within_the_loop, Accepting.within_the_loop)] * 2
 
 
 async def test_a_message_that_is_too_large_ends_the_stream_and_says_so() -> None:
@@ -230,7 +219,7 @@ async def test_nobody_there() -> None:
 
 
 def all_calls() -> list[object]:
-    return [each for each in gc.get_objects() if type(each).__name__ in ("StreamStreamCall", "Http2Call")]
+    return [each for each in gc.get_objects() if type(each).__name__ == "Http2Call"]
 
 
 @pytest.fixture
@@ -248,7 +237,7 @@ def calls() -> Iterator[Callable[[], int]]:
 
 
 async def test_one_that_comes_back_is_there_at_once(calls: Callable[[], int]) -> None:
-    """Nothing of the attempt that failed is left: gRPC would answer from its memory, and go on dialing for nobody."""
+    """Nothing of the attempt that failed is left."""
     with kept_port() as port:
         await _comes_back(f"127.0.0.1:{port}", calls)
 
@@ -360,8 +349,7 @@ async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
         async def some() -> AsyncGenerator[Ask, None]:
             message = Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(600 << 10))])
             while True:  # until that ends it
-                if not dialed.push(message) and Ends.dials == "grpcio":  # which sends nothing at once
-                    await dialed.write(message)
+                dialed.push(message)
                 await asyncio.sleep(0)
             yield message
 
@@ -388,7 +376,7 @@ async def test_the_peer_s_error_is_the_reason() -> None:
             error = await ends(dial(server.address).run(lambda _: None, messages))
             assert isinstance(error, FailedPrecondition)
             assert (error.message, error.field) == ("not here", "hello")
-    # gRPC may lose it to a write, or to the word that no more come, that fails at the same moment.
+    # It may be lost to a write, or to the word that no more come, that fails at the same moment.
     async with Server(refuse) as server:
         for messages in (says(1), says(), many()):
             error = await ends(dial(server.address).run(lambda _: None, messages))

@@ -55,7 +55,7 @@ class FailingStreams(worker_pb2_grpc.WorkerServiceServicer):
         raise Unavailable("gone")
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "behind the front"])
+@pytest.fixture(params=[False, True], ids=["by grpcio", "within the loop"])
 async def address(request):
     server = GrpcServer("127.0.0.1:0", sessions=request.param)
     server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, Failing(), KV_SERVICE)

@@ -26,8 +26,9 @@ def free_address():
         yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
-async def test_a_grpc_server_is_healthy_until_it_drains():
-    server = GrpcServer("127.0.0.1:0")
+@pytest.mark.parametrize("sessions", [False, True])
+async def test_a_grpc_server_is_healthy_until_it_drains(sessions):
+    server = GrpcServer("127.0.0.1:0", sessions=sessions)
     server.add(
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, kvstore_pb2_grpc.KvStoreServiceServicer(), KV_SERVICE
     )
@@ -124,9 +125,10 @@ def authority(tmp_path):
     return TestAuthority(tmp_path / "certs")
 
 
-async def test_over_tls_it_shows_its_files_and_compares_the_name(authority, tmp_path):
+@pytest.mark.parametrize("sessions", [False, True])
+async def test_over_tls_it_shows_its_files_and_compares_the_name(authority, tmp_path, sessions):
     folder = authority.folder("kvstore", "kv-0")
-    server = GrpcServer("127.0.0.1:0", tls_of(folder))
+    server = GrpcServer("127.0.0.1:0", tls_of(folder), sessions=sessions)
     address = await server.start()
     try:
         for directory, name, healthy in (

@@ -44,16 +44,6 @@ def test_who_is_known_is_not_ended() -> None:
     while door.newcomers.make_room():
         pass
     assert door.ended == ["a2", "a3", "a4"]
-    door.newcomers.change("a1", partial(door.ended.append, "a1"))
-    assert not door.newcomers.make_room()
-
-
-def test_the_way_to_end_one_changes_and_its_age_does_not() -> None:
-    door = Door(9)
-    door.enter("a1", "a2")
-    door.newcomers.change("a1", partial(door.ended.append, "a1 otherwise"))
-    assert door.newcomers.make_room()
-    assert door.ended == ["a1 otherwise"]
 
 
 @pytest.mark.parametrize(

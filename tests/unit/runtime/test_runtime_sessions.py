@@ -1,4 +1,4 @@
-"""Sessions within the event loop, beside grpcio on one port: who is served by whom, and what strangers can do."""
+"""Servers within the event loop: whom they serve, and what strangers can do."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ import uvloop
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime import grpc_server
-from pinyon.runtime.admin import admitted
-from pinyon.runtime.channel import GRPCIO, HTTP2, Channels, open_channel
+from pinyon.runtime.channel import Channels, open_channel
 from pinyon.runtime.duplex import Accepted, Dialed, Method
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.http2.client import Http2Channel
 from pinyon.runtime.http2.connection import Connection
-from pinyon.runtime.http2.front import Front
 from pinyon.runtime.http2.heads import parse_trailers, request_head
-from pinyon.runtime.http2.hello import ALPN, Speaker, who_speaks, who_speaks_tls
+from pinyon.runtime.http2.listener import Listener
 from pinyon.runtime.http2.protocol import DEAD_TICKS, EXCUSED, Http2Protocol
+from pinyon.runtime.http2.server import IDLE_DEAD_TICKS, Http2Server
 from pinyon.runtime.http2.wire import PREFACE, Code, frame, settings
 from pinyon.runtime.identity import caller, peer_name
 from pinyon.runtime.tls import server_context
@@ -84,9 +83,9 @@ class Running:
         self.address = ""
 
     @property
-    def front(self) -> Front:
-        assert self.server._front is not None
-        return self.server._front
+    def listener(self) -> Listener:
+        assert isinstance(self.server._server, Http2Server)
+        return self.server._server.listener
 
     async def __aenter__(self) -> Running:
         self.address = await self.server.start()
@@ -106,6 +105,22 @@ async def once(dialed: Dialed[Ask, Answer]) -> int:
     async with asyncio.timeout(WAIT_S):
         await dialed.run(got.append, says())  # type: ignore[arg-type]
     return len(got)
+
+
+async def status(address: str) -> None:
+    """Asks a method of one message, by grpcio."""
+    async with open_channel(address) as channel:
+        await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=WAIT_S)
+
+
+async def answered_by_grpcio(address: str) -> None:
+    """Has one message answered, by grpcio."""
+    async with open_channel(address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Session(timeout=WAIT_S)
+        await call.write(Ask())
+        assert await call.read() == Answer()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -135,41 +150,66 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-# -- who is served by whom
+# -- who is served
 
 
-async def test_each_client_is_served_by_its_own_kind_and_seen_where_it_is() -> None:
+async def test_every_client_is_served_and_seen_where_it_is() -> None:
     async with Running() as running:
-        assert await once(Dialed(running.address, METHOD, WAIT_S, Http2Channel)) == 1
-        assert await once(Dialed(running.address, METHOD, WAIT_S, open_channel)) == 1
-        async with open_channel(running.address) as channel:
-            await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
-        ours, theirs, unary = running.worker.seen
-        assert ours[0] == "SessionContext"
-        assert theirs[0] == unary[0] != ours[0]
-        await until(lambda: running.front.connections == 0)
+        assert await once(Dialed(running.address, METHOD, WAIT_S)) == 1
+        await answered_by_grpcio(running.address)
+        await status(running.address)
+        assert {each[:2] for each in running.worker.seen} == {("SessionContext", "None")}
+        assert len({each[2] for each in running.worker.seen}) == 3
+        await until(lambda: running.listener.connections == 0)
+
+
+async def test_calls_beyond_those_at_once_wait_for_their_turn() -> None:
+    async with Running() as running, open_channel(running.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        asked = [stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=WAIT_S) for _ in range(300)]
+        assert await asyncio.gather(*asked) == [worker_pb2.GetStatusResponse()] * 300
+        assert running.listener.connections == 1
+
+
+async def test_a_connection_stays_between_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.0)
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection, pings = Connection(writer.write), 0
+        writer.write(connection.opening)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(2):
+                kept = Kept()
+                connection.open(request_head(METHOD.path, "x", "http"), kept).end()
+                while not (kept.heads and kept.heads[-1][1]):
+                    connection.receive(await reader.read(1 << 16))
+                assert parse_trailers(kept.heads[-1][0]).code == "OK"
+                pings = 0
+                while pings < 3:  # which are answered
+                    data = await reader.read(1 << 16)
+                    assert data
+                    pings += data.count(frame(6, 0, 0, bytes(8)))
+                    connection.receive(data)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-@pytest.mark.parametrize("transport", [HTTP2, GRPCIO])
-async def test_with_tls_both_prove_who_they_are(tmp_path: Path, sessions: bool, transport: str) -> None:
-    """Also against a server of before, which knows nothing of sessions: it takes ``h2``."""
+async def test_with_tls_both_prove_who_they_are(tmp_path: Path, sessions: bool) -> None:
+    """Also against a server of grpcio."""
     authority = TestAuthority(tmp_path)
-    channels = Channels(authority.tls("lb", "lb-7"), transport)
+    channels = Channels(authority.tls("lb", "lb-7"))
     async with Running(authority.tls("worker", "decode-1"), sessions) as running:
         connect = channels.sessions_to(peer_name("worker", "decode-1"))
         assert await once(Dialed(running.address, METHOD, WAIT_S, connect)) == 1
         ((kind, who, _),) = running.worker.seen
         assert who == "lb lb-7"
-        assert (kind == "SessionContext") == (sessions and transport == HTTP2)
+        assert (kind == "SessionContext") == sessions
 
         another = channels.sessions_to(peer_name("worker", "decode-2"))
         with pytest.raises(Unavailable):
             await once(Dialed(running.address, METHOD, WAIT_S, another))
-        stranger = Channels(TestAuthority(tmp_path / "other").tls("lb", "lb-7"), transport)
+        stranger = Channels(TestAuthority(tmp_path / "other").tls("lb", "lb-7"))
         with pytest.raises(PinyonError):
             await once(Dialed(running.address, METHOD, WAIT_S, stranger.sessions_to(peer_name("worker", "decode-1"))))
-        store = Channels(authority.tls("kvstore", "kv-0"), transport).sessions_to(peer_name("worker", "decode-1"))
+        store = Channels(authority.tls("kvstore", "kv-0")).sessions_to(peer_name("worker", "decode-1"))
         with pytest.raises(PermissionDenied):
             await once(Dialed(running.address, METHOD, WAIT_S, store))
         assert len(running.worker.seen) == 1
@@ -178,10 +218,9 @@ async def test_with_tls_both_prove_who_they_are(tmp_path: Path, sessions: bool, 
 async def test_who_may_not_call_is_logged_with_its_own_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """grpcio sees who relays to it."""
     authority = TestAuthority(tmp_path)
     async with Running(authority.tls("worker", "decode-1")) as running:
-        store = Channels(authority.tls("kvstore", "kv-0"), GRPCIO)
+        store = Channels(authority.tls("kvstore", "kv-0"))
         with caplog.at_level(logging.WARNING):
             async with store.open(running.address, peer_name("worker", "decode-1")) as channel:
                 with pytest.raises(grpc.aio.AioRpcError):
@@ -191,46 +230,6 @@ async def test_who_may_not_call_is_logged_with_its_own_address(
                 ports = {f"ipv4:127.0.0.1:{port}" for port in _ports_to(int(running.address.rpartition(":")[2]))}
         (refused,) = [record for record in caplog.records if "refused" in record.getMessage()]
         assert refused.peer in ports  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("sessions", [True, False])
-async def test_a_relayed_caller_that_has_left_is_nobody(sessions: bool) -> None:
-    """Whom grpcio sees is of this machine, and may have spoken for anybody. Without a relay it is the caller."""
-    asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    class Slow(Worker):
-        async def GetStatus(self, request: Any, context: Any) -> Any:
-            self.begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                if sessions:
-                    await until(lambda: running.front.connections == 0)
-                asked.set_result(running.server.peer(context))
-
-    async with Running(worker=Slow(), sessions=sessions) as running, asyncio.timeout(WAIT_S):
-        async with open_channel(running.address) as channel:
-            call = worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
-            await running.worker.begun.wait()
-            if sessions:
-                for relayed in running.front._relays:
-                    relayed.cancel()
-            else:
-                call.cancel()
-            peer = await asked
-        if sessions:
-            assert peer == ""
-            with pytest.raises(PermissionDenied):
-                admitted(Unnamed(), peer)
-        else:
-            assert peer.startswith("ipv4:127.0.0.1:")
-            assert admitted(Unnamed(), peer) == f"somebody at {peer}"
-
-
-class Unnamed:
-    """The context of a caller without a certificate."""
-
-    def peer_identities(self) -> None: ...
 
 
 def _ports_to(port: int) -> set[int]:
@@ -243,11 +242,10 @@ def _ports_to(port: int) -> set[int]:
     return found
 
 
-async def test_a_method_of_one_message_and_one_that_is_not_there_are_unimplemented_within_the_loop() -> None:
+async def test_a_method_that_is_not_there_is_unimplemented() -> None:
     async with Running() as running:
-        for path in ("/pinyon.api.worker.v1.WorkerService/GetStatus", "/nothing.Here/Nowhere"):
-            with pytest.raises(PinyonError, match="Method not found"):
-                await once(Dialed(running.address, Method(path, Ask, Answer), WAIT_S, Http2Channel))
+        with pytest.raises(PinyonError, match="Method not found"):
+            await once(Dialed(running.address, Method("/nothing.Here/Nowhere", Ask, Answer), WAIT_S))
 
 
 class Kept:
@@ -356,27 +354,13 @@ async def test_what_is_no_call_is_told_in_http_s_words(head: Any, status: bytes)
         assert kept.heads == [([(b":status", status)], True)]
 
 
-# -- its first bytes
+# -- strangers
 
 
-def test_what_the_first_bytes_say() -> None:
-    ours = Connection(lambda _: None).opening
-    others = PREFACE + settings({3: 100, 4: 65535})
-    for data, speaker in ((ours, Speaker.OURS), (others, Speaker.OTHER)):
-        wanted = len(PREFACE) + 9 + 6 * (4 if speaker is Speaker.OTHER else 5) - (12 if speaker is Speaker.OTHER else 0)
-        for size in range(len(data) + 1):
-            said = len(PREFACE) + 9 if size < len(PREFACE) + 9 else wanted if size < wanted else speaker
-            assert who_speaks(data[:size]) == said
-    assert who_speaks(b"GET / HTTP/1.1\r\n") is Speaker.OTHER
-    assert who_speaks(PREFACE + frame(6, 0, 0, b"12345678")) is Speaker.OTHER
-    assert who_speaks(PREFACE + settings(dict.fromkeys(range(100), 1))) is Speaker.OTHER
-
-
-def _client_hello(protocols: list[str]) -> bytes:
+def _client_hello() -> bytes:
     """What the ssl library says first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if protocols:
-        context.set_alpn_protocols(protocols)
+    context.set_alpn_protocols(["h2"])
     outgoing = ssl.MemoryBIO()
     session = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="decode-1.worker.pinyon")
     with suppress(ssl.SSLWantReadError):
@@ -384,56 +368,19 @@ def _client_hello(protocols: list[str]) -> bytes:
     return outgoing.read()
 
 
-@pytest.mark.parametrize("protocols", [[ALPN, "h2"], ["h2"], ["grpc-exp", "h2", ALPN], []])
-def test_what_a_client_hello_says(protocols: list[str]) -> None:
-    hello = _client_hello(protocols)
-    assert who_speaks_tls(hello, ALPN.encode()) is (Speaker.OURS if ALPN in protocols else Speaker.OTHER)
-    for size in range(len(hello)):
-        assert who_speaks_tls(hello[:size], ALPN.encode()) == (5 if size < 5 else len(hello))
-    for at in range(5, len(hello)):  # whatever is wrong in it, nothing is raised
-        for value in (0, 255):
-            broken = hello[:at] + bytes((value,)) + hello[at + 1 :]
-            assert who_speaks_tls(broken, ALPN.encode()) in (Speaker.OURS, Speaker.OTHER)
-
-
-# -- strangers
-
-
-async def test_who_does_not_say_who_it_is_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_say_who_it_is_is_closed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins no call, or does not end its handshake."""
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 0.2)
-    async with Running() as running:
-        for said in (b"", PREFACE[:5], PREFACE + b"\0\0\xf0\x04\0\0\0\0\0"):
-            async with connected(running.address) as (reader, writer):
-                writer.write(said)
-                assert await read_all(reader) == b""
-        await until(lambda: running.front.connections == 0)
-        assert not running.front._waiting
-
-
-async def test_saying_who_one_is_and_the_handshake_have_one_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
-    given: list[float] = []
-    serve = Front._serve
-
-    async def watched(front: Front, client: socket.socket, protocol: Any, left_s: float) -> None:
-        given.append(left_s)
-        await serve(front, client, protocol, left_s)
-
-    monkeypatch.setattr(Front, "_serve", watched)
-    async with (
-        Running(TestAuthority(tmp_path).tls("worker", "decode-1")) as running,
-        connected(running.address) as (_, writer),
-    ):
-        hello = _client_hello([ALPN])
-        writer.write(hello[:7])
-        await until(lambda: bool(running.front._waiting))
-        waits = next(iter(running.front._waiting.values()))
-        left_s = waits.when() - asyncio.get_running_loop().time()
-        writer.write(hello[7:])
-        await until(lambda: bool(given))
-        assert 0 < given[0] <= left_s < 10 * WAIT_S
+    monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.2)
+    plain = (b"", PREFACE[:5], PREFACE + b"\0\0\xf0\x04\0\0\0\0\0")
+    for tls, words in ((None, plain), (TestAuthority(tmp_path).tls("worker", "decode-1"), (b"", _client_hello()[:7]))):
+        async with Running(tls) as running:
+            for said in words:
+                async with connected(running.address) as (reader, writer):
+                    writer.write(said)
+                    await read_all(reader)
+            await until(lambda running=running: running.listener.connections == 0)  # type: ignore[misc]
+            assert not running.listener._handshakes
 
 
 async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> None:
@@ -443,7 +390,7 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        channels = Channels(authority.tls("lb", "lb-7"), HTTP2)
+        channels = Channels(authority.tls("lb", "lb-7"))
         dialed = Dialed(address, METHOD, WAIT_S, channels.sessions_to(peer_name("worker", "decode-1")))
         with pytest.raises(Unavailable) as failed:
             await once(dialed)
@@ -457,8 +404,8 @@ async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: len(running.worker.seen) == 2)
         async with connected(running.address) as (reader, _):
             assert await read_all(reader) == b""
-        assert running.front.connections == 2
-    assert running.front.connections == 0
+        assert running.listener.connections == 2
+    assert running.listener.connections == 0
 
 
 @asynccontextmanager
@@ -480,9 +427,10 @@ async def test_silent_sockets_lock_nobody_out(
 ) -> None:
     """Nor do they end the calls that there are. No time passes that would end them."""
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
+    monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
     authority = TestAuthority(tmp_path)
-    opening = _client_hello([ALPN]) if tls else Connection(lambda _: None).opening
+    opening = _client_hello() if tls else Connection(lambda _: None).opening
     words = {
         "nothing": b"",
         "a part": opening[:20],
@@ -491,7 +439,7 @@ async def test_silent_sockets_lock_nobody_out(
     }
     opened: Any = Http2Channel
     if tls:
-        opened = Channels(authority.tls("lb", "lb-7"), HTTP2).sessions_to(peer_name("worker", "decode-1"))
+        opened = Channels(authority.tls("lb", "lb-7")).sessions_to(peer_name("worker", "decode-1"))
     async with Running(authority.tls("worker", "decode-1") if tls else None) as running, AsyncExitStack() as stack:
         call = await stack.enter_async_context(calling(running.address, opened))
         await call.write(Ask())
@@ -505,11 +453,12 @@ async def test_silent_sockets_lock_nobody_out(
         await call.write(Ask())
         assert await call.read() == Answer()
         await asyncio.gather(*map(read_all, silent[:18]))  # their address has a share of two
-        await until(lambda: running.front.connections <= 4)
+        await until(lambda: running.listener.connections <= 4)
 
 
 async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of these has more than its share, and together they have all places."""
+    monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
     async with Running() as running, AsyncExitStack() as stack:
@@ -521,10 +470,10 @@ async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.Mo
             )
             stack.callback(writer.close)
             silent.append(reader)
-        await until(lambda: running.front.connections == 8)
-        assert await once(Dialed(running.address, METHOD, WAIT_S, Http2Channel)) == 1
-        assert await read_all(silent[0]) == b""
-        assert not any(reader.at_eof() for reader in silent[1:])
+        await until(lambda: running.listener.connections == 8)
+        assert await once(Dialed(running.address, METHOD, WAIT_S)) == 1
+        await read_all(silent[0])
+        await until(lambda: running.listener.connections == 7)
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -544,7 +493,7 @@ async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch)
             while not answers.done():  # it is there, and says so
                 writer.write(frame(6, 1, 0, b"\0" * 8))
                 await asyncio.wait({answers}, timeout=0.1)
-        await until(lambda: running.front.connections == 0)
+        await until(lambda: running.listener.connections == 0)
 
 
 async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
@@ -564,8 +513,8 @@ async def test_who_leaves_in_the_middle_of_its_first_words_holds_no_place(
         async with connected(running.address) as (_, writer):
             writer.write(said)
             await writer.drain()
-        await until(lambda: running.front.connections == 0)
-        assert not running.front._waiting
+        await until(lambda: running.listener.connections == 0)
+        assert not running.listener._handshakes
 
 
 async def test_handshakes_that_fail_leave_no_place_taken(tmp_path: Path) -> None:
@@ -578,18 +527,9 @@ async def test_handshakes_that_fail_leave_no_place_taken(tmp_path: Path) -> None
             with pytest.raises(Unavailable):
                 await once(Dialed(running.address, METHOD, WAIT_S, channels.sessions_to(peer_name("worker", name))))
         async with connected(running.address) as (reader, writer):
-            hello = _client_hello([ALPN])
-            writer.write(hello)
+            writer.write(_client_hello())
             await reader.read(1)
-        await until(lambda: running.front.connections == 0)
-
-
-async def test_who_grpcio_has_closed_is_closed() -> None:
-    """However long it stays."""
-    async with Running() as running, connected(running.address) as (reader, writer):
-        writer.write(b"nonsense\r\n\r\n" * 10)
-        await read_all(reader)
-        await until(lambda: running.front.connections == 0)
+        await until(lambda: running.listener.connections == 0)
 
 
 def test_settings_without_end_cost_no_more_than_some() -> None:
@@ -606,15 +546,15 @@ async def test_a_server_that_listens_everywhere_is_reached_as_with_grpcio() -> N
     for listen, host in (("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("localhost:0", "localhost")):
         async with Running(listen=listen) as running:
             port = running.address.rpartition(":")[2]
-            assert await once(Dialed(f"{host}:{port}", METHOD, WAIT_S, Http2Channel)) == 1
+            assert await once(Dialed(f"{host}:{port}", METHOD, WAIT_S)) == 1
             if host == "127.0.0.1":
-                assert await once(Dialed(f"[::1]:{port}", METHOD, WAIT_S, Http2Channel)) == 1
+                assert await once(Dialed(f"[::1]:{port}", METHOD, WAIT_S)) == 1
 
 
 @pytest.mark.parametrize("name", ["no..dots", "a" * 64])
 async def test_a_name_that_cannot_be_one_is_nobody(name: str) -> None:
     with pytest.raises(Unavailable):
-        await once(Dialed(f"{name}:80", METHOD, WAIT_S, Http2Channel))
+        await once(Dialed(f"{name}:80", METHOD, WAIT_S))
 
 
 async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
@@ -624,12 +564,9 @@ async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
             client, theirs = socket.socketpair()
             with client:
                 client.sendall(hello)
-                theirs.setblocking(False)
-                running.front.connections += 1
-                running.front._waiting[theirs] = asyncio.get_running_loop().call_later(WAIT_S, lambda: None)
-                running.front._look(theirs)
-                await running.front.close()
-                assert running.front.connections == 0
+                running.listener._enter(theirs, "")
+                await running.listener.close()
+                assert running.listener.connections == 0
                 assert theirs.fileno() == -1
 
 
@@ -641,7 +578,7 @@ async def test_a_peer_that_falls_silent_is_gone_soon() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        dialed = Dialed(f"127.0.0.1:{listener.getsockname()[1]}", METHOD, WAIT_S, Http2Channel)
+        dialed = Dialed(f"127.0.0.1:{listener.getsockname()[1]}", METHOD, WAIT_S)
 
         async def nothing() -> AsyncIterator[Ask]:
             await loop.create_future()
@@ -655,6 +592,21 @@ async def test_a_peer_that_falls_silent_is_gone_soon() -> None:
                 async with asyncio.timeout(WAIT_S):
                     await running
         assert dialed.connected
+
+
+async def test_a_peer_without_a_call_may_be_silent_for_longer() -> None:
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection, kept = Connection(writer.write), Kept()
+        writer.write(connection.opening)
+        stream = connection.open(request_head(METHOD.path, "x", "http"), kept)
+        async with asyncio.timeout(WAIT_S):
+            await running.worker.begun.wait()
+            (protocol,) = running.server._server.protocols  # type: ignore[union-attr]
+            assert protocol.dead_ticks == DEAD_TICKS
+            stream.end()
+            while not (kept.heads and kept.heads[-1][1]):
+                connection.receive(await reader.read(1 << 16))
+            await until(lambda: protocol.dead_ticks == IDLE_DEAD_TICKS)
 
 
 class FakeTransport:
@@ -759,16 +711,16 @@ async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
         async with asyncio.timeout(WAIT_S):
             await running.worker.begun.wait()
             await running.worker.ended.wait()
-        await until(lambda: running.front.connections == 0)
+        await until(lambda: running.listener.connections == 0)
 
 
-async def test_a_loop_that_is_held_up_loses_nobody_who_is_relayed() -> None:
-    """grpcio's pings pass the loop; for a caller who is there, that is no reason to be cut off."""
+async def test_a_loop_that_is_held_up_loses_nobody() -> None:
+    """What grpcio answered to a ping meanwhile is read late; that is no reason to cut it off."""
     async with Running() as running, grpc.aio.insecure_channel(running.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
         await call.write(Ask())
         await call.read()
-        time.sleep(2.5)  # a ping every 0.5 s, of which none would be answered within its second
+        time.sleep(2.5)
         await call.write(Ask())
         assert await call.read() == Answer()
         call.cancel()
@@ -784,12 +736,12 @@ async def test_calls_in_flight_end_with_the_server_and_not_before_their_time() -
                 await finish.wait()
 
             got: list[Answer] = []
-            dialed = Dialed(running.address, METHOD, WAIT_S, Http2Channel)
+            dialed = Dialed(running.address, METHOD, WAIT_S)
             call = asyncio.ensure_future(dialed.run(got.append, says()))  # type: ignore[arg-type]
             await until(lambda got=got: bool(got))  # type: ignore[misc]
             draining = asyncio.ensure_future(running.server.drain(seconds))
             if seconds:
-                await until(lambda: not running.front._listening)
+                await until(lambda: not running.listener._bound)
                 assert not call.done()
                 finish.set()
                 await call
@@ -824,7 +776,7 @@ async def test_what_was_said_last_arrives_though_the_server_ends() -> None:
             await goes_on.wait()
 
         call = asyncio.ensure_future(
-            Dialed(running.address, METHOD, WAIT_S, Http2Channel).run(take, says())  # type: ignore[arg-type]
+            Dialed(running.address, METHOD, WAIT_S).run(take, says())  # type: ignore[arg-type]
         )
         await running.worker.begun.wait()
         await running.server.drain(WAIT_S)
@@ -847,7 +799,7 @@ async def test_a_call_that_does_not_heed_its_end_does_not_hold_up_the_server(
             self.ended.set()
 
     async with Running(worker=Stubborn()) as running:
-        call = asyncio.ensure_future(once(Dialed(running.address, METHOD, WAIT_S, Http2Channel)))
+        call = asyncio.ensure_future(once(Dialed(running.address, METHOD, WAIT_S)))
         await running.worker.begun.wait()
         with caplog.at_level(logging.WARNING):
             async with asyncio.timeout(WAIT_S):
@@ -880,16 +832,14 @@ async def test_nothing_is_left_of_connections_of_either_kind() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     async with Running() as running:
-        for connect in (Http2Channel, open_channel):
-            await once(Dialed(running.address, METHOD, WAIT_S, connect))
-        await until(lambda: running.front.connections == 0)
+        await once(Dialed(running.address, METHOD, WAIT_S))
+        await status(running.address)
+        await until(lambda: running.listener.connections == 0)
         before = descriptors()
         for _ in range(20):
-            for connect in (Http2Channel, open_channel):
-                await once(Dialed(running.address, METHOD, WAIT_S, connect))
+            await once(Dialed(running.address, METHOD, WAIT_S))
+            await status(running.address)
             async with connected(running.address) as (_, writer):
                 writer.write(b"nonsense")
-        await until(lambda: running.front.connections == 0 and descriptors() <= before)
-        assert not running.front._handshakes
-        assert not running.front._relays
-        assert not running.front._waiting
+        await until(lambda: running.listener.connections == 0 and descriptors() <= before)
+        assert not running.listener._handshakes

@@ -37,7 +37,6 @@ from pinyon.runtime.http2.wire import (
     MAX_FRAME_SIZE,
     MAX_HEADER_LIST_SIZE,
     MAX_WINDOW,
-    OURS,
     PADDED,
     PING,
     PREFACE,
@@ -67,8 +66,6 @@ CONNECTION_WINDOW: Final = STREAMS_MAX * STREAM_WINDOW
 FRAME_BYTES: Final = 64 << 10
 HEADER_BLOCK_BYTES: Final = 16 << 10
 HEADER_TABLE_BYTES: Final = 4096
-LIFETIME_STREAMS: Final = 10_000
-"""Of one connection: then its client is told to open another one."""
 FAREWELL_CHARS: Final = 200
 """Of a peer's reason to leave."""
 WORK_UNITS: Final = 6000
@@ -139,7 +136,7 @@ class Connection(Link):
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES)
         self._settled = False
-        own = {MAX_CONCURRENT_STREAMS: STREAMS_MAX} if self._server else {OURS: 1, ENABLE_PUSH: 0}
+        own = {MAX_CONCURRENT_STREAMS: STREAMS_MAX} if self._server else {ENABLE_PUSH: 0}
         own |= {
             INITIAL_WINDOW_SIZE: stream_window,
             MAX_FRAME_SIZE: FRAME_BYTES,
@@ -374,8 +371,6 @@ class Connection(Link):
     def _open(self, fields: list[Field]) -> None:
         self._last_id = stream_id = self._block_id
         self._spend(CALL_UNITS)
-        if stream_id > 2 * LIFETIME_STREAMS:
-            raise ConnectionFailed(Code.NO_ERROR, "many streams were opened here: the next one on another connection")
         if len(self._streams) >= STREAMS_MAX or self.leaving:
             self.write(reset(stream_id, Code.REFUSED_STREAM))
             return

@@ -28,12 +28,6 @@ class Newcomers:
         if len(crowd) > self._share:
             self._end_oldest(crowd)
 
-    def change(self, connection: Hashable, end: Callable[[], object]) -> None:
-        """It is ended in another way now. Nothing happens to one that is none of these."""
-        address = self._addresses.get(connection)
-        if address is not None:
-            self._ends[address][connection] = end
-
     def leave(self, connection: Hashable) -> None:
         """It is known, or over. Calling it again is fine."""
         address = self._addresses.pop(connection, None)

@@ -130,6 +130,11 @@ class Http2Protocol(asyncio.Protocol):
 
     # -- whether the peer is there
 
+    @property
+    def dead_ticks(self) -> int:
+        """Ticks of silence after which the peer is gone."""
+        return DEAD_TICKS
+
     def _set_tick(self) -> None:
         self._next_s = self._loop.time() + TICK_S
         self._tick = self._loop.call_at(self._next_s, self._look)
@@ -145,7 +150,7 @@ class Http2Protocol(asyncio.Protocol):
             self._excused += 1
             return
         self._silent += 1 + int(late_s / TICK_S)
-        if self._silent > DEAD_TICKS and (self._asked or self._gone):
+        if self._silent > (DEAD_TICKS if self._gone else self.dead_ticks) and (self._asked or self._gone):
             self.abort("the peer is silent")
         elif self._silent > PING_TICKS and not self._asked and not self._gone:
             self._asked = True

@@ -1,6 +1,7 @@
-"""The side that accepts: streams of messages both ways, by the handlers that a server of grpcio would have.
+"""The side that accepts: a server in place of grpcio's, with the same handlers and the same interceptors.
 
-Whoever calls meets the same interceptors. Methods of one message are grpcio's alone.
+Handlers read their messages themselves: interceptors make those of one message do so
+(:mod:`pinyon.runtime.first_message`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import grpc
 
 from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.heads import ANSWER, Metadata, RequestHead, parse_request, trailers
+from pinyon.runtime.http2.listener import Listener
 from pinyon.runtime.http2.messages import EOF, MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
@@ -23,7 +25,9 @@ from pinyon.runtime.http2.wire import Code
 __all__ = ["Http2Server", "ServerProtocol", "SessionContext"]
 
 IDLE_S = 10.0
-"""A connection without a stream is ended after this long."""
+"""A connection on which no call has come is ended after this long."""
+IDLE_DEAD_TICKS = 40
+"""A peer that has no call here may be silent for 10 s: nobody waits for it."""
 FAREWELL_S = 1.0
 """For calls that were cancelled to end."""
 LINGER_S = 5.0
@@ -41,7 +45,7 @@ class CallDetails(grpc.HandlerCallDetails):
 
 
 class SessionContext(MessageStream):
-    """What of grpcio's servicer context a handler of streams may use."""
+    """What of grpcio's servicer context a handler may use."""
 
     def __init__(self, protocol: ServerProtocol, stream: Stream, head: RequestHead) -> None:
         super().__init__(protocol, bytes, bytes)
@@ -54,7 +58,8 @@ class SessionContext(MessageStream):
         self.broken = False
         """It was not served to its end."""
         self.served = False
-        """Its handler has ended it well. A method that is not there and a refusal cost a peer what they cost us."""
+        """Its handler has ended it well, or has read a message. A method that is not there, and a refusal before that,
+        cost a peer what they cost us."""
 
     def peer(self) -> str:
         """``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio has it."""
@@ -74,6 +79,11 @@ class SessionContext(MessageStream):
         """Of none: nobody here has any."""
         if not self._answered:
             self._begin()
+
+    async def read(self) -> Any:
+        message = await super().read()
+        self.served = self.served or message is not EOF
+        return message
 
     def _begin(self) -> None:
         self._answered = True
@@ -150,7 +160,9 @@ class ServerProtocol(Http2Protocol):
         self._server = server
         self._met = met
         self._done = done
-        self._idle_since_s = self._loop.time()
+        self._made_s = self._loop.time()
+        self._called = False
+        """A call has come."""
         self.contexts: set[SessionContext] = set()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self.peer = ""
@@ -173,11 +185,14 @@ class ServerProtocol(Http2Protocol):
             self.close("the server has ended")
 
     def _look(self) -> None:
-        if self.contexts:
-            self._idle_since_s = self._loop.time()
-        elif self._loop.time() - self._idle_since_s > IDLE_S:
+        if not self._called and self._loop.time() - self._made_s > IDLE_S:
+            self.connection.leave()
             self.close("no call came")
         super()._look()
+
+    @property
+    def dead_ticks(self) -> int:
+        return super().dead_ticks if self.contexts else IDLE_DEAD_TICKS
 
     def _opened(self, stream: Stream, fields: Sequence[Field], end: bool) -> SessionContext:
         head = parse_request(fields)
@@ -186,6 +201,7 @@ class ServerProtocol(Http2Protocol):
         if not isinstance(head, RequestHead):
             stream.end(lambda: self.connection.headers(stream.stream_id, [(b":status", str(head).encode())], end=True))
             return context
+        self._called = True
         self._met()
         self.contexts.add(context)
         context.task = task = self._loop.create_task(self._server.serve(context, head), name=head.path)
@@ -211,12 +227,25 @@ class ServerProtocol(Http2Protocol):
 
 
 class Http2Server:
-    """``add_generic_rpc_handlers`` and ``add_registered_method_handlers`` as a server of grpcio; then connections come
-    from who listens, by ``accept``."""
+    """As a server of grpcio: handlers are added, then ``bind`` → ``start`` → ``stop``."""
 
-    def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:  # type: ignore[type-arg]
+    def __init__(
+        self,
+        interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]
+        *,
+        connections_max: int,
+        handshake_s: float,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """The limits and ``tls`` are those of :class:`Listener`."""
         self._interceptors = interceptors
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self.listener = Listener(
+            lambda done, met: ServerProtocol(self, done, met),
+            connections_max=connections_max,
+            handshake_s=handshake_s,
+            tls=tls,
+        )
         self.protocols: set[ServerProtocol] = set()
         self.draining = False
 
@@ -224,17 +253,18 @@ class Http2Server:
         """The same methods come by name, too."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        for name, handler in handlers.items():
-            if handler.request_streaming and handler.response_streaming:
-                self._handlers[f"/{service}/{name}"] = handler
+        self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
-    def protocol(self, done: Callable[[], None], met: Callable[[], None]) -> ServerProtocol:
-        """For a new connection; ``done`` is called when that is over, ``met`` once its peer has shown a certificate or
-        begun a call, and may be again."""
-        return ServerProtocol(self, done, met)
+    def bind(self, listen: str) -> int:
+        """Returns the port. Raises :class:`OSError`."""
+        return self.listener.bind(listen)
 
-    async def drain(self, seconds: float) -> None:
-        """Take no more streams, let those there are end for ``seconds``, then end them."""
+    async def start(self) -> None:
+        self.listener.start()
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more connections and calls, let the calls there are end for ``seconds``, then end them."""
+        self.listener.stop()
         self.draining = True
         until_s = asyncio.get_running_loop().time() + seconds
         for each in list(self.protocols):
@@ -255,6 +285,7 @@ class Http2Server:
             await asyncio.wait(gone, timeout=left_s)
         for each in list(self.protocols):
             each.close("the server has ended")
+        await self.listener.close()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [context.task for each in self.protocols for context in each.contexts if context.task is not None]
@@ -268,12 +299,15 @@ class Http2Server:
                     context.finish("UNIMPLEMENTED", "Method not found!")
                     return
                 context.codecs(handler.request_deserializer, handler.response_serializer)
-                result = handler.stream_stream(_Requests(context), context)
-                if hasattr(result, "__aiter__"):
-                    async for message in result:
-                        await context.write(message)
+                if handler.response_streaming:
+                    result = handler.stream_stream(_Requests(context), context)
+                    if hasattr(result, "__aiter__"):
+                        async for message in result:
+                            await context.write(message)
+                    else:
+                        await result
                 else:
-                    await result
+                    await context.write(await handler.stream_unary(_Requests(context), context))
             context.served = True
             context.finish()
         except grpc.aio.AbortError:

@@ -9,7 +9,6 @@ from typing import Final
 __all__ = [
     "DATA",
     "FRAME_HEAD",
-    "OURS",
     "PREFACE",
     "Code",
     "ConnectionFailed",
@@ -50,9 +49,6 @@ MAX_CONCURRENT_STREAMS: Final = 0x3
 INITIAL_WINDOW_SIZE: Final = 0x4
 MAX_FRAME_SIZE: Final = 0x5
 MAX_HEADER_LIST_SIZE: Final = 0x6
-OURS: Final = 0x5059
-"""A setting that only this implementation's clients send, by which a listener knows them. Others skip what they do not
-know (section 6.5.2)."""
 
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME: Final = 16_384

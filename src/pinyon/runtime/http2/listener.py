@@ -1,0 +1,179 @@
+"""The sockets that a server accepts connections from, with a bound on how many there are and who may hold them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from pinyon.core.address import network_of, parse_address
+from pinyon.runtime.http2.newcomers import Newcomers
+from pinyon.runtime.http2.protocol import Http2Protocol
+
+__all__ = ["Listener", "MakeProtocol"]
+
+BACKLOG = 2048
+ACCEPTED_AT_ONCE = 64
+"""Then others have their turn."""
+PAUSE_S = 0.5
+"""After a failure to accept, such as for want of descriptors: what is there would fail again."""
+
+SHARES = 4
+"""One address has one of them for those that are not known yet."""
+
+MakeProtocol = Callable[[Callable[[], None], Callable[[], None]], Http2Protocol]
+"""Makes the protocol of a new connection. It calls the first function when the connection is over, and the second one
+once its peer is known."""
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+_log = logging.getLogger("pinyon.http2")
+
+
+class Listener:
+    """``bind`` → ``start`` → ``stop``, which accepts no more → ``close``, which waits for what that ends."""
+
+    def __init__(
+        self,
+        make: MakeProtocol,
+        *,
+        connections_max: int,
+        handshake_s: float,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """``tls`` gives the context for a connection that is made now. A handshake that takes longer than
+        ``handshake_s`` is ended. When there are ``connections_max``, the oldest whose peer is not known makes room."""
+        self._make = make
+        self._connections_max = connections_max
+        self._handshake_s = handshake_s
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._bound: list[socket.socket] = []
+        self._handshakes: dict[asyncio.Task[None], Http2Protocol] = {}
+        self._newcomers = Newcomers(max(1, connections_max // SHARES))
+        self.connections = 0
+
+    def bind(self, listen: str) -> int:
+        """Returns the port. Raises :class:`OSError`."""
+        host, port = parse_address(listen)
+        missing: OSError | None = None
+        try:
+            for family, name in _places(host, port):
+                port = port or (self._bound[0].getsockname()[1] if self._bound else 0)
+                try:
+                    bound = socket.create_server(
+                        (name, port),
+                        family=family,
+                        backlog=BACKLOG,
+                        dualstack_ipv6=name == "::" and socket.has_dualstack_ipv6(),
+                    )
+                except OSError as error:
+                    if error.errno not in _NOT_HERE:
+                        raise
+                    missing = error  # a name may have addresses that this machine has not
+                    continue
+                bound.setblocking(False)
+                self._bound.append(bound)
+                if name == "::":  # IPv4, too
+                    break
+            if missing is not None and not self._bound:
+                raise missing
+        except OSError:
+            self.stop()
+            raise
+        return int(self._bound[0].getsockname()[1])
+
+    def start(self) -> None:
+        """Begins to accept."""
+        for bound in self._bound:
+            self._loop.add_reader(bound, self._accept, bound)
+
+    def stop(self) -> None:
+        for bound in self._bound:
+            self._loop.remove_reader(bound)
+            bound.close()
+        self._bound.clear()
+        for task, protocol in list(self._handshakes.items()):
+            _end(task, protocol)
+
+    async def close(self) -> None:
+        self.stop()
+        if self._handshakes:
+            await asyncio.wait(list(self._handshakes))
+
+    # -- who comes
+
+    def _accept(self, bound: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                client, address = bound.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._newcomers.make_room():
+                    return  # there is a descriptor soon
+                _log.warning("cannot accept connections: %s", error.strerror or error)
+                self._loop.remove_reader(bound)
+                self._loop.call_later(PAUSE_S, self._accept_again, bound)
+                return
+            if self.connections >= self._connections_max and not self._newcomers.make_room():
+                client.close()
+                continue
+            self._enter(client, network_of(address[0]))
+
+    def _accept_again(self, bound: socket.socket) -> None:
+        if bound in self._bound:
+            self._loop.add_reader(bound, self._accept, bound)
+
+    def _enter(self, client: socket.socket, network: str) -> None:
+        client.setblocking(False)
+        self.connections += 1
+        protocol = self._make(partial(self._over, client), partial(self._newcomers.leave, client))
+        task = self._loop.create_task(self._connect(client, protocol))
+        self._handshakes[task] = protocol
+        # What gives the place back is told of the task's end: one that is cancelled before its first step runs nothing.
+        task.add_done_callback(lambda task: self._connected(task, client, protocol))
+        self._newcomers.enter(client, network, partial(_end, task, protocol))
+
+    async def _connect(self, client: socket.socket, protocol: Http2Protocol) -> None:
+        """Returns when the connection is the protocol's, or will never be."""
+        with suppress(OSError):  # no TLS that fits, none in time, or the client left
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(lambda: protocol, client)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._handshake_s
+                )
+
+    def _connected(self, task: asyncio.Task[None], client: socket.socket, protocol: Http2Protocol) -> None:
+        self._handshakes.pop(task, None)
+        if not protocol.made:  # a handshake that fails never tells it
+            client.close()
+            self._over(client)
+
+    def _over(self, client: socket.socket) -> None:
+        self._newcomers.leave(client)
+        self.connections -= 1
+
+
+def _end(task: asyncio.Task[None], protocol: Http2Protocol) -> None:
+    if protocol.made:  # uvloop would not tell it of its end if the task were cancelled
+        protocol.abort("its place is needed")
+    else:
+        task.cancel()
+
+
+def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """Where to listen, as grpcio has it: any address of IPv4 is any address. Raises :class:`OSError`."""
+    if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
+        return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")][: 2 if host == "0.0.0.0" else 1]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
