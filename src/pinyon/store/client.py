@@ -87,6 +87,13 @@ _WRITTEN = {
 }
 
 
+class _Allowed(NamedTuple):
+    """What a node may take: ``until_s`` by the clock, of ``whole_s`` that the caller gave for all of it."""
+
+    until_s: float
+    whole_s: float
+
+
 class StoreClient:
     """One per process, on one event loop. It owns ``metadata`` and closes it; the reader belongs to the caller."""
 
@@ -176,11 +183,9 @@ class StoreClient:
                 at.setdefault(choices[runs[index]][-tries], []).append(index)
             now_s = self._clock()
             # A node that hangs leaves the next one its share of the time.
-            until_s = now_s + (deadline - now_s) / tries
+            allowed = _Allowed(now_s + (deadline - now_s) / tries, timeout_s)
             await _all(
-                self._write(
-                    usable[node_id], indexes, objects, object_bytes, until_s, timeout_s, request_class, places, outcomes
-                )
+                self._write(usable[node_id], indexes, objects, object_bytes, allowed, request_class, places, outcomes)
                 for node_id, indexes in at.items()
             )
             left = [index for index in left if outcomes[index] in (PutOutcome.FAILED, PutOutcome.NO_SPACE)]
@@ -195,8 +200,7 @@ class StoreClient:
         indexes: Sequence[int],
         objects: Sequence[tuple[BlockKey, Region, int]],
         object_bytes: int,
-        deadline: float,
-        whole_s: float,
+        allowed: _Allowed,
         request_class: RequestClass,
         places: Sequence[int],
         outcomes: list[PutOutcome],
@@ -204,7 +208,7 @@ class StoreClient:
         for start in range(0, len(indexes), MAX_KEYS):
             part = indexes[start : start + MAX_KEYS]
             asked_s = self._clock()
-            left_s = deadline - asked_s
+            left_s = allowed.until_s - asked_s
             if left_s <= 0:
                 return  # it is not asked, so nothing is learned about it
             try:
@@ -217,10 +221,10 @@ class StoreClient:
                     [places[index] for index in part],
                 )
             except PinyonError as error:
-                self._failed(node, error, left_s, whole_s)
+                self._failed(node, error, left_s, allowed.whole_s)
                 return
             if WriteOutcome.FAILED in written:
-                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, whole_s)
+                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, allowed.whole_s)
             else:
                 self._avoidance.succeeded(str(node.life), asked_s)
             for index, outcome in zip(part, written, strict=True):
@@ -239,11 +243,11 @@ class StoreClient:
         Raises:
             Unavailable: Redis cannot be asked. A node that fails is a miss.
         """
-        deadline = self._clock() + timeout_s
+        allowed = _Allowed(self._clock() + timeout_s, timeout_s)
         arrived = [False] * len(keys)
         _, located = await self._directory.locate(keys, timeout_s)
         await _all(
-            self._read(node, indexes, keys, region, offsets, object_bytes, deadline, timeout_s, arrived)
+            self._read(node, indexes, keys, region, offsets, object_bytes, allowed, arrived)
             for node, indexes in self._sources(located, object_bytes)
         )
         return arrived
@@ -292,12 +296,11 @@ class StoreClient:
         region: Region,
         offsets: Sequence[int],
         object_bytes: int,
-        deadline: float,
-        whole_s: float,
+        allowed: _Allowed,
         arrived: list[bool],
     ) -> None:
         asked_s = self._clock()
-        left_s = deadline - asked_s
+        left_s = allowed.until_s - asked_s
         if left_s <= 0:
             return  # it is not asked, so nothing is learned about it
         try:
@@ -316,7 +319,7 @@ class StoreClient:
             if result.worked:
                 self._avoidance.succeeded(str(node.life), asked_s)
         except PinyonError as error:
-            self._failed(node, error, left_s, whole_s)
+            self._failed(node, error, left_s, allowed.whole_s)
 
     # -- exists, remove
 

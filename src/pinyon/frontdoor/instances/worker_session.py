@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError, Unavailable
@@ -16,7 +17,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
 
-__all__ = ["WorkerSession"]
+__all__ = ["LoadWatch", "WorkerSession"]
 
 WRITE_S = 10.0
 MESSAGES_MAX = 32
@@ -25,6 +26,13 @@ ASK_BYTES = 16
 METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.SessionRequest, worker_pb2.SessionResponse)
 
 _log = get_logger("lb.worker")
+
+
+class LoadWatch(NamedTuple):
+    """Who is told what an instance says of its load: no more often than every ``interval_s``."""
+
+    tell: Callable[[WorkerSession, worker_pb2.Load], None]
+    interval_s: float
 
 
 class WorkerSession:
@@ -38,26 +46,24 @@ class WorkerSession:
         on_idle: Callable[[WorkerSession], None] = lambda _: None,
         connect: OpenSession = open_session,
         instance_id: str = "",
-        on_load: Callable[[WorkerSession, worker_pb2.Load], None] | None = None,
-        load_interval_s: float = 0.1,
+        on_load: LoadWatch | None = None,
         delay_s: float = 0.0,
     ) -> None:
-        """``on_load`` is told what the instance says of its load, if it is set: no more often than every
-        ``load_interval_s``. ``delay_s``: there, and the same back, for tests."""
+        """``delay_s``: there, and the same back, for tests."""
         self.address = address
         self.instance_id = instance_id
         """Of the instance there; empty if nobody said."""
         self._delay_s = delay_s
         self._on_end = on_end
         self._streams = WorkerStreams(unread_tokens, self._cancel, lambda: on_idle(self))
-        self._on_load = on_load
+        self._on_load = None if on_load is None else on_load.tell
         self.heard = False
         """It has said something of its load."""
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
         pace = Pace(lambda: len(self._streams), time.monotonic)
         self._outgoing: Outgoing[worker_pb2.SessionRequest] = Outgoing(worker_pb2.SessionRequest, pace, MESSAGES_MAX)
         if on_load is not None:
-            self._outgoing.message(ASK_BYTES).load_interval_ms = max(1, round(load_interval_s * 1e3))
+            self._outgoing.message(ASK_BYTES).load_interval_ms = max(1, round(on_load.interval_s * 1e3))
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 
     @property

@@ -12,7 +12,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.instances.worker_session import WorkerSession
+from pinyon.frontdoor.instances.worker_session import LoadWatch, WorkerSession
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S
@@ -109,8 +109,7 @@ class WorkerSessions:
             connect = self._channels.sessions_to(peer_name(WORKER, instance_id))
             session = WorkerSession(
                 *(address, self._unread_tokens, self._ended, self._idle, connect, instance_id),
-                on_load=None if self._on_load is None else self._heard,
-                load_interval_s=self._load_interval_s,
+                None if self._on_load is None else LoadWatch(self._heard, self._load_interval_s),
                 delay_s=self._delay_s(instance_id),
             )
             self._sessions[address] = session
