@@ -6,6 +6,7 @@ import math
 import secrets
 import time
 from logging import DEBUG
+from typing import NamedTuple
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
@@ -23,12 +24,23 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.sizing import Sizing
 
-__all__ = ["Placer"]
+__all__ = ["Placer", "Told"]
 
 _log = get_logger("conductor")
 
 MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01
 """After some were found, and after none were."""
+
+
+class Told(NamedTuple):
+    """Who hears of placements: what sizes the cluster, what remembers them for people, and what was to be fetched."""
+
+    sizing: Sizing | None = None
+    log: DecisionLog | None = None
+    planned: PlannedFetches | None = None
+
+
+NOBODY = Told()
 
 
 class Placer:
@@ -43,11 +55,8 @@ class Placer:
         clock: Clock,
         ttft_slo_s: float,
         tbt_slo_s: float,
-        sizing: Sizing | None = None,
-        log: DecisionLog | None = None,
-        planned: PlannedFetches | None = None,
+        told: Told = NOBODY,
     ) -> None:
-        """``log``: remembers what was placed and refused; ``planned``: what was to be fetched."""
         self._scheduler = scheduler
         self._inflight = inflight
         self._metrics = metrics
@@ -55,10 +64,8 @@ class Placer:
         self._clock = clock
         self._ttft_slo_s = ttft_slo_s
         self._tbt_slo_s = tbt_slo_s
-        self._sizing = sizing
-        self._log = log
-        self._planned = planned
-        scheduler.consider = None if log is None else log.consider
+        self._sizing, self._log, self._planned = told
+        scheduler.consider = None if self._log is None else self._log.consider
         self._moves_at_s = -math.inf
 
     def place(self, message: conductor_pb2.ScheduleRequest, response: conductor_pb2.ScheduleResponse) -> None:

@@ -15,7 +15,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import Placer
+from services.conductor.placing import Placer, Told
 from services.conductor.sizing import GONE_S, Sizing
 from tests.unit.placement.conftest import info, make_fleet
 
@@ -36,7 +36,7 @@ class World:
             self.clock,
             ttft_slo_s,
             0.0,
-            self.sizing,
+            Told(self.sizing),
         )
 
     def clock(self) -> float:
