@@ -17,7 +17,7 @@ __all__ = ["TICK_S", "Deadline", "Deadlines", "TimeLimit", "Wait", "deadlines_of
 
 TICK_S: Final = 1 / 32
 """What is due may be told so much later."""
-_NEVER: Final = 1 << 62
+_NEVER: Final = 1 << 60
 
 
 class Wait(Protocol):
