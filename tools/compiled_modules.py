@@ -73,7 +73,6 @@ LEFT_OUT = {
     "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "as frontdoor/access_log.py",
     "frontdoor/https.py": "run once",
-    "frontdoor/lanes.py": "an asynchronous context manager, of which mypyc knows nothing",
     "frontdoor/off_loop.py": "for large bodies only",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
 }

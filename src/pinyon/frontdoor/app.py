@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from math import ceil
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -22,14 +23,15 @@ from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.head import Head, id_field, read_head, sent_id
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.refusal import error_answer
+from pinyon.frontdoor.rate_limits import RateLimited, rate_fields
 from pinyon.frontdoor.routes import Route, Routes
-from pinyon.http.answer import JSON, Reply
+from pinyon.http.answer import JSON, Reply, error_status, field
 from pinyon.http.error import HttpError
 from pinyon.http.request import RequestHead
+from pinyon.openai.format import error_body
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["HttpApp", "HttpCall"]
+__all__ = ["HttpApp", "HttpCall", "error_answer"]
 
 CLIENT_GONE = 499
 METRICS_REST = 20
@@ -241,3 +243,19 @@ class HttpApp:
             self._metrics_page = generate_latest(self._registry)
             self._metrics_until_s = started_s + METRICS_REST * (self._clock() - started_s)
         return self._metrics_page, CONTENT_TYPE_LATEST.encode()
+
+
+def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
+    """Returns status, OpenAI's error object and header fields. ``Retry-After`` is there only where trying again may
+    help."""
+    status = error_status(error)
+    fields = b""
+    if isinstance(error, HttpError):
+        fields = b"".join(field(name, value) for name, value in error.headers.items())
+    if isinstance(error, RateLimited):
+        fields += rate_fields(error.levels)
+    if error.retry_after_s is not None:
+        fields += field(b"retry-after", b"%d" % max(1, ceil(error.retry_after_s)))
+    if status == 401:
+        fields += field(b"www-authenticate", b"Bearer")
+    return status, error_body(error, status), fields
