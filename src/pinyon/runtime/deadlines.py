@@ -117,7 +117,6 @@ class TimeLimit:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._deadlines: Deadlines | None = None
-        self._slot = 0
         self._over = False
 
     def __enter__(self) -> TimeLimit:
