@@ -21,12 +21,9 @@ from launch.local_controller import LocalController
 from launch.ports import port_faults
 from launch.preflight import file_faults, option_faults
 from launch.regions import LocalRegions, RegionsSpec
-from launch.supervisor import Supervisor
+from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.arguments import Parser
-
-LOOK_S = 0.2
-"""Between two looks at who still lives."""
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import Access, role_of
 from launch.ports import Port, next_port
-from launch.process import INTERPRETER, Launch, ServiceProcess, first_ready
+from launch.process import INTERPRETER, START_S, Launch, ServiceProcess, end_all, first_ready
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
@@ -39,9 +38,8 @@ from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 
-__all__ = ["POLICIES", "START_S", "ClusterSpec", "LocalCluster", "lb_ports"]
+__all__ = ["POLICIES", "ClusterSpec", "LocalCluster", "lb_ports"]
 
-START_S = 60.0
 STOP_S = 15.0
 
 Progress = Callable[[str], None]
@@ -360,13 +358,7 @@ class LocalCluster:
         """End everything, outermost first; what does not end in time is killed."""
         for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
             group = [service for kind in kinds for service in self.of_kind(kind)]
-            for service in group:
-                service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
-                service.signal(signal.SIGTERM)
-            deadline = time.monotonic() + STOP_S
-            for service in group:
-                if not service.wait(deadline - time.monotonic()):
-                    service.kill()
+            end_all(group, STOP_S)
         if self.redis is not None:
             self.redis.close()
             self.redis = None

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launch.process import INTERPRETER, Launch, ServiceProcess
+from launch.process import INTERPRETER, START_S, Launch, ServiceProcess
 from pinyon.runtime.identity import CONTROLLER
 from pinyon.runtime.redis_server import RedisServer
 
 __all__ = ["LocalController"]
 
-START_S = 60.0
 
 Progress = Callable[[str], None]
 

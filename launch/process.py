@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from launch.ports import is_free
 from pinyon.core.errors import DeadlineExceeded, Unavailable
@@ -21,19 +22,28 @@ from pinyon.runtime.process import child_environment
 __all__ = [
     "INTERPRETER",
     "ROOT",
+    "START_S",
     "Child",
     "Interpreter",
     "Launch",
     "ServiceProcess",
+    "end_all",
     "first_ready",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+START_S = 60.0
+"""For a service to serve, from its start."""
 KILLED_S = 60.0
 """For the kernel to end what was killed, on a machine however busy."""
 
 
-_LISTENING = {"grpc": "--listen", "metrics": "--metrics-listen", "http": "--http-listen"}
+_LISTENING = {
+    "grpc": "--listen",
+    "admin": "--admin-listen",
+    "metrics": "--metrics-listen",
+    "http": "--http-listen",
+}
 """The options that say where a service's endpoints are."""
 
 
@@ -55,8 +65,11 @@ class Child(Protocol):
 class Launch(Protocol):
     """How a module is started as a process in a session of its own."""
 
-    def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
-        """``log`` takes what it prints; it gets ``ready_fd`` and is told its number by ``--ready-fd``."""
+    def __call__(
+        self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
+    ) -> Child:
+        """``log`` takes what it prints; None: it goes where ours does. It gets ``more_fds`` and ``ready_fd``, whose
+        number it is told by ``--ready-fd``."""
         ...
 
 
@@ -67,36 +80,50 @@ class Interpreter:
     inside: tuple[str, ...] = ()
     """A command that becomes the one after it, such as ``ip netns exec NAME``."""
 
-    def __call__(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
+    def __call__(
+        self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
+    ) -> Child:
         return subprocess.Popen(
             [*self.inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=(ready_fd,),
+            stderr=None if log is None else subprocess.STDOUT,
+            pass_fds=(ready_fd, *more_fds),
             env=child_environment(ROOT, os.getpid()),
             start_new_session=True,
         )
 
 
 INTERPRETER = Interpreter()
+Service = TypeVar("Service", bound="ServiceProcess")
 
 
 class ServiceProcess:
     """One child process of the suite."""
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log_path: Path, launch: Launch = INTERPRETER
+        self, name: str, module: str, arguments: Sequence[str], log_path: Path | None, launch: Launch = INTERPRETER
     ) -> None:
+        """Without a ``log_path`` what it prints goes where ours does."""
         self.name = name
         self.module = module
         self.arguments = list(arguments)
-        self.log_path = log_path
+        self.log = log_path
         self._launch = launch
         self.endpoints: dict[str, str] = {}
         self.process: Child | None = None
         self._ready_fd = -1
         self._announced = b""
+
+    def __str__(self) -> str:
+        """Returns what it is called in what is said of it."""
+        return self.name
+
+    @property
+    def log_path(self) -> Path:
+        if self.log is None:
+            raise RuntimeError(f"{self.name} has no log of its own")
+        return self.log
 
     @property
     def pid(self) -> int:
@@ -108,12 +135,21 @@ class ServiceProcess:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def serving(self) -> bool:
+        """It lives, and has said where it serves."""
+        return self.alive and self._announced.endswith(b"\n")
+
+    def hangs(self, now_s: float) -> bool:
+        """It lives, and does nothing: who can tell, says so."""
+        return False
+
     def spawn(self) -> None:
         """Start it; :meth:`wait_ready` waits until it serves."""
         reader, writer = os.pipe()
         try:
-            with self.log_path.open("ab") as log:
-                self.process = self._launch(self.module, self.arguments, log, writer)
+            with nullcontext() if self.log is None else self.log.open("ab") as log:
+                self.process = self._started(log, writer)
         except BaseException:
             os.close(reader)
             raise
@@ -121,6 +157,9 @@ class ServiceProcess:
             os.close(writer)
         self.close_ready()
         self._ready_fd, self._announced = reader, b""
+
+    def _started(self, log: BinaryIO | None, ready_fd: int) -> Child:
+        return self._launch(self.module, self.arguments, log, ready_fd)
 
     def start_again(self, ready_s: float | None, yielding: Sequence[str] = ("metrics",)) -> None:
         """Start it where it was, after it has ended, and wait until it serves, for ``ready_s``; None: the caller waits.
@@ -130,11 +169,13 @@ class ServiceProcess:
         if self.alive:
             raise RuntimeError(f"{self.name} is still running")
         for endpoint, option in _LISTENING.items():
-            if address := self.endpoints.get(endpoint):
-                host, _, port = address.rpartition(":")
-                if endpoint in yielding and not is_free(host, int(port)):
-                    address = f"{host}:0"
-                self.arguments[self.arguments.index(option) + 1] = address
+            if (address := self.endpoints.get(endpoint)) and option in self.arguments:
+                port = int(address.rpartition(":")[2])
+                last = len(self.arguments) - self.arguments[::-1].index(option)  # which overrules those before it
+                host = self.arguments[last].rpartition(":")[0]
+                if endpoint in yielding and not is_free(host, port):
+                    port = 0
+                self.arguments[last] = f"{host}:{port}"
         self.spawn()
         if ready_s is not None:
             self.wait_ready(time.monotonic() + ready_s)
@@ -156,7 +197,7 @@ class ServiceProcess:
             part = os.read(self._ready_fd, 65536)
             if not part:
                 self.close_ready()
-                raise Unavailable(f"{self.name} ended while starting{self.log_tail()}")
+                raise Unavailable(f"{self} ended while starting{self.log_tail()}")
             self._announced += part
         self.close_ready()
         announced = json.loads(self._announced)
@@ -202,8 +243,20 @@ class ServiceProcess:
 
     def log_tail(self) -> str:
         """How its log ends, to follow what is said of it; empty if there is none."""
-        text = self.log_path.read_text(errors="replace")[-2000:] if self.log_path.exists() else ""
+        text = self.log.read_text(errors="replace")[-2000:] if self.log is not None and self.log.exists() else ""
         return f"; its log ends with:\n{text}" if text else ""
+
+
+def end_all(services: Sequence[Service], within_s: float) -> list[Service]:
+    """SIGTERM to all; those that have not ended in time are killed, and returned."""
+    for service in services:
+        service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
+        service.signal(signal.SIGTERM)
+    deadline = time.monotonic() + within_s
+    late = [service for service in services if not service.wait(deadline - time.monotonic())]
+    for service in late:
+        service.kill()
+    return late
 
 
 def first_ready(services: Sequence[ServiceProcess], deadline: float) -> ServiceProcess:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.access import Access
-from launch.cluster import START_S, ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 from launch.local_controller import LocalController
 from launch.ports import Port
-from launch.process import INTERPRETER, Launch
+from launch.process import INTERPRETER, START_S, Launch
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography

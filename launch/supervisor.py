@@ -1,21 +1,22 @@
-"""Starts again what died of a local cluster: later each time, and not for ever."""
+"""Keeps processes alive: what died or hangs is started again, later each time, and not for ever."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from launch.cluster import START_S
-from launch.process import ServiceProcess
+from launch.process import START_S, ServiceProcess
+from launch.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.redis_server import RedisServer
-from pinyon.runtime.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 
-__all__ = ["Supervised", "Supervisor"]
+__all__ = ["LOOK_S", "Supervised", "Supervisor"]
 
+LOOK_S = 0.2
+"""Between two looks at who still lives."""
 LOG_TAIL_BYTES = 4096
 SHOWN_CHARS = 200
 
@@ -23,8 +24,11 @@ SHOWN_CHARS = 200
 class Supervised(Protocol):
     """A cluster, or what else has services that are started again."""
 
-    services: dict[str, ServiceProcess]
-    redis: RedisServer | None
+    @property
+    def services(self) -> Mapping[str, ServiceProcess]: ...
+
+    @property
+    def redis(self) -> RedisServer | None: ...
 
     def restart(self, name: str, wait: bool = True) -> ServiceProcess: ...
 
@@ -36,12 +40,14 @@ class _Watched:
     """It is dead, and started then."""
     ready_by_s: float | None = None
     """It was started, and has not said yet where it serves."""
+    served: bool = True
+    """It has, since it was started last."""
     given_up: bool = False
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """``tick`` now and then, from the thread that started the cluster. ``say`` is told what happens, a line each.
+    """``tick`` every ``LOOK_S``, from the thread that started the cluster. ``say`` is told what happens, a line each.
 
     ``stopped``: the cluster is to end; a start of Redis, which is waited for, is cut short then.
     """
@@ -50,6 +56,11 @@ class Supervisor:
     say: Callable[[str], None]
     stopped: Callable[[], bool]
     started_s: float
+    start_s: float = START_S
+    """For a service to serve, from its start."""
+    quick_deaths_max: int = QUICK_DEATHS_MAX
+    given_up: list[str] = field(default_factory=list)
+    """What was said of those that are not started again."""
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
     def tick(self, now_s: float) -> None:
@@ -59,7 +70,7 @@ class Supervisor:
             self._tick_service(service, now_s)
 
     def _of(self, name: str) -> _Watched:
-        return self._watched.setdefault(name, _Watched(Restarts(self.started_s)))
+        return self._watched.setdefault(name, _Watched(Restarts(self.started_s, self.quick_deaths_max)))
 
     def _tick_service(self, service: ServiceProcess, now_s: float) -> None:
         watched = self._of(service.name)
@@ -68,21 +79,24 @@ class Supervisor:
         if watched.due_s is not None:
             if now_s >= watched.due_s:
                 watched.due_s = None
+                watched.served = False
                 watched.restarts.started(now_s)
                 try:
                     self.cluster.restart(service.name, wait=False)
                 except OSError as error:
-                    self._plan(service.name, watched, f"cannot be started: {error}", _where(service.log_path), now_s)
+                    self._plan(str(service), watched, f"cannot be started: {error}", service.log, now_s)
                     return
-                watched.ready_by_s = now_s + START_S
-            return
-        if watched.ready_by_s is not None and service.alive:
-            self._await_ready(service, watched, now_s)
+                watched.ready_by_s = now_s + self.start_s
         elif not service.alive:
             watched.ready_by_s = None
             code = service.process.returncode if service.process is not None else None
-            how = how_it_ended(code) + (_last_words(service.log_path) if code and code > 0 else "")
-            self._plan(service.name, watched, how, _where(service.log_path), now_s)
+            how = how_it_ended(code) + (_last_words(service.log) if code and code > 0 else "")
+            self._plan(str(service), watched, how, service.log, now_s)
+        elif watched.ready_by_s is not None:
+            self._await_ready(service, watched, now_s)
+        elif service.hangs(now_s):
+            self.say(f"{service} hangs: killed")
+            service.kill()
 
     def _await_ready(self, service: ServiceProcess, watched: _Watched, now_s: float) -> None:
         try:
@@ -92,10 +106,11 @@ class Supervisor:
             return
         if ready:
             watched.ready_by_s = None
+            watched.served = True
             endpoints = " ".join(f"{key}={value}" for key, value in service.endpoints.items())
             self.say(f"{service.name} is back: pid {service.pid} {endpoints}")
         elif watched.ready_by_s is not None and now_s >= watched.ready_by_s:
-            self.say(f"{service.name} was not ready within {START_S:g} s")
+            self.say(f"{service} was not ready within {self.start_s:g} s")
             service.kill()
 
     def _tick_redis(self, now_s: float) -> None:
@@ -106,14 +121,14 @@ class Supervisor:
         if watched.given_up or redis.process.poll() is None:
             return
         if watched.due_s is None:
-            self._plan("redis", watched, how_it_ended(redis.process.returncode), _where(redis.log_path), now_s)
+            self._plan("redis", watched, how_it_ended(redis.process.returncode), redis.log_path, now_s)
         elif now_s >= watched.due_s:
             watched.due_s = None
             watched.restarts.started(now_s)
             try:
                 redis.start(self.stopped)
             except OSError as error:
-                self._plan("redis", watched, f"cannot be started: {error}", _where(redis.log_path), now_s)
+                self._plan("redis", watched, f"cannot be started: {error}", redis.log_path, now_s)
                 return
             except PinyonError:
                 return  # the next look finds it dead
@@ -123,22 +138,24 @@ class Supervisor:
                     "store nodes list what they hold again"
                 )
 
-    def _plan(self, name: str, watched: _Watched, how: str, where: str, now_s: float) -> None:
-        pause_s = watched.restarts.died(now_s)
+    def _plan(self, who: str, watched: _Watched, how: str, log_path: Path | None, now_s: float) -> None:
+        where = "" if log_path is None else f"; its log: {log_path}"
+        pause_s = watched.restarts.died(now_s, watched.served)
         if pause_s is None:
             watched.given_up = True
-            self.say(f"{name} {how}: given up after {QUICK_DEATHS_MAX + 1} quick deaths in a row; {where}")
+            self.given_up.append(
+                f"{who} {how}: given up after {self.quick_deaths_max + 1} quick deaths in a row{where}"
+            )
+            self.say(self.given_up[-1])
             return
         watched.due_s = now_s + pause_s
-        self.say(f"{name} {how}: started again in {pause_s:g} s; {where}")
+        self.say(f"{who} {how}: started again in {pause_s:g} s{where}")
 
 
-def _where(log_path: Path | None) -> str:
-    return f"its log: {log_path}"
-
-
-def _last_words(path: Path) -> str:
-    """The last line of a log, in brackets."""
+def _last_words(path: Path | None) -> str:
+    """The last line of a log, in brackets; nothing where there is none."""
+    if path is None:
+        return ""
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - LOG_TAIL_BYTES))

@@ -23,7 +23,7 @@ COMPILED = (
     *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
-    *(f"runtime/{name}.py" for name in ("log_lines", "outbox", "outgoing", "pace", "tally", "turn_end")),
+    *(f"runtime/{name}.py" for name in ("deadlines", "log_lines", "outbox", "outgoing", "pace", "tally", "turn_end")),
     *(f"runtime/http2/{name}.py" for name in ("wire", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("small", "submissions")),
     *(f"transfer/chains/{name}.py" for name in ("batch", "slicing")),
@@ -73,7 +73,6 @@ LEFT_OUT = {
     "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "as frontdoor/access_log.py",
     "frontdoor/https.py": "run once",
-    "frontdoor/lanes.py": "an asynchronous context manager, of which mypyc knows nothing",
     "frontdoor/off_loop.py": "for large bodies only",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
+from importlib import import_module
 
 from pinyon.runtime.process import spare_collector
 
@@ -17,13 +17,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     settings = load_settings(LbSettings, argv)
     if settings.processes > 1:
-        from prometheus_client import CollectorRegistry
-
-        from services.lb.parent import run_processes
-
-        # Of their parent there is nothing to show: what metrics there are is for its processes to say.
-        arguments = sys.argv[1:] if argv is None else argv
-        run_service(settings, partial(run_processes, arguments=arguments), CollectorRegistry)
+        # The launcher starts us that many times. It is found by its name, as we are by it: no service imports it.
+        import_module("launch.balancers.group").run(settings, sys.argv[1:] if argv is None else argv)
     else:
         from services.lb.app import run
 

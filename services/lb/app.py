@@ -33,12 +33,12 @@ from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.model import ModelCard, load_card
+from pinyon.runtime.heartbeat import Heartbeat
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.service import ServiceContext
 from services.lb.balancer import Given, LoadBalancer, load_keys
 from services.lb.callers import LB_CALLERS
-from services.lb.heartbeat import Heartbeat
 from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb

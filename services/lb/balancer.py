@@ -50,7 +50,6 @@ from services.lb.federation import load_federation
 from services.lb.info import lb_info
 from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
-from services.lb.shares import check_clients
 
 __all__ = ["Given", "LoadBalancer", "load_keys"]
 
@@ -270,7 +269,4 @@ class LoadBalancer:
 
 def load_keys(settings: LbSettings) -> ApiKeys:
     """Raises :class:`InvalidArgument`."""
-    keys = load_api_keys(settings.api_keys_file)
-    if settings.http_reuse_port:
-        check_clients(keys.clients)
-    return keys
+    return load_api_keys(settings.api_keys_file, shared=settings.http_reuse_port)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.ways_options import WaysOptions
+from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.routing.geography import ANYWHERE, Geography, parse_geography
 from pinyon.runtime.identity import ANY, check_region_name, region_name
 from pinyon.runtime.logging import get_logger
@@ -20,7 +20,7 @@ FILE_BYTES_MAX = 4 << 20
 _log = get_logger("lb.regions")
 
 
-def load_federation(settings: LbSettings, security: Security) -> WaysOptions:
+def load_federation(settings: LbSettings, security: Security) -> RoutingOptions:
     """Raises :class:`InvalidArgument`, naming the setting, for a file that cannot be used, and with TLS for a region
     that no certificate can name. One that does not name it is told."""
     if settings.region and security.tls is not None:
@@ -41,7 +41,7 @@ def load_federation(settings: LbSettings, security: Security) -> WaysOptions:
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field="federation_secret_file") from None
     geography = load_geography(settings.geography_file)
-    return WaysOptions(settings.region, secret, geography, settings.pushing_choice, settings.routing)
+    return RoutingOptions(settings.region, secret, geography, settings.pushing_choice, settings.routing)
 
 
 def load_geography(path: str) -> Geography:

@@ -10,23 +10,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from launch import restarts
+from launch.balancers.balancer import Balancer
+from launch.balancers.group import Group
+from launch.balancers.held_port import HeldPort
 from launch.process import ServiceProcess
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
-from pinyon.runtime import restarts
-from services.lb.child import Child
-from services.lb.heartbeat import Heartbeat, HeartbeatReceiver
-from services.lb.held_port import HeldPort
-from services.lb.parent import Family
+from pinyon.runtime.heartbeat import Heartbeat
 from tests.forks import forked
 from tests.integration.lb_harness import WAIT_S, Connection, Front
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire
@@ -222,61 +222,76 @@ SERVES = 'import os, sys; fd = int(sys.argv[-1]); os.write(fd, b\'{"pid": 1, "ht
 DEAF = f"import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVES}; threading.Event().wait()"
 
 
-def child(code: str) -> Child:
-    return Child(0, [sys.executable, "-c", code])
+def child(code: str, **limits: Any) -> Balancer:
+    """One that runs this in place of a load balancer."""
+
+    def launch(
+        module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", code, *arguments, "--ready-fd", str(ready_fd)]
+        return subprocess.Popen(words, pass_fds=(ready_fd, *more_fds), start_new_session=True)
+
+    return Balancer(0, [], launch, **limits)
 
 
 @contextlib.asynccontextmanager
-async def family_of(*codes: str, **limits: Any) -> AsyncIterator[Family]:
+async def group_of(*codes: str, ask_s: float = 60.0, **limits: Any) -> AsyncIterator[Group]:
     """Not started; none of its processes is left."""
-    family = Family([child(code) for code in codes], **{"drain_s": 1.0, **limits})
+    group = Group([child(code, ask_s=ask_s) for code in codes], **{"drain_s": 1.0, **limits})
     try:
-        yield family
+        yield group
     finally:
-        await family.close()
-        assert not any(each.alive for each in family.children)
+        await group.close()
+        assert not any(each.alive for each in group.balancers)
 
 
 async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
-    async with family_of(SERVES + "; sys.exit(3)", quick_deaths_max=1) as family:
-        await family.start()
+    async with group_of(SERVES + "; sys.exit(3)", quick_deaths_max=1) as group:
+        assert await group.start(asyncio.Event())
         with pytest.raises(
             Unavailable,
-            match=r"process 0 \(pid \d+\) ended with exit code 3, as it had soon after 1 start before: given up",
+            match=r"process 0 \(pid \d+\) ended with exit code 3: given up after 2 quick deaths in a row",
         ):
-            await family.watch(asyncio.Event())
+            await group.keep(asyncio.Event())
 
 
 async def test_one_that_hangs_when_it_is_started_again_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
     """However long its starts take: none of them counts as quick by the clock here."""
     monkeypatch.setattr(restarts, "QUICK_S", 0.0)
     hangs = "import os, sys, threading; os.path.exists({0!r}) and threading.Event().wait(); open({0!r}, 'x'); "
-    async with family_of(hangs.format(str(tmp_path / "once")) + SERVES, quick_deaths_max=0) as family:
-        await family.start()
-        family.start_s = 0.2
-        said = r"not ready within 0\.2 s, as it had soon after 0 starts before: given up"
+    async with group_of(hangs.format(str(tmp_path / "once")) + SERVES, quick_deaths_max=0) as group:
+        assert await group.start(asyncio.Event())
+        group.start_s = 0.2
+        said = r"was killed by SIGKILL: given up after 1 quick deaths in a row"
         with pytest.raises(Unavailable, match=said):
-            await asyncio.wait_for(family.watch(asyncio.Event()), WAIT_S)
+            await asyncio.wait_for(group.keep(asyncio.Event()), WAIT_S)
 
 
 async def test_one_that_does_not_come_up_ends_all() -> None:
-    async with family_of(DEAF, "raise SystemExit(4)", drain_s=0.0) as family:
-        with pytest.raises(Unavailable, match=r"process 0 \(pid \d+\) ended with exit code 4 before it served"):
-            await family.start()
+    async with group_of(DEAF, "raise SystemExit(4)", drain_s=0.0) as group:
+        with pytest.raises(Unavailable, match=r"process 0 \(pid \d+\) ended while starting"):
+            await group.start(asyncio.Event())
 
 
 async def test_one_that_is_not_ready_in_time_is_killed() -> None:
-    async with family_of("import threading; threading.Event().wait()", drain_s=0.0, start_s=0.2) as family:
+    async with group_of("import threading; threading.Event().wait()", drain_s=0.0, start_s=0.2) as group:
         with pytest.raises(Unavailable, match=r"not ready within 0\.2 s"):
-            await family.start()
-        assert not family.children[0].alive
+            await group.start(asyncio.Event())
+
+
+async def test_who_is_to_stop_waits_for_no_start() -> None:
+    stopping = asyncio.Event()
+    async with group_of("import threading; threading.Event().wait()") as group:
+        starting = asyncio.ensure_future(group.start(stopping))
+        stopping.set()
+        assert not await asyncio.wait_for(starting, WAIT_S)
 
 
 async def test_one_that_does_not_end_is_killed() -> None:
-    async with family_of(DEAF, drain_s=0.1) as family:
-        await family.start()
-        await family.close()
-        assert not family.children[0].alive
+    async with group_of(DEAF, drain_s=0.1) as group:
+        await group.start(asyncio.Event())
+        await group.close()
+        assert not group.balancers[0].alive
 
 
 BEATS = (
@@ -285,63 +300,71 @@ BEATS = (
 
 
 async def test_one_that_hangs_is_killed_and_started_again() -> None:
-    async with family_of(BEATS, ask_s=0.3) as family:
-        await family.start()
-        (hangs,) = family.children
+    async with group_of(BEATS, ask_s=0.3) as group:
+        await group.start(asyncio.Event())
+        (hangs,) = group.balancers
         stopping = asyncio.Event()
-        watching = asyncio.ensure_future(family.watch(stopping))
+        keeping = asyncio.ensure_future(group.keep(stopping))
         try:
             pid = hangs.pid
             hangs.signal(signal.SIGSTOP)
             async with asyncio.timeout(WAIT_S):
                 while hangs.answers:  # noqa: ASYNC110 - the kernel has no event for us
                     await asyncio.sleep(0.01)
-                assert processes_of(family) == 0
+                assert processes_of(group) == 0
                 while hangs.pid == pid or not hangs.answers:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            assert processes_of(family) == 1
+            assert processes_of(group) == 1
         finally:
             stopping.set()
-            await watching
+            await keeping
 
 
-def processes_of(family: Family) -> float:
-    return next(each.samples[0].value for each in family.collect() if each.name == "pinyon_lb_processes")
+def processes_of(group: Group) -> float:
+    return next(each.samples[0].value for each in group.collect() if each.name == "pinyon_lb_processes")
 
 
 async def test_one_that_hangs_is_not_asked_for_its_metrics() -> None:
     """Somebody listens where it says that it shows them."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as metrics:
         says = DEAF.replace("http", "metrics").replace("127.0.0.1:1", f"127.0.0.1:{metrics.getsockname()[1]}")
-        silent = child(says)
-        await silent.start(WAIT_S)
-        try:
-            assert [silent.ask() for _ in range(2)] == [0, 1]
+        async with group_of(says, drain_s=0.0) as group:
+            await group.start(asyncio.Event())
+            (silent,) = group.balancers
+            silent.ask()
             with pytest.raises(Unavailable, match="it hangs"):
                 silent.metrics()
             metrics.setblocking(False)
             with pytest.raises(BlockingIOError):
                 metrics.accept()
-        finally:
-            silent.kill()
-            await silent.ended()
 
 
 async def test_heartbeats_say_until_nobody_listens() -> None:
-    reader, writer = os.pipe()
-    heartbeat, receiver = Heartbeat(writer), HeartbeatReceiver()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: receiver, os.fdopen(reader, "rb", buffering=0))
-    assert [receiver.ask() for _ in range(3)] == [0, 1, 2]
+    beats: list[Heartbeat] = []
+
+    def launch(
+        module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        beats.append(Heartbeat(os.dup(more_fds[0])))
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    balancer = Balancer(0, [], launch)
+    balancer.spawn()
+    (heartbeat,) = beats
+    for missed in (1, 2):
+        balancer.ask()
+        assert balancer.missed == missed
     for _ in range(2):
         heartbeat.look()
-        async with asyncio.timeout(WAIT_S):
-            while receiver.ask():  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        balancer.ask()
+        assert balancer.missed == 0
     assert not await heartbeat.alone(0)
-    pipe.close()
+    balancer.close()
     heartbeat.start()
     assert await heartbeat.alone(WAIT_S)
     heartbeat.close()
+    assert balancer.wait(WAIT_S)
+    balancer.close_ready()
     nobody = Heartbeat(-1)
     nobody.start()
     assert not await nobody.alone(0)
@@ -350,8 +373,8 @@ async def test_heartbeats_say_until_nobody_listens() -> None:
 
 async def test_one_whose_metrics_do_not_come_is_left_out() -> None:
     """Nobody listens where it says that it shows them."""
-    async with family_of(DEAF.replace('\\"http\\"', '\\"metrics\\"'), drain_s=0.0) as family:
-        await family.start()
-        families = {each.name: each for each in await asyncio.to_thread(lambda: list(family.collect()))}
+    async with group_of(DEAF.replace('\\"http\\"', '\\"metrics\\"'), drain_s=0.0) as group:
+        await group.start(asyncio.Event())
+        families = {each.name: each for each in await asyncio.to_thread(lambda: list(group.collect()))}
     assert families["pinyon_lb_processes"].samples[0].value == 1
     assert set(families) == {"pinyon_lb_processes", "pinyon_lb_process_restarts"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from math import ceil
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -20,15 +21,16 @@ from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.head import Head, id_field, read_head, sent_id
 from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.rate_limits import RateLimited, rate_fields
 from pinyon.frontdoor.readiness import Readiness
-from pinyon.frontdoor.refusal import error_answer
 from pinyon.frontdoor.routes import Route, Routes
-from pinyon.http.answer import JSON, Reply
+from pinyon.http.answer import JSON, Reply, error_status, field
 from pinyon.http.error import HttpError
 from pinyon.http.request import RequestHead
+from pinyon.openai.format import error_body
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["HttpApp", "HttpCall"]
+__all__ = ["HttpApp", "HttpCall", "error_answer"]
 
 CLIENT_GONE = 499
 SHOWN_CHARS = 200
@@ -215,3 +217,19 @@ class HttpApp:
 
     def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
         return self._metrics.page(self._clock), CONTENT_TYPE_LATEST.encode()
+
+
+def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
+    """Returns status, OpenAI's error object and header fields. ``Retry-After`` is there only where trying again may
+    help."""
+    status = error_status(error)
+    fields = b""
+    if isinstance(error, HttpError):
+        fields = b"".join(field(name, value) for name, value in error.headers.items())
+    if isinstance(error, RateLimited):
+        fields += rate_fields(error.levels)
+    if error.retry_after_s is not None:
+        fields += field(b"retry-after", b"%d" % max(1, ceil(error.retry_after_s)))
+    if status == 401:
+        fields += field(b"www-authenticate", b"Bearer")
+    return status, error_body(error, status), fields

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from hashlib import sha256
 
-from pinyon.core.errors import Unauthenticated
+from pinyon.core.errors import InvalidArgument, Unauthenticated
 from pinyon.runtime.api_keys import KEY_CHARS_MAX, PUBLIC, Client, read_api_keys
 from pinyon.runtime.logging import get_logger
 
@@ -54,11 +54,20 @@ def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def load_api_keys(path: str) -> ApiKeys:
-    """Keys from a file, see :func:`read_api_keys`, which may raise; an empty path means that no key is asked for."""
+def load_api_keys(path: str, *, shared: bool = False) -> ApiKeys:
+    """Keys from a file, see :func:`read_api_keys`, which may raise; an empty path means that no key is asked for.
+
+    ``shared``: several processes let in the same clients. Raises :class:`InvalidArgument` if a key has limits per
+    minute then.
+    """
     if not path:
         return ApiKeys()
     keys = read_api_keys(path)
+    if shared and any(client.rpm or client.tpm for client in keys.values()):
+        raise InvalidArgument(
+            "the API keys file names limits per minute, which would be counted by each process by itself",
+            field="processes",
+        )
     if any(client.geographies for client in keys.values()):
         _log.warning("the API keys file names geographies: they bind load balancers that have a --region")
     return ApiKeys(keys)

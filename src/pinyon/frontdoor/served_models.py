@@ -14,8 +14,8 @@ from math import inf
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
 from pinyon.frontdoor.room import Demands, Hold, Room, anybody, for_region, has_room, hold, remote_pushing, room_of
+from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.frontdoor.served import Served
-from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.geography import Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
@@ -43,7 +43,7 @@ class ServedModels:
     """All on one event loop. ``changed`` is called when there may be room for more, and ``waiting`` says which demands
     somebody waits with."""
 
-    def __init__(self, options: WaysOptions, clock: Clock, wait_s: float = 0.0, own: Iterable[str] = ()) -> None:
+    def __init__(self, options: RoutingOptions, clock: Clock, wait_s: float = 0.0, own: Iterable[str] = ()) -> None:
         """``own`` are models of our own instances, which a conductor places on: they are known before anybody serves
         them, and no others are served. Without them models are those that servers list. ``wait_s``: so long may nobody
         who serves a model be there before those that wait are told."""

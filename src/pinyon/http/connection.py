@@ -16,13 +16,13 @@ from typing import cast
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.http.answer import CONTINUE
 from pinyon.http.budget import Share
-from pinyon.http.deadline import Deadline
 from pinyon.http.error import HttpError
 from pinyon.http.reader import RequestReader
 from pinyon.http.request import RequestHead
 from pinyon.http.state import Exchange, HttpState
 from pinyon.http.visitor import Visitor
 from pinyon.http.writer import ReplyWriter
+from pinyon.runtime.deadlines import Deadline
 
 __all__ = ["Connection"]
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import cast
 
 from pinyon.http.error import HttpError
-from pinyon.http.half_closed import HalfClosed
 from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 
 __all__ = ["Visitor"]
+
+LOOK_S = 0.01
+LOOK_MAX_S = 1.0
+"""Between two looks, twice as long each time."""
+TCP_CLOSE = 7
+"""``tcpi_state`` of a connection that was reset (Linux)."""
 
 
 class Visitor:
@@ -23,7 +29,7 @@ class Visitor:
     def __init__(self, shared: HttpState, transport: asyncio.BaseTransport) -> None:
         self._shared = shared
         self._transport = cast("asyncio.Transport", transport)
-        self._watch: HalfClosed | None = None
+        self._watch: _HalfClosed | None = None
         self._trusted = False
         self._connection: str | None = None
         self._request: str | None = None
@@ -85,8 +91,8 @@ class Visitor:
 
     def end(self, loop: asyncio.AbstractEventLoop) -> bool:
         """It sends nothing more; whether that it is gone would show, and end the connection."""
-        if self._watch is None and HalfClosed.can_tell(self._transport):
-            self._watch = HalfClosed(loop, self._transport, self._transport.abort)
+        if self._watch is None and _HalfClosed.can_tell(self._transport):
+            self._watch = _HalfClosed(loop, self._transport, self._transport.abort)
         return self.ended
 
     @property
@@ -100,3 +106,44 @@ class Visitor:
         if self._connection is not None:
             self._shared.peer_connections.give(self._connection)
             self._connection = None
+
+
+class _HalfClosed:
+    """A client that sends nothing more: is it still there? Calls ``gone`` when the connection is known to be dead.
+    ``close`` ends the watch.
+
+    TCP says the same of one that has closed its socket and of one that has only shut its sending side. They differ in
+    what they do with bytes: the closed one's kernel answers with a reset. So something is sent, and the connection
+    looked at.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, gone: Callable[[], None]) -> None:
+        self._loop = loop
+        self._socket = transport.get_extra_info("socket")
+        self._gone = gone
+        self._wait_s = LOOK_S
+        self._timer: asyncio.TimerHandle | asyncio.Handle = loop.call_soon(self._look)
+
+    @staticmethod
+    def can_tell(transport: asyncio.Transport) -> bool:
+        """Not with TLS, where who ends its side has ended the connection; and on TCP only."""
+        sock = transport.get_extra_info("socket")
+        return (
+            sock is not None
+            and sock.family in (socket.AF_INET, socket.AF_INET6)
+            and transport.get_extra_info("ssl_object") is None
+        )
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        try:
+            dead = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+        except OSError:
+            dead = True
+        if dead:
+            self._gone()
+            return
+        self._timer = self._loop.call_later(self._wait_s, self._look)
+        self._wait_s = min(2 * self._wait_s, LOOK_MAX_S)

@@ -38,6 +38,7 @@ from pinyon.core.errors import (
     Unavailable,
 )
 from pinyon.runtime.channel import OpenSession, open_session
+from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
 
@@ -85,8 +86,9 @@ class Duplex(Generic[Sent, Received]):
         """By the loop's clock; None while nothing is written."""
         self._blocked_s: float | None = None
         """When the last message was pushed, if the peer had no room for all of it."""
-        self._watch: asyncio.TimerHandle | None = None
-        """Looks after the writes: one timer for all of them, since a timer for each costs as much as its message."""
+        self._deadlines = deadlines_of(self._loop)
+        self._watch: int | None = None
+        """Of the deadlines, while one looks after the writes."""
         self._ending: asyncio.Future[None] = self._loop.create_future()
         self._read: Callable[[], Awaitable[Any]]
         self._each: Callable[[Take[Any]], Awaitable[None]]
@@ -165,9 +167,9 @@ class Duplex(Generic[Sent, Received]):
 
     def _watch_writes(self) -> None:
         if self._watch is None:
-            self._watch = self._loop.call_later(self._write_s, self._look)
+            self._watch = self._deadlines.add(self, self._loop.time() + self._write_s)
 
-    def _look(self) -> None:
+    def is_over(self) -> None:
         """End the stream if a write takes too long."""
         self._watch = None
         if self._blocked_s is not None and self._has_room():
@@ -175,9 +177,8 @@ class Duplex(Generic[Sent, Received]):
         began_s = self._blocked_s if self._write_began_s is None else self._write_began_s
         if began_s is None or self.ending:
             return
-        left_s = began_s + self._write_s - self._loop.time()
-        if left_s > 0:
-            self._watch = self._loop.call_later(left_s, self._look)
+        if began_s + self._write_s > self._loop.time():
+            self._watch = self._deadlines.add(self, began_s + self._write_s)
         else:
             self.end(ResourceExhausted(f"the peer took no message for {self._write_s:g} s"))
 
@@ -204,7 +205,7 @@ class Duplex(Generic[Sent, Received]):
         finally:
             self.end()
             if self._watch is not None:
-                self._watch.cancel()
+                self._deadlines.remove(self, self._watch)
             for each in everything[1:]:
                 each.cancel()
             await asyncio.wait(everything)

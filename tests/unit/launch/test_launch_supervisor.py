@@ -17,9 +17,9 @@ import pytest
 from launch import ports
 from launch.cluster import ClusterSpec, lb_ports
 from launch.process import ServiceProcess
+from launch.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
 from launch.supervisor import Supervisor
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
 from tests.ports import kept_port
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import Unauthenticated
-from pinyon.frontdoor.refusal import error_answer
+from pinyon.frontdoor.app import error_answer
 from pinyon.http.answer import JSON
 from pinyon.http.budget import Budget
 from pinyon.http.connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection

@@ -11,8 +11,8 @@ from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances.request import Ask, Request
 from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.room import DEMANDS_MAX, WAITING_DEMANDS_MAX
+from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
 from pinyon.routing.target_policy import Routed
@@ -33,7 +33,7 @@ def depart(request: Request, models: ServedModels) -> None:
 class Ways:
     """Served models, asked about requests; what is compiled cannot be derived from."""
 
-    def __init__(self, options: WaysOptions, clock, own: list[str]) -> None:
+    def __init__(self, options: RoutingOptions, clock, own: list[str]) -> None:
         self.models = ServedModels(options, clock, own=own)
 
     def __getattr__(self, name: str):
@@ -58,7 +58,7 @@ class Waiting:
     def __init__(self, **options) -> None:
         self.now_s = 0.0
         self.waiting: set[int] = set()
-        self.ways = Ways(WaysOptions("us", pushing="pending", **options), lambda: self.now_s, own=["m"])
+        self.ways = Ways(RoutingOptions("us", pushing="pending", **options), lambda: self.now_s, own=["m"])
         self.ways.models.waiting = lambda: self.waiting
 
     def hear(self, name: str, region: str, available: int) -> None:
@@ -84,7 +84,7 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 
 def test_other_regions_are_no_party_to_block_keys():
     """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
-    ways = Ways(WaysOptions("us"), lambda: 0.0, own=["m"])
+    ways = Ways(RoutingOptions("us"), lambda: 0.0, own=["m"])
     assert Routing(ways.models, b"").routed(request().ask).keys == b"k" * 8
     ways.expect("lb-eu", "eu")
     assert Routing(ways.models, b"").routed(request().ask).keys == b"", "8 tokens are no chunk"
@@ -148,7 +148,7 @@ def test_clients_cannot_make_any_number_of_demands_wait():
 def test_credits_of_one_model_are_not_used_up_by_another() -> None:
     """A load balancer counts what it has received of all models together."""
     clock = [0.0]
-    ways = Ways(WaysOptions("us", pushing="pending"), lambda: clock[0], own=["m", "n"])
+    ways = Ways(RoutingOptions("us", pushing="pending"), lambda: clock[0], own=["m", "n"])
 
     def hear(received: int) -> None:
         report = Report(0, 0, room=2, received=received, available=1)

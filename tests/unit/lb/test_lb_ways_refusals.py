@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.ways_options import WaysOptions
 from pinyon.routing.target import Report
 
 ROOM = Report(pending=0, room=4, available=2)
@@ -25,7 +25,7 @@ def available(ways: ServedModels) -> bool:
 
 def test_a_region_that_refuses_whatever_it_says_is_asked_less_and_less():
     clock = Clock()
-    ways = ServedModels(WaysOptions(region="us", pushing="pending"), clock, own=["m"])
+    ways = ServedModels(RoutingOptions(region="us", pushing="pending"), clock, own=["m"])
     asked = 0
     for tick in range(600):
         clock.now_s = tick / 10

@@ -14,7 +14,7 @@ from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
-from pinyon.frontdoor.lanes import GRANTED, run_side_by_side
+from pinyon.frontdoor.instances.side_by_side import GRANTED, run_side_by_side
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import JSON, Reply

@@ -19,11 +19,11 @@ from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
-from pinyon.frontdoor.time_limit import TimeLimits
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
+from pinyon.runtime.deadlines import TimeLimit
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["Completions"]
@@ -60,7 +60,6 @@ class Completions:
         self._timeout_s = timeout_s
         self._clock = clock
         self._unix_clock = unix_clock
-        self._time_limits = TimeLimits(clock)
 
     def check_place(self, client: Client) -> None:
         """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
@@ -80,7 +79,7 @@ class Completions:
         begun: list[bool] = []
         deadline_s = head.arrived_s + self._timeout_s
         try:
-            with self._time_limits.until(deadline_s), self._admission.admit(head.client) as ticket:
+            with TimeLimit(deadline_s - self._clock()), self._admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
                 if not call.plain:
                     await self._several(head, call, request_class, ticket, reply, begun, deadline_s)

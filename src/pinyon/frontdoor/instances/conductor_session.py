@@ -15,6 +15,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.messages.error import error_from_proto
 from pinyon.runtime.channel import OpenSession, open_session
+from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES
@@ -72,8 +73,8 @@ class ConductorSession:
         self._pending: dict[str, tuple[asyncio.Future[conductor_pb2.ScheduleResponse | None], float]] = {}
         """By request, in the order in which they are due: what will be the answer, or None when it did not come until
         then, by the loop's clock."""
-        self._watch: asyncio.TimerHandle | None = None
-        """Looks after them: one timer for all."""
+        self._watch: int | None = None
+        """Of the deadlines, while one looks after them: one for all."""
         self.sessions = 0
         """How often a conductor answered a new session."""
 
@@ -93,7 +94,7 @@ class ConductorSession:
     async def close(self) -> None:
         await self._link.close()
         if self._watch is not None:
-            self._watch.cancel()
+            deadlines_of(asyncio.get_running_loop()).remove(self, self._watch)
 
     async def place(self, request: conductor_pb2.ScheduleRequest, size_bytes: int) -> common_pb2.Placement:
         """Where the request runs, which takes so many bytes at most.
@@ -114,7 +115,7 @@ class ConductorSession:
             before[0].set_exception(ConductorAway("another request has its id"))
         self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
         if self._watch is None:
-            self._watch = loop.call_later(self._answer_timeout_s, self._look)
+            self._watch = deadlines_of(loop).add(self, loop.time() + self._answer_timeout_s)
         stream, heard = self._stream, self._heard
         try:
             response = await answer
@@ -134,14 +135,14 @@ class ConductorSession:
             raise error_from_proto(response.error)
         return response.placement
 
-    def _look(self) -> None:
+    def is_over(self) -> None:
         """Who has waited long enough is told so."""
         self._watch = None
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for answer, due_s in self._pending.values():
             if due_s > now_s:
-                self._watch = loop.call_at(due_s, self._look)
+                self._watch = deadlines_of(loop).add(self, due_s)
                 return
             if not answer.done():
                 answer.set_result(None)

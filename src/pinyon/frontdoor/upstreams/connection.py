@@ -17,7 +17,7 @@ from typing import cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from pinyon.frontdoor.answer import Sourced
-from pinyon.http.deadline import Deadline
+from pinyon.runtime.deadlines import Deadline
 
 __all__ = ["ConnectionLimits", "UpstreamConnection"]
 

@@ -18,7 +18,6 @@ from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.time_limit import TimeLimits
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
@@ -28,6 +27,7 @@ from pinyon.http.answer import Reply
 from pinyon.http.error import HttpError
 from pinyon.openai.large import is_large
 from pinyon.routing.target_policy import Routed
+from pinyon.runtime.deadlines import TimeLimit
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["Forwarding", "ForwardingLimits"]
@@ -66,7 +66,7 @@ class Forwarding:
         self._off_loop = off_loop
         self._broken = broken
         self._limits = limits
-        self._time_limits = TimeLimits(clock)
+        self._clock = clock
 
     def check_place(self, client: Client) -> None:
         """Raises :class:`ResourceExhausted` if there is no place in the queue."""
@@ -84,7 +84,7 @@ class Forwarding:
         deadline_s = head.arrived_s + limit_s
         forward: Forward | None = None
         try:
-            with self._time_limits.until(deadline_s):
+            with TimeLimit(deadline_s - self._clock()):
                 forward = await self._read(head, body, incoming, reply)
                 head.facts = forward.facts
                 await self._loop.run(forward, incoming.ticket)

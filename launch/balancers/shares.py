@@ -7,15 +7,13 @@ process divides by itself: it depends on what they say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.auth import Client
 from services.lb.settings import LbSettings
 
-__all__ = ["DIVIDED", "check_clients", "check_processes", "process_arguments", "process_id", "same_ports"]
+__all__ = ["DIVIDED", "check_processes", "process_arguments", "process_id"]
 
 DIVIDED: Final = (
     "in_flight_limit", "queue_limit", "connections_limit", "connections_per_peer", "requests_per_peer",
@@ -55,12 +53,6 @@ def check_processes(settings: LbSettings, instance_id: str, certified: str) -> N
         )
 
 
-def check_clients(clients: Iterable[Client]) -> None:
-    """Raises :class:`InvalidArgument` if an API key has limits per minute."""
-    if any(client.rpm or client.tpm for client in clients):
-        raise _bad("the API keys file names limits per minute, which would be counted by each process by itself")
-
-
 def process_arguments(settings: LbSettings, instance_id: str, number: int, http_listen: str) -> list[str]:
     """What comes after the parent's own command line, and overrules that and the environment. ``http_listen`` is where
     all listen."""
@@ -84,17 +76,6 @@ def process_arguments(settings: LbSettings, instance_id: str, number: int, http_
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
-def same_ports(settings: LbSettings, endpoints: Mapping[str, str]) -> list[str]:
-    """What comes after that when the process is started again: where it served is known to others."""
-    words = []
-    for name, option, listen in (
-        ("grpc", "--listen", settings.listen), ("admin", "--admin-listen", settings.admin_listen),
-    ):  # fmt: skip
-        if listen and name in endpoints:
-            words += [option, _at(parse_address(listen)[0], parse_address(endpoints[name])[1])]
-    return words
-
-
 def _share(limit: int, count: int) -> int:
     return -(-limit // count)
 
@@ -104,10 +85,7 @@ def _next(address: str, number: int) -> str:
     if not address:
         return ""
     host, port = parse_address(address)
-    return _at(host, port and port + number)
-
-
-def _at(host: str, port: int) -> str:
+    port = port and port + number
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

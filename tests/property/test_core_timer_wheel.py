@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pinyon.frontdoor.timer_wheel import TimerWheel
+from pinyon.core.timer_wheel import TimerWheel
 from tests.long import usually
 
 TIMES = st.one_of(st.integers(0, 40).map(lambda number: number * 0.25), st.floats(0, 10))
@@ -49,6 +49,8 @@ class WheelMachine(RuleBasedStateMachine):
     @invariant()
     def same(self) -> None:
         assert bool(self.wheel) == bool(self.waiting)
+        if self.waiting:
+            assert self.wheel.first == min(slot for _, slot in self.waiting.values())
 
 
 TestWheel = WheelMachine.TestCase

@@ -1,4 +1,4 @@
-"""Deadlines of many, of which hardly any is ever reached. No I/O and no clock: who turns the wheel says how late it is.
+"""Deadlines of many, of which hardly any is ever reached. Who turns the wheel says how late it is.
 
 A hashed timing wheel (Varghese and Lauck, SOSP '87, scheme 6) whose slots are made when they are needed: to set a
 deadline and to take it back are one operation of a dictionary each, however many there are.
@@ -6,12 +6,11 @@ deadline and to take it back are one operation of a dictionary each, however man
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 __all__ = ["TimerWheel"]
 
-Entry = TypeVar("Entry", bound=Hashable)
+Entry = TypeVar("Entry")
 
 
 class TimerWheel(Generic[Entry]):
@@ -28,15 +27,24 @@ class TimerWheel(Generic[Entry]):
         """Somebody is waited for."""
         return bool(self._slots)
 
+    @property
+    def first(self) -> int:
+        """The slot whose turn is next: it comes when so many ticks have passed. There is one."""
+        return min(self._slots)
+
     def add(self, entry: Entry, due_s: float) -> int:
-        """At ``due_s`` it is over. What this returns is for :meth:`remove`; an entry is there once at a time."""
+        """At ``due_s`` it is over. Returns its slot, for :meth:`remove`; an entry is there once at a time."""
         slot = int(due_s // self._tick_s) + 1
         entries = self._slots.get(slot)
         if entries is None:
             self._slots[slot] = {entry: None}
+            self.opened(slot)
         else:
             entries[entry] = None
         return slot
+
+    def opened(self, slot: int) -> None:
+        """Called when somebody is the first to wait for the turn of a slot."""
 
     def remove(self, entry: Entry, slot: int) -> None:
         """It came in time. Nothing happens if it is not there any more."""

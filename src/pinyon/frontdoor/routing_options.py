@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.pushing import Blind
 
-__all__ = ["WaysOptions"]
+__all__ = ["RoutingOptions"]
 
 
 @dataclass(frozen=True, slots=True)
-class WaysOptions:
-    """``region``: what this one is called; ``secret``: the federation's, which routing keys start from; ``pushing`` and
-    ``routing``: choices of the registries."""
+class RoutingOptions:
+    """How this load balancer decides where requests go."""
 
     region: str = ""
+    """What this one is called."""
     secret: bytes = b""
+    """The federation's, which routing keys start from."""
     geography: Geography = ANYWHERE
     pushing: str = Blind.name
+    """A choice of the registry, as is ``routing``."""
     routing: str = "skywalker"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,16 +14,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
+from launch.balancers.held_port import HeldPort
+from launch.balancers.merged import SUMMED, Merged
+from launch.balancers.shares import DIVIDED, check_processes, process_arguments
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.auth import load_api_keys
 from pinyon.runtime.settings import load_settings
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.balancer import Given
-from services.lb.held_port import HeldPort
-from services.lb.merged import SUMMED, Merged
 from services.lb.settings import LbSettings
-from services.lb.shares import DIVIDED, check_clients, check_processes, process_arguments
 from services.lb.upstream_app import UpstreamLb
 
 UPSTREAM = ["--upstream", "http://127.0.0.1:1"]
@@ -86,11 +88,15 @@ def test_an_id_needs_room_for_the_number() -> None:
         check_processes(settings_of("--processes", "11"), "l" * 62, "")
 
 
-def test_keys_with_limits_per_minute_are_refused() -> None:
-    check_clients([Client("a"), Client("b", rpm=0, tpm=0)])
-    for client in (Client("a", rpm=1), Client("a", tpm=1)):
+def test_keys_with_limits_per_minute_are_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text('{"k": "a", "l": {"tenant": "b", "rpm": 0, "tpm": 0}}')
+    assert len(load_api_keys(str(keys), shared=True).clients) == 2
+    for limit in ("rpm", "tpm"):
+        keys.write_text(json.dumps({"k": "a", "l": {"tenant": "b", limit: 1}}))
+        assert len(load_api_keys(str(keys)).clients) == 2
         with pytest.raises(InvalidArgument, match="API keys file"):
-            check_clients([Client("b"), client])
+            load_api_keys(str(keys), shared=True)
 
 
 # ---------------------------------------------------------------- the port

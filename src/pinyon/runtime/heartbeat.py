@@ -9,7 +9,7 @@ import asyncio
 import os
 from typing import Final
 
-__all__ = ["BEAT_S", "Heartbeat", "HeartbeatReceiver"]
+__all__ = ["BEAT_S", "Heartbeat"]
 
 BEAT_S: Final = 0.5
 """Between two."""
@@ -63,21 +63,3 @@ class Heartbeat:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class HeartbeatReceiver(asyncio.Protocol):
-    """Of another one. Silence is counted in questions, not by a clock: if we were held up ourselves, it is not long."""
-
-    def __init__(self) -> None:
-        self._heard = True
-        self.missed = 0
-        """Questions in a row since which nothing had been heard."""
-
-    def data_received(self, data: bytes) -> None:
-        self._heard = True
-
-    def ask(self) -> int:
-        """Count one question; returns ``missed``."""
-        self.missed = 0 if self._heard else self.missed + 1
-        self._heard = False
-        return self.missed
