@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -81,11 +80,7 @@ class LocalRegions:
         self._ports = HeldPorts()
         free_port = self._ports.take
         root = Path(self._folder.name)
-        secret = root / "federation-secret"
-        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(os.urandom(32).hex())
-        arguments = ["--federation-secret-file", str(secret)]
+        arguments: list[str] = []
         policy = root / "geography.json"
         if spec.geography is not None:
             policy.write_text(json.dumps(spec.geography))

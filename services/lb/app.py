@@ -86,7 +86,7 @@ class Lb(LoadBalancer):
         by_routing = settings.place_by == "routing"
         kind = InstanceKind(self.clusters, self.workers, self.models, regions, metrics, limits, clock, by_routing)
         loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
-        self.dispatcher = Dispatcher(loop, self.models, Routing(self.models, self.federation.secret), self.recorder)
+        self.dispatcher = Dispatcher(loop, self.models, Routing(self.models, security.secret), self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(
             admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock
@@ -106,7 +106,6 @@ class Lb(LoadBalancer):
         )
         serving = TokenServing(
             self.arrivals(metrics),
-            self.federation.secret,
             self.models,
             self.prompts,
             self.dispatcher,

@@ -130,7 +130,6 @@ class LoadBalancer:
         return RegionLinks(
             self.own,
             self.models,
-            self.federation.secret,
             unread_tokens,
             given.clock,
             given.security.channels,
@@ -170,7 +169,7 @@ class LoadBalancer:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
         given = self.given
         self.regions = links
-        self.inbound = InboundParts(self.own, self.federation.secret, serving, lambda: self.draining)
+        self.inbound = InboundParts(self.own, serving, lambda: self.draining)
         serve_peers(self.grpc, self.inbound)
         self.membership = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
         self.models.told = join_controller(

@@ -10,7 +10,7 @@ from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.routing.geography import ANYWHERE, Geography, parse_geography
 from pinyon.runtime.identity import ANY, check_region_name, region_name
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.security import Security, read_secret
+from pinyon.runtime.security import Security
 from services.lb.settings import LbSettings
 
 __all__ = ["load_federation", "load_geography"]
@@ -34,14 +34,8 @@ def load_federation(settings: LbSettings, security: Security) -> RoutingOptions:
                 security.tls.identity.instance_id or ANY,
                 settings.region,
             )
-    secret = b""
-    if settings.federation_secret_file:
-        try:
-            secret = read_secret(Path(settings.federation_secret_file))
-        except InvalidArgument as error:
-            raise InvalidArgument(error.message, field="federation_secret_file") from None
     geography = load_geography(settings.geography_file)
-    return RoutingOptions(settings.region, secret, geography, settings.pushing_choice, settings.routing)
+    return RoutingOptions(settings.region, geography, settings.pushing_choice, settings.routing)
 
 
 def load_geography(path: str) -> Geography:

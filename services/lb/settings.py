@@ -191,11 +191,6 @@ class LbSettings(JournalSettings):
     http_url: str = Field(
         "", max_length=512, description="base URL at which clients reach this one, for the controller's list"
     )
-    federation_secret_file: str = Field(
-        "",
-        description="file with the secret that all regions share: who knows it may forward, and routing keys start "
-        "from it",
-    )
     geography_file: str = Field(
         "",
         description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
@@ -355,8 +350,6 @@ class LbSettings(JournalSettings):
             raise ValueError("--peers, --controller and --geography-file need a name for this region: --region")
         if self.peers and self.controller:
             raise ValueError("the controller says who the others are: --peers and --controller exclude each other")
-        if (self.peers or self.controller) and not (self.federation_secret_file or self.has_tls):
-            raise ValueError("other regions need TLS or --federation-secret-file: nobody else may forward")
         return self
 
     @property

@@ -44,8 +44,7 @@ class UpstreamLb(LoadBalancer):
         self.clusters: UpstreamClusters = UpstreamClusters(self.fleet, servers.urls, models, servers.make, times, clock)
         metrics = UpstreamMetrics(given.registry, self.line, self.clusters.servers)
         regions = self.links(0, RawServing.kind)
-        secret = self.federation.secret
-        remote = RegionTargets(models, regions, metrics, clock, signed=bool(secret))
+        remote = RegionTargets(models, regions, metrics, clock)
 
         def targets(where: Where, cluster: str) -> Targets:
             if where is Where.REMOTE:
@@ -55,13 +54,11 @@ class UpstreamLb(LoadBalancer):
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         kind = ServerKind(models, targets, metrics, limits, settings.upstream_first_byte_s, clock)
         loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
-        reading = ForwardingLimits(
-            settings.request_timeout_s, settings.chat_max_tokens, secret or given.security.secret
-        )
+        reading = ForwardingLimits(settings.request_timeout_s, settings.chat_max_tokens, given.security.secret)
         forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, metrics.broken, reading, clock)
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
-            self.arrivals(metrics), secret, forwarding, models, settings.http_limits(), self.bodies, self.access,
+            self.arrivals(metrics), forwarding, models, settings.http_limits(), self.bodies, self.access,
             settings.request_timeout_s, clock,
         )  # fmt: skip
         self.join(serving, regions, metrics)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.target import Report
 from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
 
-__all__ = ["FULL", "ROOMY", "Regions", "running_regions"]
+__all__ = ["FULL", "ROOMY", "Regions", "peer_of", "running_regions"]
 
 FULL, ROOMY = Report(pending=1, running=1), Report(pending=0, running=0, room=4)
 PUSHING = "pending:stale_s=3600"
@@ -52,20 +51,17 @@ def peer_of(name: str, bench: Bench) -> Peer:
 
 @contextlib.asynccontextmanager
 async def running_regions(
-    folder: Path,
     *names: str,
     workers: int = 1,
     linked: bool = True,
     clocks: Mapping[str, Clock] | None = None,
     **settings: object,
 ) -> AsyncIterator[Regions]:
-    """With a secret that they share; each knows the others."""
-    secret = folder / "federation-secret"
-    secret.write_text("a secret of the federation")
+    """Each knows the others."""
     async with contextlib.AsyncExitStack() as stack:
         regions = Regions()
         for name in names:
-            options: dict[str, object] = {"pushing": PUSHING, "federation_secret_file": str(secret)} | settings
+            options: dict[str, object] = {"pushing": PUSHING} | settings
             clock = (clocks or {}).get(name, time.monotonic)
             one = running_lb(workers, region=name, clock=clock, name=f"lb-{name}", **options)
             regions[name] = await stack.enter_async_context(one)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import time
 
 import grpc
@@ -18,10 +17,9 @@ from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.frontdoor.regions import inbound as inbound_module
 from pinyon.frontdoor.regions import link as link_module
 from pinyon.frontdoor.regions import servicer as servicer_module
-from pinyon.frontdoor.regions.proof import caller_proof, request_proof, welcome_proof
 from pinyon.routing.geography import parse_geography
-from tests.integration.lb_harness import MODEL, Connection, expected_text, spin
-from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
+from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
+from tests.integration.regions_harness import FULL, ROOMY, Regions, peer_of, running_regions
 
 REPORT = {"x-pinyon-report": "1"}
 
@@ -30,8 +28,8 @@ async def full_here(regions: Regions, here: str = "us") -> None:
     regions.say(here, FULL)
 
 
-async def test_what_the_region_has_no_room_for_goes_to_another_one(tmp_path):
-    async with running_regions(tmp_path, "us", "eu") as regions:
+async def test_what_the_region_has_no_room_for_goes_to_another_one():
+    async with running_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         assert (await us.complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
         assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (1, 0)
@@ -50,8 +48,8 @@ async def test_what_the_region_has_no_room_for_goes_to_another_one(tmp_path):
         await regions.idle()
 
 
-async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
-    async with running_regions(tmp_path, "us", "eu") as regions:
+async def test_a_client_that_leaves_is_gone_on_every_hop():
+    async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
         worker = regions["eu"].workers[0]
         worker.go.clear()
@@ -63,8 +61,8 @@ async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
         await regions.idle()
 
 
-async def test_a_deadline_crosses_regions(tmp_path):
-    async with running_regions(tmp_path, "us", "eu", request_timeout_s=3.0) as regions:
+async def test_a_deadline_crosses_regions():
+    async with running_regions("us", "eu", request_timeout_s=3.0) as regions:
         regions.say("us", FULL)
         worker = regions["eu"].workers[0]
         worker.go.clear()
@@ -75,8 +73,8 @@ async def test_a_deadline_crosses_regions(tmp_path):
         await regions.idle()
 
 
-async def test_a_stream_whose_region_dies_goes_on_with_the_same_tokens(tmp_path):
-    async with running_regions(tmp_path, "us", "eu") as regions:
+async def test_a_stream_whose_region_dies_goes_on_with_the_same_tokens():
+    async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
         there, here = regions["eu"].workers[0], regions["us"].workers[0]
         there.go.clear()
@@ -99,8 +97,8 @@ async def test_a_stream_whose_region_dies_goes_on_with_the_same_tokens(tmp_path)
         await regions["us"].idle()
 
 
-async def test_a_stream_goes_on_in_another_region_when_this_ones_instances_die(tmp_path):
-    async with running_regions(tmp_path, "us", "eu") as regions:
+async def test_a_stream_goes_on_in_another_region_when_this_ones_instances_die():
+    async with running_regions("us", "eu") as regions:
         here, there = regions["us"].workers[0], regions["eu"].workers[0]
         here.die_at = 3
         reply = await regions["us"].complete(max_tokens=8, stream=True)
@@ -110,9 +108,9 @@ async def test_a_stream_goes_on_in_another_region_when_this_ones_instances_die(t
         await regions.idle()
 
 
-async def test_nothing_is_forwarded_twice(tmp_path):
+async def test_nothing_is_forwarded_twice():
     """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
-    async with running_regions(tmp_path, "us", "eu", "ap") as regions:
+    async with running_regions("us", "eu", "ap") as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         us.lb.models.use(geography=parse_geography({
             "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
@@ -131,8 +129,8 @@ async def test_nothing_is_forwarded_twice(tmp_path):
         await regions.idle()
 
 
-async def test_what_a_region_refuses_is_put_back_and_served_at_home(tmp_path):
-    async with running_regions(tmp_path, "us", "eu", queue_limit=0, in_flight_limit=1) as regions:
+async def test_what_a_region_refuses_is_put_back_and_served_at_home():
+    async with running_regions("us", "eu", queue_limit=0, in_flight_limit=1) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.workers[0].go.clear()
         blocking = asyncio.create_task(eu.complete(max_tokens=1))
@@ -148,8 +146,8 @@ async def test_what_a_region_refuses_is_put_back_and_served_at_home(tmp_path):
         await regions.idle()
 
 
-async def test_a_region_that_would_be_late_is_not_the_last_word(tmp_path):
-    async with running_regions(tmp_path, "us", "eu", "ap") as regions:
+async def test_a_region_that_would_be_late_is_not_the_last_word():
+    async with running_regions("us", "eu", "ap") as regions:
         late = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="no instance is in time", retry_after_ms=1000)
         for name in ("us", "eu"):
             regions[name].conductor.error = late
@@ -161,8 +159,8 @@ async def test_a_region_that_would_be_late_is_not_the_last_word(tmp_path):
         await regions.idle()
 
 
-async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
-    async with running_regions(tmp_path, "us", linked=False, placement_wait_s=0.3) as regions:
+async def test_a_region_that_is_known_and_was_not_heard_yet_may_come():
+    async with running_regions("us", linked=False, placement_wait_s=0.3) as regions:
         us = regions["us"]
         us.lb.regions.know([link_module.Peer("lb-eu", "eu", "127.0.0.1:1")])
         reply = await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "eu"})
@@ -171,8 +169,8 @@ async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
         await regions.idle()
 
 
-async def test_requests_wait_at_the_load_balancer_until_somebody_has_room(tmp_path):
-    async with running_regions(tmp_path, "us") as regions:
+async def test_requests_wait_at_the_load_balancer_until_somebody_has_room():
+    async with running_regions("us") as regions:
         us = regions["us"]
         regions.say("us", FULL)
         waiting = [asyncio.create_task(us.complete(max_tokens=2)) for _ in range(3)]
@@ -183,8 +181,8 @@ async def test_requests_wait_at_the_load_balancer_until_somebody_has_room(tmp_pa
         await regions.idle()
 
 
-async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
-    async with running_regions(tmp_path, "us", "eu") as regions:
+async def test_a_region_without_instances_is_ready_while_others_are():
+    async with running_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         us.conductor.workers = []
         us.conductor.push()
@@ -200,10 +198,10 @@ async def test_a_region_without_instances_is_ready_while_others_are(tmp_path):
         assert "No instance" in reply.body.decode()
 
 
-async def test_clocks_that_differ_do_not_matter(tmp_path):
+async def test_clocks_that_differ_do_not_matter():
     """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
     clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}
-    async with running_regions(tmp_path, "us", "eu", clocks=clocks, request_timeout_s=600.0) as regions:
+    async with running_regions("us", "eu", clocks=clocks, request_timeout_s=600.0) as regions:
         for here, there in (("us", "eu"), ("eu", "us")):
             regions.say(here, FULL)
             assert (await regions[here].complete(max_tokens=5)).json["choices"][0]["text"] == expected_text(5, 5)
@@ -225,10 +223,10 @@ async def test_load_never_overrides_law(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k-acme acme\nk-other other\n")
     async with running_regions(
-        tmp_path, "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
+        "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
     ) as regions:
         us, eu = regions["us"], regions["eu"]
-        us.lb.regions.know([link_module_peer("eu", eu)])
+        us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", ROOMY)
         acme, other = ({"authorization": f"Bearer k-{name}"} for name in ("acme", "other"))
         assert (await us.complete(max_tokens=1, headers=acme)).status == 200
@@ -253,10 +251,10 @@ async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
     """The sender's policy is another one, by mistake."""
     policy = tmp_path / "geography.json"
     policy.write_text(json.dumps({"regions": {"us": [], "eu": []}, "rules": [{"from": ["eu"], "to": ["eu"]}]}))
-    async with running_regions(tmp_path, "us", "eu", geography_file=str(policy), linked=False) as regions:
+    async with running_regions("us", "eu", geography_file=str(policy), linked=False) as regions:
         eu, us = regions["eu"], regions["us"]
         eu.lb.models.use(geography=parse_geography({}))
-        eu.lb.regions.know([link_module_peer("us", us)])
+        eu.lb.regions.know([peer_of("us", us)])
         (link,) = eu.lb.regions.links
         await spin(lambda: link._talk is not None)
         await spin(lambda: link._talk is None)
@@ -267,9 +265,9 @@ async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
 async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
     policy = tmp_path / "geography.json"
     policy.write_text(json.dumps(GDPR))
-    async with running_regions(tmp_path, "eu", "us", "uk", geography_file=str(policy), linked=False) as regions:
+    async with running_regions("eu", "us", "uk", geography_file=str(policy), linked=False) as regions:
         eu = regions["eu"]
-        eu.lb.regions.know([link_module_peer(name, regions[name]) for name in ("us", "uk")])
+        eu.lb.regions.know([peer_of(name, regions[name]) for name in ("us", "uk")])
         await regions.knows("eu", "uk", ROOMY)
         async with grpc.aio.insecure_channel(eu.endpoints["grpc"]) as channel:
             stub = lb_pb2_grpc.LbServiceStub(channel)
@@ -289,15 +287,10 @@ async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
 # -- strangers
 
 
-def link_module_peer(name, bench):
-    return link_module.Peer(f"lb-{name}", name, bench.endpoints["grpc"])
-
-
 class Caller:
     """Somebody who speaks the protocol, and may do what no load balancer of ours does."""
 
-    def __init__(self, bench, secret: bytes) -> None:
-        self.secret = secret
+    def __init__(self, bench) -> None:
         self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
         self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
 
@@ -308,31 +301,24 @@ class Caller:
         self.call.cancel()
         await self._channel.close()
 
-    async def hello(self, **fields) -> peer_pb2.SessionResponse:
-        values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
+    async def hello(self, **fields) -> None:
+        values = {"region": "eu", "lb_id": "x", "version": link_module.PEER_VERSION} | fields
         await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
+
+    async def meet(self) -> None:
+        """Until it is welcome."""
+        await self.hello()
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
-        welcome = answer.welcome
-        assert welcome.proof == welcome_proof(b"a secret of the federation", b"n" * 16, welcome.nonce, "us", "lb-us")
-        assert not answer.HasField("state")
-        self.nonce = welcome.nonce
-        return answer
+        assert (answer.welcome.region, answer.welcome.lb_id) == ("us", "lb-us")
 
-    async def prove(self) -> None:
-        await self.call.write(peer_pb2.SessionRequest(proof=caller_proof(self.secret, self.nonce, "eu", "x"), probe=7))
-
-    def request(
-        self, *, hops: int = 1, nonce: bytes = b"", secret: bytes = b"", stream_id: int = 1, tokens: int = 3
-    ) -> peer_pb2.ForwardedRequest:
+    def request(self, *, hops: int = 1, stream_id: int = 1, tokens: int = 3) -> peer_pb2.ForwardedRequest:
         prompt = tokens_to_bytes([1 + number % 200 for number in range(tokens)])
         submission = worker_pb2.Submission(
             stream_id=stream_id, request_id=f"r{stream_id}", model=MODEL, prompt_tokens_le32=prompt
         )
         submission.sampling.max_tokens = 2
-        data = submission.SerializeToString()
-        proof = request_proof(secret or self.secret, nonce or self.nonce, hops, data)
-        return peer_pb2.ForwardedRequest(submission=data, hops=hops, proof=proof)
+        return peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=hops)
 
     async def status(self) -> grpc.StatusCode:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -341,98 +327,71 @@ class Caller:
         return await self.call.code()
 
 
-OURS = b"a secret of the federation"
-
-
-async def test_who_does_not_know_the_secret_learns_nothing(tmp_path):
-    async with running_regions(tmp_path, "us", linked=False) as regions:
-        async with Caller(regions["us"], b"wrong") as caller:
-            await caller.hello()
-            await caller.prove()
-            assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
-        async with Caller(regions["us"], b"wrong") as caller:
-            await caller.hello()
-            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
-            assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
-        assert not regions["us"].workers[0].submissions
-
-
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"version": 2}, grpc.StatusCode.FAILED_PRECONDITION),
-        ({"nonce": b"short"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"version": 1}, grpc.StatusCode.FAILED_PRECONDITION),
         ({"region": "a b"}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"lb_id": ""}, grpc.StatusCode.INVALID_ARGUMENT),
         ({"kind": peer_pb2.PEER_KIND_UPSTREAM}, grpc.StatusCode.FAILED_PRECONDITION),
     ],
 )
-async def test_a_bad_hello_is_refused(tmp_path, fields, code):
-    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
-        values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1} | fields
-        await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
+async def test_a_bad_hello_is_refused(fields, code):
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
+        await caller.hello(**fields)
         assert await caller.status() is code
 
 
-async def test_http_requests_are_not_taken_for_tokens(tmp_path):
-    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
-        await caller.hello()
-        await caller.prove()
+async def test_http_requests_are_not_taken_for_tokens():
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
+        await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(raw_requests=[peer_pb2.RawRequest(hops=1)]))
         assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_request_is_good_for_one_session_and_one_hop(tmp_path):
-    async with running_regions(tmp_path, "us", linked=False) as regions:
-        async with Caller(regions["us"], OURS) as caller:
-            await caller.hello()
-            await caller.prove()
-            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(nonce=b"o" * 16)]))
-            assert await caller.status() is grpc.StatusCode.PERMISSION_DENIED
-        async with Caller(regions["us"], OURS) as caller:
-            await caller.hello()
-            await caller.prove()
+async def test_a_request_is_good_once_and_for_one_hop():
+    async with running_regions("us", linked=False) as regions:
+        async with Caller(regions["us"]) as caller:
+            await caller.meet()
             await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(hops=2)]))
             while not (message := await caller.call.read()).updates:
                 pass
             assert message.updates[0].error.code == "FAILED_PRECONDITION"
             assert "2 regions" in message.updates[0].error.message
+            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
+            assert await caller.status() is grpc.StatusCode.INVALID_ARGUMENT
         assert not regions["us"].workers[0].submissions
         await regions.idle()
 
 
-async def test_silent_strangers_keep_nobody_out(tmp_path, monkeypatch):
-    """As many as there are places for, twice, from the address that the others come from, too."""
-    monkeypatch.setattr(inbound_module, "PROOF_S", 600.0)
-    monkeypatch.setattr(servicer_module, "FIRST_S", 600.0)
-    monkeypatch.setattr(random.SystemRandom, "choice", lambda _, crowd: crowd[0])  # the oldest, whatever comes late
-    async with running_regions(tmp_path, "us", "eu", linked=False) as regions, contextlib.AsyncExitStack() as stack:
-        us, eu = regions["us"], regions["eu"]
-        calls = []
-        for number in range(2 * servicer_module.UNKNOWN_MAX):
-            caller = await stack.enter_async_context(Caller(us, b"wrong"))
-            if number % 2:
-                await caller.hello()
-            else:
-                await caller.call.wait_for_connection()
-            calls.append(caller.call)
-        async with Caller(us, OURS) as caller:
-            await caller.hello()
-            await caller.prove()
-            while not (message := await caller.call.read()).HasField("state"):
-                pass
-            assert message.state.models[0].instances == 1
-        eu.lb.regions.know([link_module_peer("us", us)])
-        await regions.knows("eu", "us", ROOMY)
-        ended = [await call.code() for call in calls if call.done()]
-        assert set(ended) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+async def test_sessions_are_bounded(monkeypatch):
+    monkeypatch.setattr(servicer_module, "SESSIONS_MAX", 1)
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
+        await caller.meet()
+        async with Caller(regions["us"]) as other:
+            assert await other.status() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        caller.call.cancel()
+        async with running_lb(1, name="lb-eu", region="eu") as eu:  # it dials until it is welcome
+            eu.lb.regions.know([peer_of("us", regions["us"])])
+            (link,) = eu.lb.regions.links
+            await spin(lambda: link.connected)
 
 
-async def test_who_proves_itself_is_served(tmp_path):
-    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
-        await caller.hello()
-        await caller.prove()
-        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
+async def test_who_says_nothing_is_ended(monkeypatch):
+    monkeypatch.setattr(servicer_module, "FIRST_S", 0.02)
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
+        assert await caller.status() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_load_balancer_of_no_region_forwards_nothing():
+    async with running_lb(1) as bench, Caller(bench) as caller:
+        assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_caller_of_another_region_is_served():
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
+        await caller.meet()
+        await caller.call.write(peer_pb2.SessionRequest(probe=7, requests=[caller.request()]))
         tokens, probes, state = [], set(), None
         while True:
             message = await caller.call.read()
@@ -449,14 +408,13 @@ async def test_who_proves_itself_is_served(tmp_path):
         assert state.models[0].credits >= 1
 
 
-async def test_a_caller_that_falls_silent_is_left(tmp_path, monkeypatch):
+async def test_a_caller_that_falls_silent_is_left(monkeypatch):
     """It was frozen, say: its connection stands, and what it has sent would be served for nobody."""
     monkeypatch.setattr(inbound_module, "SILENT_TICKS", 5)
-    async with running_regions(tmp_path, "us", linked=False) as regions, Caller(regions["us"], OURS) as caller:
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         us = regions["us"]
         us.workers[0].go.clear()
-        await caller.hello()
-        await caller.prove()
+        await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
         await us.workers[0].until(lambda: us.workers[0].open)
         await spin(lambda: us.lb.inbound.requests == 0)  # though nobody reads, either
@@ -465,15 +423,14 @@ async def test_a_caller_that_falls_silent_is_left(tmp_path, monkeypatch):
         await regions.idle()
 
 
-async def test_a_peer_holds_no_more_bytes_than_it_leaves_free(tmp_path):
+async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
     async with (
-        running_regions(tmp_path, "us", linked=False, bodies_limit_mib=1) as regions,
-        Caller(regions["us"], OURS) as caller,
+        running_regions("us", linked=False, bodies_limit_mib=1) as regions,
+        Caller(regions["us"]) as caller,
     ):
         us, worker = regions["us"], regions["us"].workers[0]
         worker.go.clear()
-        await caller.hello()
-        await caller.prove()
+        await caller.meet()
         for number in range(1, 5):  # of 160 KB each: three are the half that one may hold
             request = caller.request(stream_id=number, tokens=40_000)
             await caller.call.write(peer_pb2.SessionRequest(requests=[request]))
@@ -498,20 +455,10 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free(tmp_path):
         await regions.idle()
 
 
-async def test_without_a_secret_and_without_tls_the_door_is_shut(tmp_path):
-    async with (
-        running_regions(tmp_path, "us", linked=False, federation_secret_file="") as regions,
-        Caller(regions["us"], OURS) as caller,
-    ):
-        values = {"region": "eu", "lb_id": "x", "nonce": b"n" * 16, "version": 1}
-        await caller.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
-        assert await caller.status() is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_a_silent_region_is_left(tmp_path, monkeypatch):
+async def test_a_silent_region_is_left(monkeypatch):
     """Its load balancer is frozen: its streams go on elsewhere."""
     monkeypatch.setattr(link_module, "TICK_S", 0.02)
-    async with running_regions(tmp_path, "us", "eu") as regions:
+    async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
         there = regions["eu"].workers[0]
         there.go.clear()

@@ -17,19 +17,19 @@ from tests.integration.regions_harness import FULL, ROOMY, running_regions
 
 
 @contextlib.asynccontextmanager
-async def federated(folder, place_by="conductor", **settings):
+async def federated(place_by="conductor", **settings):
     """A controller and two regions that it knows."""
     async with (
         running_controller(**settings) as (controller, address, _),
-        running_regions(folder, "us", "eu", linked=False, controller=address, place_by=place_by) as regions,
+        running_regions("us", "eu", linked=False, controller=address, place_by=place_by) as regions,
     ):
         await spin(lambda: len(controller.registry.federation.members) == 2)
         yield controller, regions
 
 
 @pytest.mark.parametrize("place_by", ["conductor", "routing"])
-async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_path, place_by):
-    async with federated(tmp_path, place_by) as (controller, regions):
+async def test_the_instances_of_one_that_fails_are_served_by_another_one(place_by):
+    async with federated(place_by) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         await regions.knows("eu", "us", ROOMY)
         assert not eu.lb.clusters.adopted
@@ -49,8 +49,8 @@ async def test_the_instances_of_one_that_fails_are_served_by_another_one(tmp_pat
         await regions.idle()
 
 
-async def test_who_drains_hands_its_instances_over_and_gets_them_back(tmp_path):
-    async with federated(tmp_path) as (controller, regions):
+async def test_who_drains_hands_its_instances_over_and_gets_them_back():
+    async with federated() as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         us.lb.readiness.draining = True
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
@@ -69,8 +69,8 @@ async def silent(controller, bench) -> None:
     await spin(lambda: member.heard_s > heard_s)
 
 
-async def test_who_begins_to_drain_says_so_at_once(tmp_path):
-    async with federated(tmp_path, silence_s=600.0) as (controller, regions):
+async def test_who_begins_to_drain_says_so_at_once():
+    async with federated(silence_s=600.0) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         await silent(controller, us)
         async with grpc.aio.insecure_channel(us.endpoints["grpc"]) as channel:
@@ -81,8 +81,8 @@ async def test_who_begins_to_drain_says_so_at_once(tmp_path):
             await spin(lambda: not eu.lb.clusters.adopted)
 
 
-async def test_who_ends_says_so_before_it_waits_for_what_runs(tmp_path):
-    async with federated(tmp_path, silence_s=600.0) as (controller, regions):
+async def test_who_ends_says_so_before_it_waits_for_what_runs():
+    async with federated(silence_s=600.0) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         us.workers[0].go.clear()
         running = asyncio.create_task(us.complete(max_tokens=3))
@@ -99,7 +99,7 @@ async def test_who_ends_says_so_before_it_waits_for_what_runs(tmp_path):
 async def test_law_forbids_adoption(tmp_path):
     policy = tmp_path / "policy.json"
     policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}, "rules": [{"from": ["eu"], "to": ["eu"]}]}))
-    async with federated(tmp_path, geography=str(policy)) as (controller, regions):
+    async with federated(geography=str(policy)) as (controller, regions):
         for bench in regions.values():
             bench.lb.readiness.draining = True
         await spin(lambda: [each.state for each in controller.registry.federation.members] == [LbState.DRAINING] * 2)

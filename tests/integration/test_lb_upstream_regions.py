@@ -13,8 +13,8 @@ from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wir
 from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
 
 
-async def test_what_the_region_has_no_room_for_goes_to_another_one_as_it_came(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_what_the_region_has_no_room_for_goes_to_another_one_as_it_came():
+    async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         assert (await us.chat()).status == 200
         assert regions.asked() == {"us": 1, "eu": 0}
@@ -48,8 +48,8 @@ async def test_what_the_region_has_no_room_for_goes_to_another_one_as_it_came(tm
         await regions.idle()
 
 
-async def test_a_stream_crosses_as_it_comes_byte_by_byte(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_stream_crosses_as_it_comes_byte_by_byte():
+    async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
         go = asyncio.Event()
 
@@ -82,9 +82,9 @@ async def test_a_stream_crosses_as_it_comes_byte_by_byte(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, 200_000, 300_000, 3_000_000])
 @pytest.mark.parametrize("delay_ms", [0, 5])
-async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int, tmp_path):
+async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int):
     async with running_upstream_regions(
-        tmp_path, "us", "eu", test_region_delays_ms=f"eu={delay_ms}", body_limit_bytes=8 << 20
+        "us", "eu", test_region_delays_ms=f"eu={delay_ms}", body_limit_bytes=8 << 20
     ) as regions:
         await regions.full("us")
         back = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
@@ -101,8 +101,8 @@ async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int, tmp_path):
         await regions.idle()
 
 
-async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_one(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_one():
+    async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
         regions["eu"].lb.inbound.serving.limits = regions["eu"].lb.inbound.serving.limits.__class__(body_bytes=1024)
         large = asyncio.ensure_future(regions["us"].post("/v1/completions", {"model": MODEL, "prompt": "x" * 4096}))
@@ -117,8 +117,8 @@ async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_
         await regions.idle()
 
 
-async def test_models_that_only_another_region_has(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", linked=False, upstream_health_s=0.05) as regions:
+async def test_models_that_only_another_region_has():
+    async with running_upstream_regions("us", "eu", linked=False, upstream_health_s=0.05) as regions:
         us, eu = regions["us"], regions["eu"]
         other = FakeServer(models=("only-eu",))
         await other.start()
@@ -136,8 +136,8 @@ async def test_models_that_only_another_region_has(tmp_path):
         await other.stop()
 
 
-async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_model(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
+async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_model():
+    async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})
         us.lb.regions.know([peer_of("eu", eu)])
@@ -145,8 +145,8 @@ async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_mode
         assert (await us.post("/v1/completions", {"prompt": "x"})).status == 200
 
 
-async def test_requests_for_several_models_are_told_apart_until_they_have_arrived(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
+async def test_requests_for_several_models_are_told_apart_until_they_have_arrived():
+    async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.servers[0].models = (MODEL, "other")
         eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})

@@ -14,9 +14,9 @@ from tests.on_compiled import REPLACES_METHODS
 
 
 @REPLACES_METHODS
-async def test_nothing_is_forwarded_twice(tmp_path):
+async def test_nothing_is_forwarded_twice():
     """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
-    async with running_upstream_regions(tmp_path, "us", "eu", "ap", linked=False) as regions:
+    async with running_upstream_regions("us", "eu", "ap", linked=False) as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         us.lb.regions.know([peer_of("eu", eu)])
         eu.lb.regions.know([peer_of("ap", ap)])
@@ -37,8 +37,8 @@ async def test_nothing_is_forwarded_twice(tmp_path):
         await regions.idle()
 
 
-async def test_what_another_region_has_no_place_for_is_put_back_and_served_at_home(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", queue_limit=0, in_flight_limit=1) as regions:
+async def test_what_another_region_has_no_place_for_is_put_back_and_served_at_home():
+    async with running_upstream_regions("us", "eu", queue_limit=0, in_flight_limit=1) as regions:
         us, eu = regions["us"], regions["eu"]
         go = asyncio.Event()
 
@@ -61,8 +61,8 @@ async def test_what_another_region_has_no_place_for_is_put_back_and_served_at_ho
         await regions.idle()
 
 
-async def test_attempts_do_not_multiply_over_regions(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", attempts=3) as regions:
+async def test_attempts_do_not_multiply_over_regions():
+    async with running_upstream_regions("us", "eu", attempts=3) as regions:
         us, eu = regions["us"], regions["eu"]
 
         async def poison(asked, wire):
@@ -80,7 +80,7 @@ async def test_load_never_overrides_law(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k-acme acme\nk-other other\n")
     async with running_upstream_regions(
-        tmp_path, "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
+        "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
     ) as regions:
         us, eu = regions["us"], regions["eu"]
         us.lb.regions.know([peer_of("eu", eu)])
@@ -102,9 +102,9 @@ async def test_load_never_overrides_law(tmp_path):
         await regions.idle()
 
 
-async def test_law_is_looked_at_again_where_a_request_comes(tmp_path):
+async def test_law_is_looked_at_again_where_a_request_comes():
     """The sender's policy is another one, by mistake."""
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+    async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
         eu.lb.inbound.serving.arrivals._geography = lambda: parse_geography({
@@ -119,8 +119,8 @@ async def test_law_is_looked_at_again_where_a_request_comes(tmp_path):
         await regions.idle()
 
 
-async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", linked=False, placement_wait_s=0.2) as regions:
+async def test_a_region_that_is_known_and_was_not_heard_yet_may_come():
+    async with running_upstream_regions("us", "eu", linked=False, placement_wait_s=0.2) as regions:
         us = regions["us"]
         us.lb.regions.know([peer_of("eu", regions["eu"]).__class__("lb-eu", "eu", "127.0.0.1:1")])
         assert (await us.chat(headers={"x-pinyon-geographies": "eu"})).status == 503
@@ -128,9 +128,9 @@ async def test_a_region_that_is_known_and_was_not_heard_yet_may_come(tmp_path):
         await regions.idle()
 
 
-async def test_requests_for_a_region_that_is_away_hold_up_nobody(tmp_path):
+async def test_requests_for_a_region_that_is_away_hold_up_nobody():
     async with running_upstream_regions(
-        tmp_path, "us", linked=False, in_flight_limit=8, queue_limit=64, placement_wait_s=600.0
+        "us", linked=False, in_flight_limit=8, queue_limit=64, placement_wait_s=600.0
     ) as regions:
         us = regions["us"]
         us.lb.regions.know([Peer("lb-eu", "eu", "127.0.0.1:1")])

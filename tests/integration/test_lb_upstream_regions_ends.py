@@ -11,8 +11,8 @@ from tests.integration.upstream_regions_parts import STREAM, peer_of, running_up
 from tests.on_compiled import REPLACES_METHODS
 
 
-async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_client_that_leaves_is_gone_on_every_hop():
+    async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
         server, began = regions["eu"].servers[0], asyncio.Event()
 
@@ -30,8 +30,8 @@ async def test_a_client_that_leaves_is_gone_on_every_hop(tmp_path):
 
 
 @REPLACES_METHODS
-async def test_a_deadline_crosses_regions(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", linked=False) as regions:
+async def test_a_deadline_crosses_regions():
+    async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", room=True)
@@ -59,8 +59,8 @@ async def test_a_deadline_crosses_regions(tmp_path):
         await regions.idle()
 
 
-async def test_a_region_that_dies_before_the_first_byte_is_replaced(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", "ap") as regions:
+async def test_a_region_that_dies_before_the_first_byte_is_replaced():
+    async with running_upstream_regions("us", "eu", "ap") as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         await regions.full("us")
         await regions.full("ap")
@@ -83,8 +83,8 @@ async def test_a_region_that_dies_before_the_first_byte_is_replaced(tmp_path):
         await ap.idle()
 
 
-async def test_a_region_that_dies_in_mid_stream_is_an_error_event(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_region_that_dies_in_mid_stream_is_an_error_event():
+    async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
 
         async def half(asked: Asked, wire: Wire) -> None:
@@ -109,8 +109,8 @@ async def test_a_region_that_dies_in_mid_stream_is_an_error_event(tmp_path):
         await regions["us"].idle()
 
 
-async def test_a_server_there_that_breaks_off_is_an_error_event_of_one_kind(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_server_there_that_breaks_off_is_an_error_event_of_one_kind():
+    async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
 
         async def broken(asked: Asked, wire: Wire) -> None:
@@ -126,8 +126,8 @@ async def test_a_server_there_that_breaks_off_is_an_error_event_of_one_kind(tmp_
         await regions.idle()
 
 
-async def test_what_a_servers_refuses_there_is_tried_elsewhere_and_then_passed_on(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", "ap", attempts=2) as regions:
+async def test_what_a_servers_refuses_there_is_tried_elsewhere_and_then_passed_on():
+    async with running_upstream_regions("us", "eu", "ap", attempts=2) as regions:
         await regions.full("us")
 
         async def busy(asked: Asked, wire: Wire) -> None:
@@ -141,8 +141,8 @@ async def test_what_a_servers_refuses_there_is_tried_elsewhere_and_then_passed_o
         await regions.idle()
 
 
-async def test_a_region_that_ends_in_good_order_ends_what_it_has(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_region_that_ends_in_good_order_ends_what_it_has():
+    async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
         go = asyncio.Event()
@@ -174,8 +174,8 @@ async def test_a_region_that_ends_in_good_order_ends_what_it_has(tmp_path):
         await us.idle()
 
 
-async def test_what_a_dying_region_gives_back_goes_before_what_came_later(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu", placement_wait_s=600.0) as regions:
+async def test_what_a_dying_region_gives_back_goes_before_what_came_later():
+    async with running_upstream_regions("us", "eu", placement_wait_s=600.0) as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
 

@@ -21,8 +21,8 @@ async def much(asked: Asked, wire: Wire) -> None:
     await wire.end()
 
 
-async def test_who_takes_nothing_makes_the_server_wait(tmp_path):
-    async with running_upstream_regions(tmp_path, "us") as regions, Caller(regions["us"]) as caller:
+async def test_who_takes_nothing_makes_the_server_wait():
+    async with running_upstream_regions("us") as regions, Caller(regions["us"]) as caller:
         server = regions["us"].servers[0]
         server.answer = much
         await caller.ask(caller.request())
@@ -47,8 +47,8 @@ async def test_who_takes_nothing_makes_the_server_wait(tmp_path):
         await regions.idle()
 
 
-async def test_a_slow_client_is_waited_for_on_every_hop(tmp_path):
-    async with running_upstream_regions(tmp_path, "us", "eu") as regions:
+async def test_a_slow_client_is_waited_for_on_every_hop():
+    async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
         eu.servers[0].answer = much

@@ -29,11 +29,11 @@ async def serving_stub() -> AsyncIterator[FakeServer]:
 
 
 @contextlib.asynccontextmanager
-async def federated(folder, **settings):
+async def federated(**settings):
     """A controller and two regions that it knows."""
     async with (
         running_controller() as (controller, address, _),
-        running_upstream_regions(folder, "us", "eu", linked=False, controller=address, **settings) as regions,
+        running_upstream_regions("us", "eu", linked=False, controller=address, **settings) as regions,
     ):
         await spin(lambda: len(controller.registry.federation.members) == 2)
         await regions.knows("eu", "us", room=True)
@@ -51,8 +51,8 @@ async def until_adopted(regions) -> None:
     await eu.until(lambda: any(each.live and each.reported_s > 0 for each in layer))
 
 
-async def test_the_servers_of_one_that_fails_are_served_by_another_one(tmp_path):
-    async with federated(tmp_path) as (controller, _, regions):
+async def test_the_servers_of_one_that_fails_are_served_by_another_one():
+    async with federated() as (controller, _, regions):
         us, eu = regions["us"], regions["eu"]
         assert not adopted(eu)
         # It dies: neither its session nor its door is there any more.
@@ -72,7 +72,7 @@ async def test_the_servers_of_one_that_fails_are_served_by_another_one(tmp_path)
 async def test_adopted_servers_are_shown_only_their_own_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("for-all\nhttp://elsewhere:1 for-elsewhere\n")
-    async with federated(tmp_path, upstream_api_key_file=str(file)) as (_, _, regions):
+    async with federated(upstream_api_key_file=str(file)) as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
         (theirs,), (ours,) = us.servers, eu.servers
         assert (await eu.chat(headers={"x-pinyon-geographies": "eu"})).status == 200
@@ -91,7 +91,7 @@ async def test_adopted_servers_are_shown_only_their_own_keys(tmp_path):
 async def test_law_of_the_servers_region_counts(tmp_path):
     policy = tmp_path / "geography.json"
     policy.write_text(json.dumps({"regions": {"us": [], "eu": ["gdpr"]}}))
-    async with federated(tmp_path, geography_file=str(policy)) as (_, _, regions):
+    async with federated(geography_file=str(policy)) as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
         us.lb.readiness.draining = True
         await until_adopted(regions)
@@ -108,8 +108,8 @@ async def test_law_of_the_servers_region_counts(tmp_path):
         await eu.idle()
 
 
-async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
-    async with federated(tmp_path) as (_, _, regions):
+async def test_what_runs_on_servers_that_are_given_back_runs_on():
+    async with federated() as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
         us.lb.readiness.draining = True
         await until_adopted(regions)
@@ -133,10 +133,10 @@ async def test_what_runs_on_servers_that_are_given_back_runs_on(tmp_path):
         await eu.idle()
 
 
-async def test_servers_are_added_and_removed_by_hand(tmp_path):
+async def test_servers_are_added_and_removed_by_hand():
     async with (
         serving_stub() as other,
-        federated(tmp_path) as (_, address, regions),
+        federated() as (_, address, regions),
         grpc.aio.insecure_channel(address) as channel,
     ):
         us = regions["us"]
@@ -163,9 +163,9 @@ async def test_servers_are_added_and_removed_by_hand(tmp_path):
         await us.idle()
 
 
-async def test_who_left_in_good_order_is_stood_in_for_whoever_asks_first(tmp_path):
+async def test_who_left_in_good_order_is_stood_in_for_whoever_asks_first():
     """Its region is known by its servers then, not by a load balancer any more."""
-    async with federated(tmp_path) as (_, _, regions):
+    async with federated() as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
         us.lb.readiness.draining = True
         await us.lb.membership.close()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from hashlib import sha256
 
 import grpc
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
-from pinyon.frontdoor.regions.proof import caller_proof, raw_proof
+from pinyon.frontdoor.regions.link import PEER_VERSION
 from tests.integration.lb_harness import WAIT_S
 from tests.integration.upstream_parts import MODEL
 from tests.integration.upstream_regions_parts import STREAM
-
-SECRET = b"a secret of the federation"
 
 
 class Caller:
@@ -25,21 +22,21 @@ class Caller:
         self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
 
     async def __aenter__(self) -> Caller:
-        hello = peer_pb2.PeerHello(region="eu", lb_id="x", nonce=b"n" * 16, version=1, kind=peer_pb2.PEER_KIND_UPSTREAM)
+        kind = peer_pb2.PEER_KIND_UPSTREAM
+        hello = peer_pb2.PeerHello(region="eu", lb_id="x", version=PEER_VERSION, kind=kind)
         await self.call.write(peer_pb2.SessionRequest(hello=hello))
-        self.nonce = (await self.call.read()).welcome.nonce
-        await self.call.write(peer_pb2.SessionRequest(proof=caller_proof(SECRET, self.nonce, "eu", "x")))
+        assert (await self.call.read()).HasField("welcome")
         return self
 
     async def __aexit__(self, *_) -> None:
         self.call.cancel()
         await self._channel.close()
 
-    def request(self, body: bytes = STREAM, *, hops: int = 1, secret: bytes = SECRET, **fields) -> peer_pb2.RawRequest:
+    def request(self, body: bytes = STREAM, *, hops: int = 1, **fields) -> peer_pb2.RawRequest:
         values = {"stream_id": 1, "request_id": "r", "target": b"/v1/chat/completions", "model": MODEL,
-                  "body_length": len(body), "body_sha256": sha256(body).digest()} | fields  # fmt: skip
+                  "body_length": len(body)} | fields  # fmt: skip
         head = peer_pb2.RawHead(**values).SerializeToString()
-        return peer_pb2.RawRequest(head=head, hops=hops, proof=raw_proof(secret, self.nonce, hops, head), body=body)
+        return peer_pb2.RawRequest(head=head, hops=hops, body=body)
 
     async def ask(self, *requests: peer_pb2.RawRequest, **more) -> None:
         await self.call.write(peer_pb2.SessionRequest(raw_requests=requests, **more))

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pinyon.routing.target import Target
+from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.balancer import Given
 from services.lb.settings import LbSettings
@@ -301,14 +302,16 @@ class Bench(Front):
 
 
 @contextlib.asynccontextmanager
-async def running_upstreams(*servers: FakeServer, known: bool = True, name: str = "lb-test", **settings: Any):
+async def running_upstreams(
+    *servers: FakeServer, known: bool = True, name: str = "lb-test", security: Security = NO_SECURITY, **settings: Any
+):
     for server in servers:
         if server._server is None:
             await server.start()
     registry = CollectorRegistry()
     named = {"upstream": ",".join(server.url for server in servers), "upstream_probe_s": 0.02,
              "upstream_health_s": 0.05, "access_log": False}  # fmt: skip
-    lb = UpstreamLb(Given(LbSettings(**(named | settings)), name, registry, Telemetry("lb", name)))
+    lb = UpstreamLb(Given(LbSettings(**(named | settings)), name, registry, Telemetry("lb", name), security=security))
     bench = Bench(lb, list(servers), registry)
     try:
         bench.endpoints.update(await lb.start())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
 from pinyon.frontdoor.regions.peer import Peer
@@ -46,14 +45,12 @@ def peer_of(name: str, bench: Bench) -> Peer:
 
 
 @contextlib.asynccontextmanager
-async def running_upstream_regions(folder: Path, *names: str, linked: bool = True, **settings: Any):
-    """A load balancer in front of one server in each region, with a secret that they share; each knows the others."""
-    secret = folder / "federation-secret"
-    secret.write_text("a secret of the federation")
+async def running_upstream_regions(*names: str, linked: bool = True, **settings: Any):
+    """A load balancer in front of one server in each region; each knows the others."""
     async with contextlib.AsyncExitStack() as stack:
         regions = Regions()
         for name in names:
-            options = {"federation_secret_file": str(secret), "pushing": "pending:stale_s=3600"} | settings
+            options = {"pushing": "pending:stale_s=3600"} | settings
             one = running_upstreams(FakeServer(), name=f"lb-{name}", region=name, **options)
             regions[name] = await stack.enter_async_context(one)
         if linked:

@@ -16,8 +16,6 @@ class RoutingOptions:
 
     region: str = ""
     """What this one is called."""
-    secret: bytes = b""
-    """The federation's, which routing keys start from."""
     geography: Geography = ANYWHERE
     pushing: str = Blind.name
     """A choice of the registry, as is ``routing``."""

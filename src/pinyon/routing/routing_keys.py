@@ -1,9 +1,9 @@
-"""Routing keys: what prompts have in common, in a form that is the same in every region (SkyWalker §3.2).
+"""Routing keys: what prompts have in common, whichever region computes them (SkyWalker §3.2).
 
-Block keys (:mod:`pinyon.core.block_keys`) depend on weights and KV layout, which two regions need not share, and on the
-secret of one cluster. Routing keys depend on the model's name, the tenant and a secret of the federation, so that what
-one load balancer learns is of use where requests come from any region. They choose where a request goes and name no KV:
-two prompts taken for one cost a prefill, and nothing else.
+Block keys (:mod:`pinyon.core.block_keys`) depend on weights and KV layout, which two regions need not share. Routing
+keys depend on the model's name, the tenant and the cluster's secret, so a load balancer has one kind of key for its own
+instances and for other regions. Keys choose where a request goes, name no KV and never leave the process: two prompts
+taken for one cost a prefill, and nothing else.
 
 ``key[i] = XXH3_64(key[i-1] + chunk i)``, and the chain starts from :func:`routing_root`. Equal keys mean equal
 prefixes. A chunk is of tokens where there is a tokenizer, of bytes for servers that have their own; a last partial
@@ -43,7 +43,7 @@ KEYS_MAX: Final = 2048
 def routing_root(model: str, tenant: str, secret: bytes = b"", cache_salt: str = "") -> bytes:
     """Where the keys of a tenant's prompts for a model start. Fields are length-prefixed: no two of these collide.
 
-    ``secret`` is the federation's: without it nobody can make prompts that meet another's in a trie.
+    ``secret`` is the cluster's: without it nobody can make prompts that meet another's in a trie.
     """
     parts = ("pinyon-route-v1", model, tenant, cache_salt)
     data = b"".join([len(raw).to_bytes(4, "little") + raw for raw in [part.encode("utf-8") for part in parts]])

@@ -9,6 +9,7 @@ import pytest
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PermissionDenied
+from pinyon.frontdoor.regions.link import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.servicer import PeerServicer
 from pinyon.routing.geography import Geography
@@ -38,7 +39,7 @@ def context_of(*names: str) -> SimpleNamespace:
 def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
     serving = SimpleNamespace(kind=peer_pb2.PEER_KIND_UNSPECIFIED, geography=Geography())
     door = PeerServicer(SimpleNamespace(own=Peer("us-0", "us", ""), serving=serving))
-    hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", nonce=b"n" * 16, version=1)
+    hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", version=PEER_VERSION)
     if admitted:
         assert door._checked(hello, context_of(*names)).region == "eu"
     else:

@@ -66,7 +66,6 @@ def test_what_is_no_url(text: str) -> None:
         (["--upstream", "http://a", "--conductor", "a:1"], "--conductor does not go with --upstream"),
         (["--upstream", "http://a", "--model", "/x"], "--model does not go with --upstream"),
         (["--upstream-capacity", "3"], "--upstream-capacity is of use with --upstream only"),
-        (["--upstream", "http://a", "--peers", "b=c:1", "--region", "x"], "--federation-secret-file"),
         (["--upstream", "nonsense"], "must begin with http"),
         (["--upstream", "http://a", "--routing", "x"], "no routing policy 'x'"),
         (["--upstream", "http://a", "--pushing", "x"], "no pushing policy"),

@@ -13,7 +13,7 @@ ROOTS_MAX = 4096
 
 
 class Routing:
-    """``secret`` is the federation's, which routing keys start from."""
+    """``secret`` is the cluster's, which routing keys start from."""
 
     def __init__(self, models: ServedModels, secret: bytes) -> None:
         self._models = models

@@ -17,7 +17,6 @@ from pinyon.core.errors import (
     Internal,
     InvalidArgument,
     NotFound,
-    PermissionDenied,
     PinyonError,
     ResourceExhausted,
     Unavailable,
@@ -31,7 +30,6 @@ from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.regions.arrival import Arrivals, ForwardedTurn
 from pinyon.frontdoor.regions.inbound import REQUESTS_MAX, Inbound
-from pinyon.frontdoor.regions.proof import request_proof, same
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.budget import Budget
 from pinyon.messages.checks import check_id
@@ -58,7 +56,6 @@ class TokenServing:
     def __init__(
         self,
         arrivals: Arrivals,
-        secret: bytes,
         ways: ServedModels,
         models: Models,
         dispatcher: Dispatcher,
@@ -69,7 +66,6 @@ class TokenServing:
     ) -> None:
         """``budget``: of bytes that requests of other regions hold here."""
         self.arrivals = arrivals
-        self.secret = secret
         self.ways = ways
         self.models = models
         self.dispatcher = dispatcher
@@ -113,16 +109,13 @@ class _TokenRequests:
 
     def _begin(self, forwarded: peer_pb2.ForwardedRequest) -> None:
         """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
-        expected = request_proof(self._parts.secret, self._session.nonce, forwarded.hops, forwarded.submission)
-        if not same(forwarded.proof, expected):
-            raise PermissionDenied("a request whose proof is wrong", field="proof")
         submission = worker_pb2.Submission()
         try:
             submission.ParseFromString(forwarded.submission)
         except Exception:  # the library's own error is no public class
             raise InvalidArgument("a request that cannot be read", field="submission") from None
         stream_id = submission.stream_id
-        if stream_id <= self._last_id:  # also of one that has ended: what was heard once is not to be said again
+        if stream_id <= self._last_id:  # also of one that has ended
             raise InvalidArgument(f"stream {stream_id} is no new one", field="stream_id")
         self._last_id = stream_id
         if self._session.running >= REQUESTS_MAX:

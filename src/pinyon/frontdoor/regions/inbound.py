@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from pinyon.api.lb.v1 import peer_pb2
-from pinyon.core.errors import DeadlineExceeded, PermissionDenied, ResourceExhausted, Unavailable
+from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.regions.proof import caller_proof, same
 from pinyon.routing.geography import Geography
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
@@ -30,8 +29,6 @@ FAREWELL_S = 0.2
 SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
 served for it would have no end, and it would have its share of the room."""
-PROOF_S = 5.0
-"""From its first message until it has proved what it is."""
 
 
 class Requests(Protocol):
@@ -71,9 +68,8 @@ class Serving(Protocol):
 class InboundParts:
     """What sessions from other regions need of this load balancer."""
 
-    def __init__(self, own: Peer, secret: bytes, serving: Serving, draining: Callable[[], bool]) -> None:
+    def __init__(self, own: Peer, serving: Serving, draining: Callable[[], bool]) -> None:
         self.own = own
-        self.secret = secret
         self.serving = serving
         self.draining = draining
         self.sessions: set[Inbound] = set()
@@ -95,20 +91,13 @@ class InboundParts:
 class Inbound:
     """One session, after its welcome. ``run`` ends with it; then nothing of it is left."""
 
-    def __init__(self, parts: InboundParts, peer: Peer, nonce: bytes, on_known: Callable[[], None]) -> None:
-        """``on_known`` is called when it has proved what it is."""
+    def __init__(self, parts: InboundParts, peer: Peer) -> None:
         self.peer = peer
-        self.nonce = nonce
         self.received = 0
         """Requests that have come, in all."""
         self._parts = parts
         self._outbox: Outbox[Message] = Outbox(OUTBOX_LIMIT)
         self._news = asyncio.Event()
-        self._known = asyncio.Event()
-        """It has proved that it is of the federation."""
-        self._on_known = on_known
-        if not parts.secret:
-            self._prove()
         self._silent = 0
         self._probe = 0
         self._state: peer_pb2.RegionState | None = None
@@ -121,10 +110,6 @@ class Inbound:
     def running(self) -> int:
         """Requests."""
         return len(self._tasks)
-
-    @property
-    def known(self) -> bool:
-        return self._known.is_set()
 
     async def run(
         self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
@@ -178,18 +163,8 @@ class Inbound:
 
     # -- what comes
 
-    def _prove(self) -> None:
-        self._known.set()
-        self._on_known()
-
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         self._silent = 0
-        if not self._known.is_set():
-            parts = self._parts
-            expected = caller_proof(parts.secret, self.nonce, self.peer.region, self.peer.name)
-            if not same(message.proof, expected):
-                raise PermissionDenied("the federation's secret is another one here", field="proof")
-            self._prove()
         if message.probe:
             self._probe = message.probe
             self._news.set()
@@ -209,12 +184,6 @@ class Inbound:
 
     async def _states(self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest]) -> None:
         """Tell how the region is, whenever that has changed."""
-        try:
-            async with asyncio.timeout(PROOF_S):
-                await self._known.wait()
-        except TimeoutError:
-            stream.end(DeadlineExceeded(f"no proof came within {PROOF_S:g} s"))
-            return
         ticks = 0
         last: peer_pb2.RegionState | None = None
         while True:
@@ -234,10 +203,8 @@ class Inbound:
 
     def _now(self) -> peer_pb2.RegionState:
         parts = self._parts
-        sharing = sum(session.known for session in parts.sessions)
-        return peer_pb2.RegionState(
-            draining=parts.draining(), received=self.received, models=parts.serving.states(sharing, self.peer.region)
-        )
+        models = parts.serving.states(len(parts.sessions), self.peer.region)
+        return peer_pb2.RegionState(draining=parts.draining(), received=self.received, models=models)
 
     async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
         yield peer_pb2.SessionResponse(welcome=welcome)

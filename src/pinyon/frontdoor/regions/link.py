@@ -8,19 +8,10 @@ from collections.abc import AsyncGenerator, Callable
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, Unavailable
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, PinyonError, Unavailable
 from pinyon.frontdoor.answer import Sourced
 from pinyon.frontdoor.regions.delayed import Delayed
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.regions.proof import (
-    caller_proof,
-    is_nonce,
-    new_nonce,
-    raw_proof,
-    request_proof,
-    same,
-    welcome_proof,
-)
 from pinyon.frontdoor.regions.raw_streams import RawStreams
 from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
 from pinyon.runtime.channel import OpenSession, open_session
@@ -30,7 +21,7 @@ from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
 
 __all__ = ["PEER_VERSION", "RegionLink"]
 
-PEER_VERSION = 1
+PEER_VERSION = 2
 WRITE_S = 5.0
 TICK_S = 0.25
 PROBE_TICKS = 4
@@ -54,7 +45,6 @@ class RegionLink:
         self,
         own: Peer,
         peer: Peer,
-        secret: bytes,
         unread_tokens: int,
         on_state: Callable[[RegionLink, peer_pb2.RegionState], None],
         on_away: Callable[[RegionLink], None],
@@ -66,7 +56,6 @@ class RegionLink:
         """``delay_s``: from here to there, for tests; the same back. ``kind``: what both stand in front of."""
         self.peer = peer
         self._own = own
-        self._secret = secret
         self._unread_limit = unread_tokens
         self._on_state, self._on_away = on_state, on_away
         self._clock = clock
@@ -90,7 +79,7 @@ class RegionLink:
 
     @property
     def connected(self) -> bool:
-        return self._talk is not None and self._talk.nonce is not None
+        return self._talk is not None and self._talk.welcomed
 
     @property
     def streams(self) -> int:
@@ -99,7 +88,7 @@ class RegionLink:
     def open(self, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
         """A stream, and the submission to fill in and :meth:`send`. Raises :class:`Unavailable`."""
         talk = self._talk
-        if talk is None or talk.nonce is None or len(talk.streams) >= REQUESTS_MAX:
+        if talk is None or not talk.welcomed or len(talk.streams) >= REQUESTS_MAX:
             raise Unavailable(f"The load balancer of {self.peer.region} is away.", retry_after_s=1.0)
         return talk.open(gap_s)
 
@@ -112,10 +101,9 @@ class RegionLink:
     def ask(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
         """Send an HTTP request; the caller closes its answer. Raises :class:`Unavailable`."""
         talk = self._talk
-        if talk is None or talk.nonce is None or len(talk.raw) >= REQUESTS_MAX:
+        if talk is None or not talk.welcomed or len(talk.raw) >= REQUESTS_MAX:
             raise Unavailable(f"The load balancer of {self.peer.region} is away.", retry_after_s=1.0)
-        nonce = talk.nonce
-        return talk.raw.open(head, body, lambda data: raw_proof(self._secret, nonce, 1, data))
+        return talk.raw.open(head, body)
 
     async def _converse(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         talk = self._talk = _Talk(self, stream)
@@ -129,7 +117,7 @@ class RegionLink:
         finally:
             watch.cancel()
             self._talk = None
-            if talk.nonce is not None:
+            if talk.welcomed:
                 self._on_away(self)
             talk.end(reason)
 
@@ -146,9 +134,8 @@ class _Talk:
     def __init__(self, link: RegionLink, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         self._link = link
         self._stream = stream
-        self._hello_nonce = new_nonce()
-        self.nonce: bytes | None = None
-        """The peer's; None until it has proved what it is."""
+        self.welcomed = False
+        """The peer has said that it is one of ours."""
         self.streams = WorkerStreams(link._unread_limit, self._cancel)
         self.raw = RawStreams(link.peer.region, lambda message: self._outgoing.put(message))
         self._silent = 0
@@ -168,14 +155,8 @@ class _Talk:
         return stream, worker_pb2.Submission(stream_id=stream.stream_id)
 
     def send(self, submission: worker_pb2.Submission, gap_s: float) -> None:
-        assert self.nonce is not None
         data = submission.SerializeToString()
-        request = peer_pb2.ForwardedRequest(
-            submission=data,
-            hops=1,
-            gap_ms=round(gap_s * 1e3),
-            proof=request_proof(self._link._secret, self.nonce, 1, data),
-        )
+        request = peer_pb2.ForwardedRequest(submission=data, hops=1, gap_ms=round(gap_s * 1e3))
         self._outgoing.put(peer_pb2.SessionRequest(requests=[request]))
 
     def _cancel(self, stream_id: int) -> None:
@@ -201,7 +182,7 @@ class _Talk:
                 self._stream.end(Unavailable("it is silent"))
                 return
             ticks += 1
-            if self.nonce is not None and ticks % PROBE_TICKS == 0:
+            if self.welcomed and ticks % PROBE_TICKS == 0:
                 self._probe += 1
                 self._probed_s = self._link._clock()
                 self._outgoing.put(peer_pb2.SessionRequest(probe=self._probe))
@@ -215,7 +196,7 @@ class _Talk:
     def _take(self, message: peer_pb2.SessionResponse) -> None:
         self._silent = 0
         link = self._link
-        if self.nonce is None:
+        if not self.welcomed:
             self._welcome(message.welcome if message.HasField("welcome") else None)
         if message.probe and message.probe == self._probe:
             link._measured(link._clock() - self._probed_s)
@@ -228,19 +209,15 @@ class _Talk:
     def _welcome(self, welcome: peer_pb2.PeerWelcome | None) -> None:
         """Raises :class:`PinyonError` if that is nobody to send requests to."""
         link = self._link
-        if welcome is None or not is_nonce(welcome.nonce):
+        if welcome is None:
             raise InvalidArgument("its first message is no welcome")
-        expected = welcome_proof(link._secret, self._hello_nonce, welcome.nonce, welcome.region, welcome.lb_id)
-        if not same(welcome.proof, expected):
-            raise PermissionDenied("it does not know the federation's secret")
         if welcome.region != link.peer.region:
             raise InvalidArgument(f"it says that it is of the region {welcome.region!r}, not {link.peer.region!r}")
         if welcome.kind != link._kind:
             raise FailedPrecondition("one of the two is in front of --upstream servers, the other is not")
-        self.nonce = welcome.nonce
+        self.welcomed = True
         link.sessions += 1
-        proof = caller_proof(link._secret, welcome.nonce, link._own.region, link._own.name)
-        self._outgoing.put(peer_pb2.SessionRequest(proof=proof, probe=1))
+        self._outgoing.put(peer_pb2.SessionRequest(probe=1))
         self._probe, self._probed_s = 1, link._clock()
 
     def _due(self, message: peer_pb2.SessionRequest) -> None:
@@ -257,9 +234,7 @@ class _Talk:
     async def written(self) -> AsyncGenerator[peer_pb2.SessionRequest, None]:
         own = self._link._own
         yield peer_pb2.SessionRequest(
-            hello=peer_pb2.PeerHello(
-                region=own.region, lb_id=own.name, nonce=self._hello_nonce, version=PEER_VERSION, kind=self._link._kind
-            )
+            hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=self._link._kind)
         )
         while True:
             await self._news.wait()

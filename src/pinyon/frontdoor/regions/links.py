@@ -34,7 +34,6 @@ class RegionLinks:
         self,
         own: Peer,
         models: ServedModels,
-        secret: bytes,
         unread_tokens: int,
         clock: Clock,
         channels: Channels = PLAIN_CHANNELS,
@@ -44,7 +43,6 @@ class RegionLinks:
         """``delays_s``: to each region, one way, for tests. ``kind``: what all stand in front of."""
         self.own = own
         self._models = models
-        self._secret = secret
         self._unread_tokens = unread_tokens
         self._clock = clock
         self._channels = channels
@@ -80,7 +78,7 @@ class RegionLinks:
             if name not in self._links:
                 self._models.expect(name, peer.region)
                 link = self._links[name] = RegionLink(
-                    self.own, peer, self._secret, self._unread_tokens, self._state, self._away, self._clock,
+                    self.own, peer, self._unread_tokens, self._state, self._away, self._clock,
                     self._channels.sessions_to(region_name(peer.region)), self._delays_s.get(peer.region, 0.0),
                     self._kind,
                 )  # fmt: skip

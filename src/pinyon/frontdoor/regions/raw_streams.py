@@ -39,15 +39,11 @@ class RawStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(
-        self, head: peer_pb2.RawHead, body: bytes | bytearray, prove: Callable[[bytes], bytes], hops: int = 1
-    ) -> Sourced:
-        """Send a request, whose number is chosen here. ``prove`` makes its proof of its head. The caller closes the
-        answer, also if it does not come."""
+    def open(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+        """Send a request, whose number is chosen here. The caller closes the answer, also if it does not come."""
         self._opened = head.stream_id = self._opened + 1
         stream = self._streams[head.stream_id] = _Stream(self, head.stream_id, body)
-        data = head.SerializeToString()
-        request = peer_pb2.RawRequest(head=data, hops=hops, proof=prove(data), body=stream.next_piece())
+        request = peer_pb2.RawRequest(head=head.SerializeToString(), hops=1, body=stream.next_piece())
         self._send(peer_pb2.SessionRequest(raw_requests=[request]))
         self._send_more(stream)
         return stream.answer

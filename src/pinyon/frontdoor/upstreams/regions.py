@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from hashlib import sha256
 from math import inf
 
 from pinyon.api.lb.v1 import peer_pb2
@@ -27,15 +26,11 @@ __all__ = ["RegionTargets"]
 class RegionTargets:
     """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.exchange.Targets`"""
 
-    def __init__(
-        self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics, clock: Clock, *, signed: bool
-    ) -> None:
-        """``signed``: there is a secret, so the hash of a body is worth making."""
+    def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics, clock: Clock) -> None:
         self._models = models
         self._links = links
         self._metrics = metrics
         self._clock = clock
-        self._signs = signed
 
     # -- a request's way (pinyon.frontdoor.upstreams.exchange.Targets)
 
@@ -47,7 +42,6 @@ class RegionTargets:
             target=head.target,
             fields=head.fields,
             body_length=len(body),
-            body_sha256=sha256(body).digest() if self._signs else b"",
             model=head.model,
             timeout_ms=max(1, round((deadline_s - self._clock()) * 1e3)),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any, Final
 
 from pinyon.api.lb.v1 import peer_pb2
@@ -16,7 +15,6 @@ from pinyon.core.errors import (
     Internal,
     InvalidArgument,
     NotFound,
-    PermissionDenied,
     PinyonError,
     ResourceExhausted,
     Unavailable,
@@ -28,7 +26,6 @@ from pinyon.frontdoor.head import Head, traceparent
 from pinyon.frontdoor.labels import Labels
 from pinyon.frontdoor.regions.arrival import Arrivals, ForwardedTurn
 from pinyon.frontdoor.regions.inbound import REQUESTS_MAX, Inbound
-from pinyon.frontdoor.regions.proof import raw_proof, same
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, read_fields
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.forward import Incoming
@@ -61,7 +58,6 @@ class RawServing:
     def __init__(
         self,
         arrivals: Arrivals,
-        secret: bytes,
         forwarding: Forwarding,
         models: ServedModels,
         limits: HttpLimits,
@@ -71,7 +67,6 @@ class RawServing:
         clock: Clock,
     ) -> None:
         self.arrivals = arrivals
-        self.secret = secret
         self.forwarding = forwarding
         self.models = models
         self.limits = limits
@@ -124,15 +119,13 @@ class _RawRequests:
     def _begin(self, request: peer_pb2.RawRequest) -> None:
         """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
         parts, session = self._parts, self._session
-        if not same(request.proof, raw_proof(parts.secret, session.nonce, request.hops, request.head)):
-            raise PermissionDenied("a request whose proof is wrong", field="proof")
         head = peer_pb2.RawHead()
         try:
             head.ParseFromString(request.head)
         except Exception:  # the library's own error is no public class
             raise InvalidArgument("a request that cannot be read", field="head") from None
         stream_id = head.stream_id
-        if stream_id <= self._last:  # what was written down of this session is good for nothing, either
+        if stream_id <= self._last:
             raise InvalidArgument(f"stream {stream_id} is not a new one", field="stream_id")
         self._last = stream_id
         reply = PeerReply(session, stream_id)
@@ -172,8 +165,6 @@ class _RawRequests:
             with parts.arrivals.admit(peer, hops, whose.geographies, whose.tenant) as place:
                 async with asyncio.timeout(limit_s):
                     body = await arriving.whole()
-                if parts.secret and sha256(body).digest() != message.body_sha256:
-                    raise PermissionDenied("its body is another one", field="proof")
                 incoming = Incoming(ForwardedTurn(place), limit_s, peer.region, message.model)
                 status = await parts.forwarding.serve_forwarded(head, body, reply, incoming)
         except asyncio.CancelledError:

@@ -26,41 +26,41 @@ from pinyon.api.common.v1 import common_pb2 as pinyon_dot_api_dot_common_dot_v1_
 from pinyon.api.worker.v1 import worker_pb2 as pinyon_dot_api_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpinyon/api/lb/v1/peer.proto\x12\x10pinyon.api.lb.v1\x1a!pinyon/api/common/v1/common.proto\x1a!pinyon/api/worker/v1/worker.proto\"\xbd\x02\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.pinyon.api.lb.v1.PeerHello\x12\r\n\x05probe\x18\x02 \x01(\x04\x12\x34\n\x08requests\x18\x03 \x03(\x0b\x32\".pinyon.api.lb.v1.ForwardedRequest\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x04 \x03(\x04\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x32\n\x0craw_requests\x18\x06 \x03(\x0b\x32\x1c.pinyon.api.lb.v1.RawRequest\x12-\n\nraw_bodies\x18\x07 \x03(\x0b\x32\x19.pinyon.api.lb.v1.RawBody\x12-\n\traw_taken\x18\x08 \x03(\x0b\x32\x1a.pinyon.api.lb.v1.RawTaken\"\xe3\x01\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.PeerWelcome\x12\r\n\x05probe\x18\x02 \x01(\x04\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.RegionState\x12\x33\n\x07updates\x18\x04 \x03(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\x12.\n\nraw_pieces\x18\x05 \x03(\x0b\x32\x1a.pinyon.api.lb.v1.RawPiece\"t\n\tPeerHello\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\r\x12(\n\x04kind\x18\x05 \x01(\x0e\x32\x1a.pinyon.api.lb.v1.PeerKind\"\x85\x01\n\x0bPeerWelcome\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\r\x12(\n\x04kind\x18\x06 \x01(\x0e\x32\x1a.pinyon.api.lb.v1.PeerKind\"S\n\x10\x46orwardedRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x0c\x12\x0c\n\x04hops\x18\x02 \x01(\r\x12\x0e\n\x06gap_ms\x18\x03 \x01(\r\x12\r\n\x05proof\x18\x04 \x01(\x0c\"E\n\nRawRequest\x12\x0c\n\x04head\x18\x01 \x01(\x0c\x12\x0c\n\x04hops\x18\x02 \x01(\r\x12\r\n\x05proof\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\"\xd8\x01\n\x07RawHead\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\x0c\x12\x0e\n\x06\x66ields\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62ody_length\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ody_sha256\x18\x06 \x01(\x0c\x12\r\n\x05model\x18\x07 \x01(\t\x12\x39\n\rrequest_class\x18\x08 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x12\n\ntimeout_ms\x18\t \x01(\r\"*\n\x07RawBody\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\",\n\x08RawTaken\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\r\"\x91\x01\n\x08RawPiece\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1b.pinyon.api.lb.v1.RawAnswer\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x08\x12*\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\"K\n\tRawAnswer\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06\x66ields\x18\x02 \x01(\x0c\x12\x13\n\x06length\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_length\"p\n\x0bRegionState\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x06models\x18\x02 \x03(\x0b\x32\x1c.pinyon.api.lb.v1.ModelState\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x10\n\x08received\x18\x04 \x01(\x04\"\x8e\x01\n\nModelState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tinstances\x18\x02 \x01(\r\x12\x1b\n\x13\x61vailable_instances\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x14\n\x07\x63redits\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x06 \x01(\rB\n\n\x08_credits*=\n\x08PeerKind\x12\x19\n\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PEER_KIND_UPSTREAM\x10\x01\x32\x61\n\x0bPeerService\x12R\n\x07Session\x12 .pinyon.api.lb.v1.SessionRequest\x1a!.pinyon.api.lb.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpinyon/api/lb/v1/peer.proto\x12\x10pinyon.api.lb.v1\x1a!pinyon/api/common/v1/common.proto\x1a!pinyon/api/worker/v1/worker.proto\"\xbb\x02\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.pinyon.api.lb.v1.PeerHello\x12\r\n\x05probe\x18\x02 \x01(\x04\x12\x34\n\x08requests\x18\x03 \x03(\x0b\x32\".pinyon.api.lb.v1.ForwardedRequest\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x04 \x03(\x04\x12\x32\n\x0craw_requests\x18\x06 \x03(\x0b\x32\x1c.pinyon.api.lb.v1.RawRequest\x12-\n\nraw_bodies\x18\x07 \x03(\x0b\x32\x19.pinyon.api.lb.v1.RawBody\x12-\n\traw_taken\x18\x08 \x03(\x0b\x32\x1a.pinyon.api.lb.v1.RawTakenJ\x04\x08\x05\x10\x06R\x05proof\"\xe3\x01\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.PeerWelcome\x12\r\n\x05probe\x18\x02 \x01(\x04\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.lb.v1.RegionState\x12\x33\n\x07updates\x18\x04 \x03(\x0b\x32\".pinyon.api.worker.v1.StreamUpdate\x12.\n\nraw_pieces\x18\x05 \x03(\x0b\x32\x1a.pinyon.api.lb.v1.RawPiece\"r\n\tPeerHello\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\r\x12(\n\x04kind\x18\x05 \x01(\x0e\x32\x1a.pinyon.api.lb.v1.PeerKindJ\x04\x08\x03\x10\x04R\x05nonce\"\x81\x01\n\x0bPeerWelcome\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05lb_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\r\x12(\n\x04kind\x18\x06 \x01(\x0e\x32\x1a.pinyon.api.lb.v1.PeerKindJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05R\x05nonceR\x05proof\"Q\n\x10\x46orwardedRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x0c\x12\x0c\n\x04hops\x18\x02 \x01(\r\x12\x0e\n\x06gap_ms\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05R\x05proof\"C\n\nRawRequest\x12\x0c\n\x04head\x18\x01 \x01(\x0c\x12\x0c\n\x04hops\x18\x02 \x01(\r\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04R\x05proof\"\xd6\x01\n\x07RawHead\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\x0c\x12\x0e\n\x06\x66ields\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62ody_length\x18\x05 \x01(\x04\x12\r\n\x05model\x18\x07 \x01(\t\x12\x39\n\rrequest_class\x18\x08 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x12\n\ntimeout_ms\x18\t \x01(\rJ\x04\x08\x06\x10\x07R\x0b\x62ody_sha256\"*\n\x07RawBody\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\",\n\x08RawTaken\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\r\"\x91\x01\n\x08RawPiece\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12+\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1b.pinyon.api.lb.v1.RawAnswer\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x08\x12*\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1b.pinyon.api.common.v1.Error\"K\n\tRawAnswer\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06\x66ields\x18\x02 \x01(\x0c\x12\x13\n\x06length\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_length\"p\n\x0bRegionState\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x06models\x18\x02 \x03(\x0b\x32\x1c.pinyon.api.lb.v1.ModelState\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x10\n\x08received\x18\x04 \x01(\x04\"\x8e\x01\n\nModelState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tinstances\x18\x02 \x01(\r\x12\x1b\n\x13\x61vailable_instances\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x14\n\x07\x63redits\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x06 \x01(\rB\n\n\x08_credits*=\n\x08PeerKind\x12\x19\n\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PEER_KIND_UPSTREAM\x10\x01\x32\x61\n\x0bPeerService\x12R\n\x07Session\x12 .pinyon.api.lb.v1.SessionRequest\x1a!.pinyon.api.lb.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pinyon.api.lb.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PEERKIND']._serialized_start=1872
-  _globals['_PEERKIND']._serialized_end=1933
+  _globals['_PEERKIND']._serialized_start=1858
+  _globals['_PEERKIND']._serialized_end=1919
   _globals['_SESSIONREQUEST']._serialized_start=120
-  _globals['_SESSIONREQUEST']._serialized_end=437
-  _globals['_SESSIONRESPONSE']._serialized_start=440
-  _globals['_SESSIONRESPONSE']._serialized_end=667
-  _globals['_PEERHELLO']._serialized_start=669
-  _globals['_PEERHELLO']._serialized_end=785
-  _globals['_PEERWELCOME']._serialized_start=788
-  _globals['_PEERWELCOME']._serialized_end=921
-  _globals['_FORWARDEDREQUEST']._serialized_start=923
-  _globals['_FORWARDEDREQUEST']._serialized_end=1006
-  _globals['_RAWREQUEST']._serialized_start=1008
-  _globals['_RAWREQUEST']._serialized_end=1077
-  _globals['_RAWHEAD']._serialized_start=1080
-  _globals['_RAWHEAD']._serialized_end=1296
-  _globals['_RAWBODY']._serialized_start=1298
-  _globals['_RAWBODY']._serialized_end=1340
-  _globals['_RAWTAKEN']._serialized_start=1342
-  _globals['_RAWTAKEN']._serialized_end=1386
-  _globals['_RAWPIECE']._serialized_start=1389
-  _globals['_RAWPIECE']._serialized_end=1534
-  _globals['_RAWANSWER']._serialized_start=1536
-  _globals['_RAWANSWER']._serialized_end=1611
-  _globals['_REGIONSTATE']._serialized_start=1613
-  _globals['_REGIONSTATE']._serialized_end=1725
-  _globals['_MODELSTATE']._serialized_start=1728
-  _globals['_MODELSTATE']._serialized_end=1870
-  _globals['_PEERSERVICE']._serialized_start=1935
-  _globals['_PEERSERVICE']._serialized_end=2032
+  _globals['_SESSIONREQUEST']._serialized_end=435
+  _globals['_SESSIONRESPONSE']._serialized_start=438
+  _globals['_SESSIONRESPONSE']._serialized_end=665
+  _globals['_PEERHELLO']._serialized_start=667
+  _globals['_PEERHELLO']._serialized_end=781
+  _globals['_PEERWELCOME']._serialized_start=784
+  _globals['_PEERWELCOME']._serialized_end=913
+  _globals['_FORWARDEDREQUEST']._serialized_start=915
+  _globals['_FORWARDEDREQUEST']._serialized_end=996
+  _globals['_RAWREQUEST']._serialized_start=998
+  _globals['_RAWREQUEST']._serialized_end=1065
+  _globals['_RAWHEAD']._serialized_start=1068
+  _globals['_RAWHEAD']._serialized_end=1282
+  _globals['_RAWBODY']._serialized_start=1284
+  _globals['_RAWBODY']._serialized_end=1326
+  _globals['_RAWTAKEN']._serialized_start=1328
+  _globals['_RAWTAKEN']._serialized_end=1372
+  _globals['_RAWPIECE']._serialized_start=1375
+  _globals['_RAWPIECE']._serialized_end=1520
+  _globals['_RAWANSWER']._serialized_start=1522
+  _globals['_RAWANSWER']._serialized_end=1597
+  _globals['_REGIONSTATE']._serialized_start=1599
+  _globals['_REGIONSTATE']._serialized_end=1711
+  _globals['_MODELSTATE']._serialized_start=1714
+  _globals['_MODELSTATE']._serialized_end=1856
+  _globals['_PEERSERVICE']._serialized_start=1921
+  _globals['_PEERSERVICE']._serialized_end=2018
 # @@protoc_insertion_point(module_scope)

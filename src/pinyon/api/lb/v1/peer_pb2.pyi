@@ -17,12 +17,11 @@ PEER_KIND_UNSPECIFIED: PeerKind
 PEER_KIND_UPSTREAM: PeerKind
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "probe", "requests", "cancel_stream_ids", "proof", "raw_requests", "raw_bodies", "raw_taken")
+    __slots__ = ("hello", "probe", "requests", "cancel_stream_ids", "raw_requests", "raw_bodies", "raw_taken")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     RAW_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RAW_BODIES_FIELD_NUMBER: _ClassVar[int]
     RAW_TAKEN_FIELD_NUMBER: _ClassVar[int]
@@ -30,11 +29,10 @@ class SessionRequest(_message.Message):
     probe: int
     requests: _containers.RepeatedCompositeFieldContainer[ForwardedRequest]
     cancel_stream_ids: _containers.RepeatedScalarFieldContainer[int]
-    proof: bytes
     raw_requests: _containers.RepeatedCompositeFieldContainer[RawRequest]
     raw_bodies: _containers.RepeatedCompositeFieldContainer[RawBody]
     raw_taken: _containers.RepeatedCompositeFieldContainer[RawTaken]
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., probe: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[ForwardedRequest, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ..., raw_requests: _Optional[_Iterable[_Union[RawRequest, _Mapping]]] = ..., raw_bodies: _Optional[_Iterable[_Union[RawBody, _Mapping]]] = ..., raw_taken: _Optional[_Iterable[_Union[RawTaken, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., probe: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[ForwardedRequest, _Mapping]]] = ..., cancel_stream_ids: _Optional[_Iterable[int]] = ..., raw_requests: _Optional[_Iterable[_Union[RawRequest, _Mapping]]] = ..., raw_bodies: _Optional[_Iterable[_Union[RawBody, _Mapping]]] = ..., raw_taken: _Optional[_Iterable[_Union[RawTaken, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("welcome", "probe", "state", "updates", "raw_pieces")
@@ -51,67 +49,56 @@ class SessionResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[PeerWelcome, _Mapping]] = ..., probe: _Optional[int] = ..., state: _Optional[_Union[RegionState, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[_worker_pb2.StreamUpdate, _Mapping]]] = ..., raw_pieces: _Optional[_Iterable[_Union[RawPiece, _Mapping]]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("region", "lb_id", "nonce", "version", "kind")
+    __slots__ = ("region", "lb_id", "version", "kind")
     REGION_FIELD_NUMBER: _ClassVar[int]
     LB_ID_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     region: str
     lb_id: str
-    nonce: bytes
     version: int
     kind: PeerKind
-    def __init__(self, region: _Optional[str] = ..., lb_id: _Optional[str] = ..., nonce: _Optional[bytes] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[PeerKind, str]] = ...) -> None: ...
+    def __init__(self, region: _Optional[str] = ..., lb_id: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[PeerKind, str]] = ...) -> None: ...
 
 class PeerWelcome(_message.Message):
-    __slots__ = ("region", "lb_id", "nonce", "proof", "version", "kind")
+    __slots__ = ("region", "lb_id", "version", "kind")
     REGION_FIELD_NUMBER: _ClassVar[int]
     LB_ID_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     region: str
     lb_id: str
-    nonce: bytes
-    proof: bytes
     version: int
     kind: PeerKind
-    def __init__(self, region: _Optional[str] = ..., lb_id: _Optional[str] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[PeerKind, str]] = ...) -> None: ...
+    def __init__(self, region: _Optional[str] = ..., lb_id: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[PeerKind, str]] = ...) -> None: ...
 
 class ForwardedRequest(_message.Message):
-    __slots__ = ("submission", "hops", "gap_ms", "proof")
+    __slots__ = ("submission", "hops", "gap_ms")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     GAP_MS_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     submission: bytes
     hops: int
     gap_ms: int
-    proof: bytes
-    def __init__(self, submission: _Optional[bytes] = ..., hops: _Optional[int] = ..., gap_ms: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, submission: _Optional[bytes] = ..., hops: _Optional[int] = ..., gap_ms: _Optional[int] = ...) -> None: ...
 
 class RawRequest(_message.Message):
-    __slots__ = ("head", "hops", "proof", "body")
+    __slots__ = ("head", "hops", "body")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     head: bytes
     hops: int
-    proof: bytes
     body: bytes
-    def __init__(self, head: _Optional[bytes] = ..., hops: _Optional[int] = ..., proof: _Optional[bytes] = ..., body: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, head: _Optional[bytes] = ..., hops: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class RawHead(_message.Message):
-    __slots__ = ("stream_id", "request_id", "target", "fields", "body_length", "body_sha256", "model", "request_class", "timeout_ms")
+    __slots__ = ("stream_id", "request_id", "target", "fields", "body_length", "model", "request_class", "timeout_ms")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     BODY_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    BODY_SHA256_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -120,11 +107,10 @@ class RawHead(_message.Message):
     target: bytes
     fields: bytes
     body_length: int
-    body_sha256: bytes
     model: str
     request_class: _common_pb2.RequestClass
     timeout_ms: int
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., target: _Optional[bytes] = ..., fields: _Optional[bytes] = ..., body_length: _Optional[int] = ..., body_sha256: _Optional[bytes] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., target: _Optional[bytes] = ..., fields: _Optional[bytes] = ..., body_length: _Optional[int] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class RawBody(_message.Message):
     __slots__ = ("stream_id", "data")

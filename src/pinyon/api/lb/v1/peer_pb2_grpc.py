@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PeerServiceStub:
-    """For load balancers of the same federation only.
+    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one and of which region.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class PeerServiceStub:
 
 
 class PeerServiceServicer:
-    """For load balancers of the same federation only.
+    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one and of which region.
     """
 
     def Session(self, request_iterator, context):
@@ -71,7 +71,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PeerService:
-    """For load balancers of the same federation only.
+    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one and of which region.
     """
 
     @staticmethod
