@@ -18,6 +18,14 @@ SERVICES = {
 }
 NOT_REACHED = ("failed to connect to all addresses", "errors resolving")
 """How gRPC's own words begin where no service has said anything."""
+GRPC_PORTS = {
+    CONDUCTOR: "7000 by default",
+    CONTROLLER: "7100 by default",
+    KVSTORE: "`pinyon instances` lists it",
+    LB: "8001 by default",
+    WORKER: "`pinyon instances` lists it",
+}
+"""Where the gRPC of each is."""
 BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOAWAY", "Broken pipe")
 
 
@@ -37,7 +45,7 @@ def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> 
     would obey."""
     service, details = SERVICES[role], printable(details)
     if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
-        return _not_reached(details, service, address, tls_dir)
+        return _not_reached(details, role, address, tls_dir)
     if code == "UNAVAILABLE" and details.startswith(BROKEN):
         return f"the connection to the {service} at {address} broke"
     if code == "DEADLINE_EXCEEDED":
@@ -45,22 +53,28 @@ def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> 
     if code == "UNIMPLEMENTED":
         return f"what answers at {address} is no {service}, or one of another version"
     if code == "UNAUTHENTICATED" and "API key" in details:
-        return f"{details} (--api-key)"
+        return f"{details} (--api-key, or PINYON_API_KEY)"
     if code == "UNAUTHENTICATED" and tls_dir and role == LB:
         return f"{details}; with TLS, admins reach a load balancer at its --admin-listen"
     return details or f"the {service} at {address} gave no reason ({code})"
 
 
-def _not_reached(details: str, service: str, address: str, tls_dir: str) -> str:
+def _not_reached(details: str, role: str, address: str, tls_dir: str) -> str:
+    service = SERVICES[role]
     if details.startswith("errors resolving"):
         return f"{address} is not known: there is no such host"
     if "http1.x" in details or "ALPN" in details:
-        return f"{address} is an HTTP port: the {service} has another one for gRPC"
+        return f"{address} is an HTTP port, no gRPC port of pinyon: {_another_one(role)}"
+    if "Failed parsing HTTP/2" in details:
+        return f"{address} is no gRPC port of pinyon: {_another_one(role)}"
     if "Connection refused" in details:
-        start = "./dev up --regions NAME,NAME" if service == SERVICES[CONTROLLER] else "./dev up"
+        start = "./dev up --regions NAME,NAME" if role == CONTROLLER else "./dev up"
         return f"no {service} answers at {address} (is it running? {start})"
     if tls_dir and "WRONG_VERSION_NUMBER" in details:
-        return f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR"
+        return (
+            f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR "
+            "(or it is a port of metrics, which have no TLS on loopback)"
+        )
     if tls_dir and "Verification" in details:
         return f"what answers at {address} is not a {service} of the cluster of {tls_dir}"
     if tls_dir and "CERTIFICATE_VERIFY_FAILED" in details:
@@ -71,3 +85,10 @@ def _not_reached(details: str, service: str, address: str, tls_dir: str) -> str:
             "`pinyon certs` (role admin; DIR/admin/admin of `./dev up --tls --tls-dir DIR`)"
         )
     return f"no {service} answers at {address}: {details.partition('last error: ')[2] or details}"
+
+
+def _another_one(role: str) -> str:
+    return (
+        "it may be one of metrics (7300 and more in `./dev up`) or of OpenAI's HTTP (8000); "
+        f"the gRPC of the {SERVICES[role]} is another one ({GRPC_PORTS[role]})"
+    )

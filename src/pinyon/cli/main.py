@@ -16,7 +16,7 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import admin, certs, explain, journal, regions, top, topology, transfer_commands
 from pinyon.cli.called import called_as
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.channel import add_api_key, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
@@ -76,7 +76,7 @@ def generate(arguments: argparse.Namespace) -> int:
             SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
         ),
     )
-    metadata = [("authorization", f"Bearer {arguments.api_key}")] if arguments.api_key else []
+    metadata = authorization(arguments.api_key)
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         usage = None
@@ -117,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     send.add_argument("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
     send.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
     send.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
-    send.add_argument("--api-key", default="", metavar="KEY", help="where the load balancer asks for one")
     send.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="wait so long (default 120)")
+    add_api_key(send)
     add_tls_dir(send)
     send.set_defaults(run=generate)
 

@@ -143,6 +143,16 @@ async def test_over_tls_it_shows_its_files_and_compares_the_name(authority, tmp_
         await server.drain(0)
 
 
+@pytest.mark.parametrize(("address", "file"), [("127.0.0.1:1", "tls.key"), ("https://127.0.0.1:1/", "ca.crt")])
+def test_a_file_that_is_missing_is_named(address, file, authority, capsys):
+    folder = authority.folder("lb", "lb-0")
+    (folder / file).unlink()
+    assert main(["--tls-dir", str(folder), "--name", "lb.pinyon", address]) == 1
+    said = capsys.readouterr().err
+    assert f"--tls-dir: cannot read {folder / file}: " in said
+    assert "`pinyon certs`" in said
+
+
 async def test_https_is_verified(authority, tmp_path):
     async def answer(reader, writer):
         await reader.readline()
