@@ -6,6 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from pinyon.runtime.arguments import module_as_typed
+
 __all__ = ["called_as"]
 
 
@@ -13,7 +15,7 @@ def called_as() -> str:
     """``pinyon`` where a shell finds it, else its path as it was typed."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
-        return "python -m pinyon.cli"
+        return module_as_typed("pinyon.cli")
     found = shutil.which("pinyon")
     if called.name != "pinyon" or (found and Path(found).absolute() == called.absolute()):
         return "pinyon"

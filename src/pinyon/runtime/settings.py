@@ -21,7 +21,7 @@ from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.core.near import did_you_mean
-from pinyon.runtime.arguments import Parser
+from pinyon.runtime.arguments import Parser, module_as_typed
 from pinyon.runtime.channel import SESSION_TRANSPORT
 from pinyon.runtime.identity import ANY
 
@@ -187,7 +187,7 @@ def load_settings(
     prefix = str(cls.model_config.get("env_prefix", ""))
     title = str(cls.model_config.get("title", "pinyon"))
     parser = Parser(
-        prog=title,
+        prog=module_as_typed(f"services.{title.removeprefix('pinyon ')}"),
         description=(cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else None,
         epilog=f"Every option can also be set as {prefix}NAME in the environment.",
         allow_abbrev=False,
