@@ -1,14 +1,15 @@
-"""How this program was called, for lines that people copy."""
+"""How this program was called, and what else is there, for lines that people copy."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
 
 from pinyon.runtime.arguments import module_as_typed
 
-__all__ = ["called_as"]
+__all__ = ["called_as", "has_dev"]
 
 
 def called_as() -> str:
@@ -20,3 +21,8 @@ def called_as() -> str:
     if called.name != "pinyon" or (found and Path(found).absolute() == called.absolute()):
         return "pinyon"
     return sys.argv[0]
+
+
+def has_dev() -> bool:
+    """Whether ``./dev`` is there, which starts suites: in a checkout. Container images have the services only."""
+    return importlib.util.find_spec("launch") is not None

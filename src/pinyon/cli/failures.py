@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from pinyon.cli.called import has_dev
 from pinyon.core.errors import PinyonError, error_from_code
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER
 
@@ -69,7 +70,7 @@ def _not_reached(details: str, role: str, address: str, tls_dir: str) -> str:
         return f"{address} is no gRPC port of pinyon: {_another_one(role)}"
     if "Connection refused" in details:
         start = "./dev up --regions NAME,NAME" if role == CONTROLLER else "./dev up"
-        return f"no {service} answers at {address} (is it running? {start})"
+        return f"no {service} answers at {address} (is it running?{f' {start}' if has_dev() else ''})"
     if tls_dir and "WRONG_VERSION_NUMBER" in details:
         return (
             f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR "
@@ -80,15 +81,16 @@ def _not_reached(details: str, role: str, address: str, tls_dir: str) -> str:
     if tls_dir and "CERTIFICATE_VERIFY_FAILED" in details:
         return f"what answers at {address} is not of the cluster of {tls_dir}: another authority made its certificate"
     if not tls_dir and any(each in details for each in BROKEN):
+        of_dev = "; DIR/admin/admin of `./dev up --tls --tls-dir DIR`" if has_dev() else ""
         return (
             f"{address} closed the connection: it speaks TLS, it seems; --tls-dir DIR names your folder of "
-            "`pinyon certs` (role admin; DIR/admin/admin of `./dev up --tls --tls-dir DIR`)"
+            f"`pinyon certs` (role admin{of_dev})"
         )
     return f"no {service} answers at {address}: {details.partition('last error: ')[2] or details}"
 
 
 def _another_one(role: str) -> str:
     return (
-        "it may be one of metrics (7300 and more in `./dev up`) or of OpenAI's HTTP (8000); "
+        f"it may be one of metrics{' (7300 and more in `./dev up`)' if has_dev() else ''} or of OpenAI's HTTP (8000); "
         f"the gRPC of the {SERVICES[role]} is another one ({GRPC_PORTS[role]})"
     )
