@@ -19,6 +19,7 @@ from rich.table import Table
 
 from bench.compiled import environment
 from bench.report import ARGUMENTS_ONLY
+from pinyon.core.near import did_you_mean
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -96,7 +97,8 @@ def main(argv: list[str]) -> int:
     wanted = [word for word in argv if not word.startswith("-")]
     name = wanted[0] if wanted and wanted[0] in names() else None
     if argv and not argv[0].startswith("-") and name is None:
-        console.print(f"no benchmark {argv[0]}; there are: {', '.join(names())}", style="red")
+        hint = did_you_mean(argv[0], names())
+        console.print(f"no benchmark {argv[0]}{hint}; there are: {', '.join(names())}", style="red")
         return 2
     if {"-h", "--help"} & set(argv):
         if name is None:

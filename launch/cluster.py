@@ -181,11 +181,13 @@ class LocalCluster:
         self._ports = HeldPorts()
         """Ports of services that others find by address only, where none were given: a restart needs the same ones."""
         self._lb_ports: list[tuple[int, int]] = []
-        if spec.journal:
-            _make_folder(Path(spec.journal), "journal")
+        folders = {"log_dir": log_dir, "journal": Path(spec.journal) if spec.journal else None}
+        self._folders = {option: folder for option, folder in folders.items() if folder is not None}
+        """By the option that names it. They are made at the start: what is refused before leaves none behind."""
+        for option, folder in self._folders.items():
+            _check_folder(folder, option)
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
-        _make_folder(self.log_dir, "log_dir")
         self._access: Access = Access(None)
         self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -228,6 +230,7 @@ class LocalCluster:
 
     def _start(self, progress: Progress) -> None:
         deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
+        self.make_folders()
         self.make_certificates()
         if self.spec.stores:
             try:
@@ -259,6 +262,14 @@ class LocalCluster:
         service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log", self._launch_one)
         self.services[name] = service
         return service
+
+    def make_folders(self) -> None:
+        """For logs and journals. Raises :class:`InvalidArgument` if one cannot be made."""
+        for option, folder in self._folders.items():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InvalidArgument(f"cannot make the folder {folder}: {error.strerror}", field=option) from None
 
     def make_certificates(self) -> None:
         """With TLS, unless that was done. Clusters that share a ``tls_dir`` do it before any of them starts."""
@@ -440,14 +451,17 @@ class LocalCluster:
         ]
 
 
-def _make_folder(folder: Path, field: str) -> None:
+def _check_folder(folder: Path, field: str) -> None:
     """Raises :class:`InvalidArgument` if it is not there and cannot be made, or nothing can be written into it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        usable = there.is_dir()
     except OSError as error:
         raise InvalidArgument(f"cannot make the folder {folder}: {error.strerror}", field=field) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InvalidArgument(f"cannot write into the folder {folder}", field=field)
+    if not usable:
+        raise InvalidArgument(f"cannot make the folder {folder}: {there} is no folder", field=field)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"cannot write into the folder {there}", field=field)
 
 
 def lb_ports(spec: ClusterSpec) -> list[tuple[int, int]]:

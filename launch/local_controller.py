@@ -33,7 +33,6 @@ class LocalController:
     ) -> None:
         self.redis: RedisServer | None = None
         self.address = address
-        log_dir.mkdir(parents=True, exist_ok=True)
         host = address.rpartition(":")[0]
         own = (
             *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
@@ -48,6 +47,7 @@ class LocalController:
         """With the certificate in ``tls_dir``, if there is TLS. Raises :class:`PinyonError` if it does not serve."""
         if tls_dir is not None:
             self._service.arguments += ["--tls-dir", str(tls_dir)]
+        self._service.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._service.spawn()
         self._service.wait_ready(time.monotonic() + START_S)
         progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in self._service.endpoints.items())}")

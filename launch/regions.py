@@ -154,6 +154,7 @@ class LocalRegions:
         """All of them, one after the other; on any failure stop what was started."""
         try:
             for cluster in self.clusters.values():
+                cluster.make_folders()
                 cluster.make_certificates()
             if self.controller is not None:
                 access = next(iter(self.clusters.values())).access

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from launch.cluster import LocalCluster
 from launch.process import ROOT
+from pinyon.runtime.arguments import Parser
 from tests.chaos.clusters import CONFIGURATIONS
 from tests.chaos.evidence import Evidence
 from tests.chaos.leaving import MOMENTS, SIZES_BYTES, Leaving, run_leaving
@@ -131,7 +132,7 @@ async def soak(arguments: argparse.Namespace, console: Console, evidence: Eviden
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="./dev chaos", description=__doc__, allow_abbrev=False)
     defaults = {"configuration": None, "service": None, "fault": None, "markdown": None}
     parser.set_defaults(**defaults, dead_s=Pace.dead_s, busy_max=100)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.cluster import ClusterSpec, LocalCluster
+from pinyon.core.near import did_you_mean
 from tests.clients.child import TooLate, run_child
 from tests.clients.clients import CHECKPOINT, CLIENTS, MODEL, Client, Target, Wrong
 from tests.clients.environment import ENVIRONMENTS, NotHad, NotInstalled
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="those that install within a minute")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.names if name not in CLIENTS]:
-        parser.error(f"no client {unknown[0]}; there are {', '.join(CLIENTS)}")
+        parser.error(f"no client {unknown[0]}{did_you_mean(unknown[0], CLIENTS)}; there are {', '.join(CLIENTS)}")
     names = asked.names or [name for name, client in CLIENTS.items() if client.quick or not asked.quick]
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -16,6 +16,7 @@ from tests.cluster.observe import wait_idle
 from tests.cluster.specs import PATIENT
 from tests.forks import forked
 from tests.integration.lb_harness import Connection, Reply
+from tests.tcp_server import tcp_server
 
 CLIENTS = 4
 
@@ -31,10 +32,9 @@ class Gate:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Gate]:
-        server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        self.address = f"{host}:{port}"
-        async with server:
+        async with tcp_server(self._accepted) as server:
+            host, port = server.sockets[0].getsockname()
+            self.address = f"{host}:{port}"
             yield self
             await self.close()
 

@@ -17,6 +17,7 @@ import pytest
 from pinyon.cli import main
 from pinyon.federation.members import InstanceLoad, LbLoad, OwnedCluster
 from tests.integration.controller_parts import WAIT_S, StubLb, running_controller, spin
+from tests.tcp_server import tcp_server
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ async def test_top_says_why_there_are_no_metrics(nobody, capsys, answer, said):
         writer.close()
         await writer.wait_closed()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+    async with tcp_server(serve) as server:
         host, port = server.sockets[0].getsockname()
         status, _, err = await run(capsys, "top", "--once", "--metrics", f"{host}:{port}")
     assert status == 1

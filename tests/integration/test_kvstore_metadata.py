@@ -18,6 +18,7 @@ from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
 from tests.forks import forked
 from tests.integration.kvstore_parts import WAIT_S, client_of, empty, end_redis, eventually, key, running_node
+from tests.tcp_server import tcp_server
 
 BOOT, OTHER = "a" * 32, "b" * 32
 NODE = NodeRecord("kv-0", BOOT, "127.0.0.1:1", 1 << 20)
@@ -318,9 +319,8 @@ async def test_a_silent_server_costs_one_timeout_in_all() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
         await reader.read()  # until the client gives up
-        writer.close()
 
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+    async with tcp_server(silent) as server:
         port = server.sockets[0].getsockname()[1]
         metadata = StoreMetadata(f"redis://127.0.0.1:{port}/0", timeout_s=0.2)
         for asked, question in enumerate((metadata.nodes, metadata.lives, lambda: metadata.locate([key(0)])), 1):

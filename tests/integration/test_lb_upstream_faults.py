@@ -10,6 +10,10 @@ import pytest
 
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, generate, running_upstreams
+from tests.virtual_time import VirtualTime
+
+GIVEN_UP_TURNS = 50
+"""Of the loop, until a request that waits hears that it waits in vain: nothing comes over the network for that."""
 
 
 async def drop(asked: Asked, wire: Wire) -> None:
@@ -223,6 +227,23 @@ async def test_a_refusal_that_is_not_whole_is_told_by_its_status(answer) -> None
         await bench.idle()
 
 
+def test_the_text_of_a_refusal_is_waited_for_one_second() -> None:
+    """And of time that passes while nothing else is to be done: whatever the machine does beside it."""
+
+    async def seconds() -> float:
+        loop, server = asyncio.get_running_loop(), FakeServer()
+        server.answer = stalled_refusal
+        async with running_upstreams(server, clock=loop.time) as bench:
+            began_s = loop.time()
+            assert (await bench.chat()).status == 503
+            took_s = loop.time() - began_s
+            await bench.idle()
+        return took_s
+
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        assert 0.9 < runner.run(seconds()) < 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stopped_server_does_not_keep_its_requests(stream: bool) -> None:
     stopped, sound = FakeServer(), FakeServer()
@@ -235,6 +256,13 @@ async def test_a_stopped_server_does_not_keep_its_requests(stream: bool) -> None
         asked = [asyncio.ensure_future(bench.chat(stream=stream)) for _ in range(3)]
         await spin(lambda: bench.gauge("in_flight_requests") + bench.gauge("queue_requests") == 3)
         sound.waiting = 0
+        await bench.until(lambda: bench.live(sound))
+        known = bench.lb.fleet.servers[stopped.url]
+        for _ in range(GIVEN_UP_TURNS):
+            if not known.outstanding:
+                break
+            await asyncio.sleep(0)
+        assert not known.outstanding, "what it has not begun to answer goes elsewhere once it is known to be silent"
         for reply in await asyncio.gather(*asked):
             assert reply.status == 200
         assert bench.asked == [1, 3]

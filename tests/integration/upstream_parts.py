@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from pinyon.core.clock import Clock
 from pinyon.routing.target import Target
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
@@ -147,6 +149,7 @@ class FakeServer:
 
     async def stop(self) -> None:
         """As if it was killed."""
+        self.frozen = False
         self.kill()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -303,7 +306,12 @@ class Bench(Front):
 
 @contextlib.asynccontextmanager
 async def running_upstreams(
-    *servers: FakeServer, known: bool = True, name: str = "lb-test", security: Security = NO_SECURITY, **settings: Any
+    *servers: FakeServer,
+    known: bool = True,
+    name: str = "lb-test",
+    security: Security = NO_SECURITY,
+    clock: Clock = time.monotonic,
+    **settings: Any,
 ):
     for server in servers:
         if server._server is None:
@@ -311,7 +319,8 @@ async def running_upstreams(
     registry = CollectorRegistry()
     named = {"upstream": ",".join(server.url for server in servers), "upstream_probe_s": 0.02,
              "upstream_health_s": 0.05, "access_log": False}  # fmt: skip
-    lb = UpstreamLb(Given(LbSettings(**(named | settings)), name, registry, Telemetry("lb", name), security=security))
+    telemetry = Telemetry("lb", name)
+    lb = UpstreamLb(Given(LbSettings(**(named | settings)), name, registry, telemetry, clock, security))
     bench = Bench(lb, list(servers), registry)
     try:
         bench.endpoints.update(await lb.start())

@@ -1,20 +1,28 @@
-"""How this program was called, for lines that people copy."""
+"""How this program was called, and what else is there, for lines that people copy."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["called_as"]
+from pinyon.runtime.arguments import module_as_typed
+
+__all__ = ["called_as", "has_dev"]
 
 
 def called_as() -> str:
     """``pinyon`` where a shell finds it, else its path as it was typed."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
-        return "python -m pinyon.cli"
+        return module_as_typed("pinyon.cli")
     found = shutil.which("pinyon")
     if called.name != "pinyon" or (found and Path(found).absolute() == called.absolute()):
         return "pinyon"
     return sys.argv[0]
+
+
+def has_dev() -> bool:
+    """Whether ``./dev`` is there, which starts suites: in a checkout. Container images have the services only."""
+    return importlib.util.find_spec("launch") is not None

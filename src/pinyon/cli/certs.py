@@ -45,7 +45,7 @@ def add_command(commands: Any) -> None:
     add(
         "--cluster",
         action="store_true",
-        help="make them for all processes of `./dev up`, as many as the following options say",
+        help="make them for all processes of a suite on one machine, as many as the following options say",
     )
     for name, count in (("prefill", 2), ("decode", 2), ("mixed", 0), ("stores", 1), ("lbs", 1)):
         add(f"--{name}", type=int, default=count, metavar="N", help=f"with --cluster: how many (default {count})")

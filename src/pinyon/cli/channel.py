@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,7 +18,19 @@ from pinyon.core.errors import FailedPrecondition, InvalidArgument
 from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER, peer_name
 
-__all__ = ["add_tls_dir", "check_address", "check_role", "open_async_channel", "open_channel"]
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = [
+    "add_api_key",
+    "add_tls_dir",
+    "authorization",
+    "check_address",
+    "check_role",
+    "open_async_channel",
+    "open_channel",
+    "trusted",
+]
 
 OWN_SERVICES = {
     CONDUCTOR: "pinyon.api.conductor.v1.ConductorService",
@@ -35,6 +48,25 @@ def add_tls_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="needed with TLS: your folder of `pinyon certs`, of the role admin (default: $PINYON_TLS_DIR)",
     )
+
+
+def add_api_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("PINYON_API_KEY", ""),
+        metavar="KEY",
+        help="where the load balancer asks for one (default: $PINYON_API_KEY)",
+    )
+
+
+def authorization(api_key: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of calls with that key. Raises :class:`InvalidArgument`."""
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidArgument(
+            "--api-key (or PINYON_API_KEY) has characters that cannot be sent: a key is a line of printable ASCII",
+            field="api_key",
+        )
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 def check_address(address: str) -> None:
@@ -68,13 +100,8 @@ def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -
     if not tls_dir:
         channel = grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
     else:
-        from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
-
-        channel = grpc.secure_channel(
-            address,
-            client_credentials(Path(tls_dir)),
-            options=tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS),
-        )
+        options = tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS)
+        channel = grpc.secure_channel(address, _credentials(tls_dir), options=options)
     with channel:
         try:
             yield channel
@@ -87,8 +114,31 @@ def open_async_channel(address: str, role: str, tls_dir: str) -> grpc.aio.Channe
     check_address(address)
     if not tls_dir:
         return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-    from pinyon.runtime.tls import client_credentials  # as above
+    options = tls_options(peer_name(role), PATIENT_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, _credentials(tls_dir), options=options)
 
-    return grpc.aio.secure_channel(
-        address, client_credentials(Path(tls_dir)), options=tls_options(peer_name(role), PATIENT_CHANNEL_OPTIONS)
-    )
+
+def trusted(tls_dir: str) -> ssl.SSLContext:
+    """For HTTPS: the authority of the folder. Raises :class:`InvalidArgument`."""
+    import ssl
+
+    path = Path(tls_dir) / "ca.crt"
+    try:
+        return ssl.create_default_context(cafile=str(path))
+    except OSError as error:  # ssl.SSLError too
+        said = "holds no PEM certificate" if isinstance(error, ssl.SSLError) else f"cannot be read: {error.strerror}"
+        raise _unusable(f"{path} {said}") from None
+
+
+def _credentials(tls_dir: str) -> grpc.ChannelCredentials:
+    from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
+
+    try:
+        return client_credentials(Path(tls_dir))
+    except InvalidArgument as error:
+        raise _unusable(error.message) from None
+
+
+def _unusable(said: str) -> InvalidArgument:
+    made = "`pinyon certs DIR admin/admin` makes the files, in DIR/admin/admin"
+    return InvalidArgument(f"--tls-dir (or PINYON_TLS_DIR): {said}; {made}", field="tls_dir")

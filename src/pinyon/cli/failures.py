@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from pinyon.cli.called import has_dev
 from pinyon.core.errors import PinyonError, error_from_code
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER
 
@@ -18,6 +19,14 @@ SERVICES = {
 }
 NOT_REACHED = ("failed to connect to all addresses", "errors resolving")
 """How gRPC's own words begin where no service has said anything."""
+GRPC_PORTS = {
+    CONDUCTOR: "7000 by default",
+    CONTROLLER: "7100 by default",
+    KVSTORE: "`pinyon instances` lists it",
+    LB: "8001 by default",
+    WORKER: "`pinyon instances` lists it",
+}
+"""Where the gRPC of each is."""
 BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOAWAY", "Broken pipe")
 
 
@@ -37,7 +46,7 @@ def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> 
     would obey."""
     service, details = SERVICES[role], printable(details)
     if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
-        return _not_reached(details, service, address, tls_dir)
+        return _not_reached(details, role, address, tls_dir)
     if code == "UNAVAILABLE" and details.startswith(BROKEN):
         return f"the connection to the {service} at {address} broke"
     if code == "DEADLINE_EXCEEDED":
@@ -45,29 +54,43 @@ def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> 
     if code == "UNIMPLEMENTED":
         return f"what answers at {address} is no {service}, or one of another version"
     if code == "UNAUTHENTICATED" and "API key" in details:
-        return f"{details} (--api-key)"
+        return f"{details} (--api-key, or PINYON_API_KEY)"
     if code == "UNAUTHENTICATED" and tls_dir and role == LB:
         return f"{details}; with TLS, admins reach a load balancer at its --admin-listen"
     return details or f"the {service} at {address} gave no reason ({code})"
 
 
-def _not_reached(details: str, service: str, address: str, tls_dir: str) -> str:
+def _not_reached(details: str, role: str, address: str, tls_dir: str) -> str:
+    service = SERVICES[role]
     if details.startswith("errors resolving"):
         return f"{address} is not known: there is no such host"
     if "http1.x" in details or "ALPN" in details:
-        return f"{address} is an HTTP port: the {service} has another one for gRPC"
+        return f"{address} is an HTTP port, no gRPC port of pinyon: {_another_one(role)}"
+    if "Failed parsing HTTP/2" in details:
+        return f"{address} is no gRPC port of pinyon: {_another_one(role)}"
     if "Connection refused" in details:
-        start = "./dev up --regions NAME,NAME" if service == SERVICES[CONTROLLER] else "./dev up"
-        return f"no {service} answers at {address} (is it running? {start})"
+        start = "./dev up --regions NAME,NAME" if role == CONTROLLER else "./dev up"
+        return f"no {service} answers at {address} (is it running?{f' {start}' if has_dev() else ''})"
     if tls_dir and "WRONG_VERSION_NUMBER" in details:
-        return f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR"
+        return (
+            f"the {service} at {address} speaks without TLS: leave out --tls-dir, and unset PINYON_TLS_DIR "
+            "(or it is a port of metrics, which have no TLS on loopback)"
+        )
     if tls_dir and "Verification" in details:
         return f"what answers at {address} is not a {service} of the cluster of {tls_dir}"
     if tls_dir and "CERTIFICATE_VERIFY_FAILED" in details:
         return f"what answers at {address} is not of the cluster of {tls_dir}: another authority made its certificate"
     if not tls_dir and any(each in details for each in BROKEN):
+        of_dev = "; DIR/admin/admin of `./dev up --tls --tls-dir DIR`" if has_dev() else ""
         return (
             f"{address} closed the connection: it speaks TLS, it seems; --tls-dir DIR names your folder of "
-            "`pinyon certs` (role admin; DIR/admin/admin of `./dev up --tls --tls-dir DIR`)"
+            f"`pinyon certs` (role admin{of_dev})"
         )
     return f"no {service} answers at {address}: {details.partition('last error: ')[2] or details}"
+
+
+def _another_one(role: str) -> str:
+    return (
+        f"it may be one of metrics{' (7300 and more in `./dev up`)' if has_dev() else ''} or of OpenAI's HTTP (8000); "
+        f"the gRPC of the {SERVICES[role]} is another one ({GRPC_PORTS[role]})"
+    )

@@ -14,9 +14,8 @@ __all__ = ["add_command", "replay"]
 
 _DESCRIPTION = """\
 Read a journal that a worker or a load balancer wrote (its setting --journal FILE), tell the same modules the same
-things in the same order, and compare what they decide with what was decided. Of a folder, as ``./dev up --journal DIR``
-fills it, all *.jsonl are read. The exit status is 0 when all of it is the same, and 1 when something differs or a file
-is no journal."""
+things in the same order, and compare what they decide with what was decided. Of a folder, all *.jsonl are
+read. The exit status is 0 when all of it is the same, and 1 when something differs or a file is no journal."""
 
 
 def add_command(commands: Any) -> None:

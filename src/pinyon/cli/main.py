@@ -15,8 +15,8 @@ from rich.table import Table
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import admin, certs, explain, journal, regions, top, topology, transfer_commands
-from pinyon.cli.called import called_as
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.called import called_as, has_dev
+from pinyon.cli.channel import add_api_key, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
@@ -32,8 +32,8 @@ LAB = "pinyon_lab"
 """Not imported by name: what serves knows nothing of the laboratory."""
 
 _DESCRIPTION = """\
-Send a prompt to a running suite, look into it, change it; make, replay and simulate traces. COMMAND --help tells more.
-The easiest first request to a suite that `./dev up` has started is: generate "A prompt"."""
+Send a prompt to a running suite, look into it, change it{and_lab}. COMMAND --help tells more.
+The easiest first request to a suite{of_dev} is: generate "A prompt"."""
 
 
 def instances(arguments: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def generate(arguments: argparse.Namespace) -> int:
             SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
         ),
     )
-    metadata = [("authorization", f"Bearer {arguments.api_key}")] if arguments.api_key else []
+    metadata = authorization(arguments.api_key)
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         usage = None
@@ -94,7 +94,12 @@ def generate(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog=called_as(), description=_DESCRIPTION)
+    lab = importlib.util.find_spec(LAB) is not None
+    description = _DESCRIPTION.format(
+        and_lab="; make, replay and simulate traces" if lab else "",
+        of_dev=" that `./dev up` has started" if has_dev() else "",
+    )
+    parser = Parser(prog=called_as(), description=description)
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
@@ -117,8 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     send.add_argument("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
     send.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
     send.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
-    send.add_argument("--api-key", default="", metavar="KEY", help="where the load balancer asks for one")
     send.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="wait so long (default 120)")
+    add_api_key(send)
     add_tls_dir(send)
     send.set_defaults(run=generate)
 
@@ -131,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     topology.add_command(commands)
     transfer_commands.add_command(commands)
     # Researchers' commands: the library knows of them only that they may be there.
-    if importlib.util.find_spec(LAB) is not None:
+    if lab:
         importlib.import_module(f"{LAB}.cli").add_commands(commands)
     return parser
 

@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, check_address, open_channel
+from pinyon.cli.channel import add_tls_dir, check_address, open_channel, trusted
 from pinyon.cli.regions import CONTROLLER_ADDRESS
 from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame, plain
 from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
@@ -203,17 +202,15 @@ class _Page:
         self._url = f"{self.base.rstrip('/')}/metrics"
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir
+        if self._tls_dir:
+            trusted(self._tls_dir)  # now: of several that are asked, each would say so
 
     def read(self) -> str:
         """Raises :class:`PinyonError`."""
-        import ssl
-
         until_s = time.monotonic() + self._timeout_s
-        trusted = None
-        if self._tls_dir:
-            trusted = ssl.create_default_context(cafile=str(Path(self._tls_dir) / "ca.crt"))
+        context = trusted(self._tls_dir) if self._tls_dir else None
         try:
-            with urllib.request.urlopen(self._url, timeout=self._timeout_s, context=trusted) as reply:
+            with urllib.request.urlopen(self._url, timeout=self._timeout_s, context=context) as reply:
                 page = b""
                 while (part := reply.read1(1 << 16)) and len(page) < PAGE_BYTES_MAX:
                     page += part
@@ -223,7 +220,9 @@ class _Page:
             with error:
                 raise Unavailable(f"{self._url}: {_refusal(error.read(REFUSAL_BYTES_MAX)) or error}") from None
         except HTTPException:
-            raise Unavailable(f"no metrics at {self._url}: what answers there speaks no HTTP") from None
+            raise Unavailable(
+                f"no metrics at {self._url}: what answers there speaks no HTTP (a port of gRPC, or of HTTPS?)"
+            ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             said = getattr(reason, "strerror", None) or reason

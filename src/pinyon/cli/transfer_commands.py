@@ -24,6 +24,7 @@ from rich.table import Table
 
 from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.runtime.identity import WORKER
 from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
 from pinyon.transfer import (
@@ -117,7 +118,11 @@ def _engine(arguments: argparse.Namespace) -> TransferEngine:
     given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     # It offers memory that holds nothing, for a measurement: where it listens is for whoever types this.
     settings = TransferSettings(transfer_listen=arguments.listen, allow_insecure=True, **given)
-    return start_transfer_engine(settings, load_security(settings))
+    try:
+        security = load_security(settings)
+    except InvalidArgument as error:
+        raise InvalidArgument(settings.in_words(error, WORKER), field=error.field) from None
+    return start_transfer_engine(settings, security)
 
 
 def parse_size(text: str) -> int:

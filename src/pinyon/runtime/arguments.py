@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from pinyon.core.near import did_you_mean
 
-__all__ = ["Parser"]
+__all__ = ["Parser", "module_as_typed"]
+
+
+def module_as_typed(module: str) -> str:
+    """``PYTHON -m MODULE``: the interpreter as it was typed, if that is how this program was started."""
+    typed = sys.orig_argv
+    python = typed[0] if typed[1:3] == ["-m", module] else "python"
+    return shlex.join([python, "-m", module])
 
 
 class Parser(argparse.ArgumentParser):

@@ -110,10 +110,23 @@ def _probe_redis(url: str, timeout_s: float) -> str:
     return "" if answer.startswith(b"+PONG") else f"answered {answer!r}"
 
 
+def _unreadable(tls_dir: Path, names: Sequence[str]) -> str:
+    """Which file cannot be read, and how it is made; empty: none. What ``ssl`` raises names no file."""
+    for name in names:
+        try:
+            (tls_dir / name).open("rb").close()
+        except OSError as error:
+            return f"--tls-dir: cannot read {tls_dir / name}: {error.strerror} (`pinyon certs` makes the files)"
+    return ""
+
+
 def probe(address: str, timeout_s: float = TIMEOUT_S, tls_dir: Path | None = None, name: str = "") -> str:
     """Why the server at ``address`` is not healthy, empty if it is. No step takes longer than ``timeout_s``."""
+    web = address.startswith(("http://", "https://"))
+    if tls_dir is not None and (said := _unreadable(tls_dir, ("ca.crt",) if web else ("ca.crt", "tls.crt", "tls.key"))):
+        return said
     try:
-        if address.startswith(("http://", "https://")):
+        if web:
             return _probe_http(address, timeout_s, tls_dir)
         if address.startswith(("redis://", "unix://")):
             return _probe_redis(address, timeout_s)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import configure_logging, get_logger
 from pinyon.runtime.metrics import MetricsServer, new_registry, show_certificate
 from pinyon.runtime.process import tune_process
@@ -137,6 +137,5 @@ def run_service(
     try:
         uvloop.run(_run(settings, service, main, make_registry))
     except PinyonError as error:
-        named = f"--{error.field.replace('_', '-')}: " if isinstance(error, InvalidArgument) and error.field else ""
-        sys.stderr.write(f"pinyon {service}: {named}{error.message}\n")
+        sys.stderr.write(f"pinyon {service}: {settings.in_words(error, service)}\n")
         raise SystemExit(1) from None

@@ -19,9 +19,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.compiled import version_line
-from pinyon.core.errors import InvalidArgument
+from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.core.near import did_you_mean
-from pinyon.runtime.arguments import Parser
+from pinyon.runtime.arguments import Parser, module_as_typed
+from pinyon.runtime.identity import ANY
 
 __all__ = [
     "Address",
@@ -131,6 +132,17 @@ class ServiceSettings(BaseSettings):
         """Certificate, key and authority."""
         return Path(self.tls_cert), Path(self.tls_key), Path(self.tls_ca)
 
+    def in_words(self, error: PinyonError, role: str) -> str:
+        """What a process of that role says of an error of its start: with the option that it is about."""
+        name = error.field if isinstance(error, InvalidArgument) else ""
+        if not name:
+            return error.message
+        file = TLS_FILES.get(name)
+        if self.tls_dir and file and Path(getattr(self, name)) == Path(self.tls_dir) / file:
+            made = f"{role}/{self.instance_id or ANY}"
+            return f"--tls-dir: {error.message}; `pinyon certs DIR {made}` makes the files, in DIR/{made}"
+        return f"--{name.replace('_', '-')}: {error.message}"
+
     def listeners(self) -> dict[str, str]:
         """The addresses that it listens on, by their settings' names."""
         return {"listen": self.listen, "metrics_listen": self.metrics_listen}
@@ -169,7 +181,7 @@ def load_settings(
     prefix = str(cls.model_config.get("env_prefix", ""))
     title = str(cls.model_config.get("title", "pinyon"))
     parser = Parser(
-        prog=title,
+        prog=module_as_typed(f"services.{title.removeprefix('pinyon ')}"),
         description=(cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else None,
         epilog=f"Every option can also be set as {prefix}NAME in the environment.",
         allow_abbrev=False,

@@ -48,12 +48,7 @@ def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Mater
     raw = _read(certificate, "tls_cert"), _read(key, "tls_key"), _read(ca, "tls_ca")
     chain = _certificates(raw[0], certificate, "tls_cert")
     own = chain[0]
-    try:
-        public = load_pem_private_key(raw[1], None).public_key()
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument(f"{key} holds no private key that can be used: {error}", field="tls_key") from None
-    if _spki(public) != _spki(own.public_key()):
-        raise InvalidArgument(f"{key} is not the key of {certificate}", field="tls_key")
+    _check_key(raw[1], own, key, certificate)
     if not any(_issued(chain[-1], authority) for authority in _certificates(raw[2], ca, "tls_ca")):
         raise InvalidArgument(f"{certificate} is not signed by the authority in {ca}", field="tls_ca")
     ends_s = own.not_valid_after_utc.timestamp()
@@ -171,10 +166,13 @@ def client_credentials(folder: Path) -> grpc.ChannelCredentials:
 
     Raises :class:`InvalidArgument`.
     """
-    ca = _read(folder / "ca.crt", "tls_dir")
-    if not (folder / "tls.crt").exists():
+    authority, own, private = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
+    ca = _read(authority, "tls_dir")
+    _certificates(ca, authority, "tls_dir")
+    if not own.exists():
         return grpc.ssl_channel_credentials(ca)
-    key, certificate = _read(folder / "tls.key", "tls_dir"), _read(folder / "tls.crt", "tls_dir")
+    key, certificate = _read(private, "tls_dir"), _read(own, "tls_dir")
+    _check_key(key, _certificates(certificate, own, "tls_dir")[0], private, own)
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
@@ -229,6 +227,16 @@ def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+def _check_key(pem: bytes, certificate: x509.Certificate, path: Path, certificate_path: Path) -> None:
+    """Raises :class:`InvalidArgument` unless it is that certificate's."""
+    try:
+        public = load_pem_private_key(pem, None).public_key()
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{path} holds no private key that can be used: {error}", field="tls_key") from None
+    if _spki(public) != _spki(certificate.public_key()):
+        raise InvalidArgument(f"{path} is not the key of {certificate_path}", field="tls_key")
 
 
 def _spki(public: object) -> bytes:

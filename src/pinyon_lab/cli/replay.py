@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from bisect import bisect_left
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pinyon.cli.channel import add_tls_dir, check_role, open_async_channel, open_channel
+from pinyon.cli.channel import add_api_key, add_tls_dir, authorization, check_role, open_async_channel, open_channel
 from pinyon.cli.failures import in_words
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import LB
@@ -90,7 +89,7 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="so many requests at a time; further ones wait in this program (default 4096)",
     )
-    parser.add_argument("--api-key", default=os.environ.get("PINYON_API_KEY", ""), help="default: $PINYON_API_KEY")
+    add_api_key(parser)
     parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
@@ -145,9 +144,9 @@ def replay(arguments: argparse.Namespace) -> int:
 
 def _check_texts(arguments: argparse.Namespace) -> None:
     """Raises :class:`InvalidArgument` for what cannot be sent."""
-    for name, sent in (("model", arguments.model), ("api_key", arguments.api_key)):
-        if not sent.isprintable() or (name == "api_key" and not sent.isascii()):
-            raise InvalidArgument(f"--{name.replace('_', '-')} has characters that cannot be sent", field=name)
+    authorization(arguments.api_key)
+    if not arguments.model.isprintable():
+        raise InvalidArgument("--model has characters that cannot be sent", field="model")
 
 
 async def _play(

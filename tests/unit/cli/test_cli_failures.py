@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from pinyon.cli import main
 from pinyon.cli.failures import plainly
+from pinyon.runtime.metrics import MetricsServer, new_registry
 
 NO_CONNECTION = "failed to connect to all addresses; last error: "
 REFUSED = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Failed to connect to remote host: Connection refused"
 CLOSED = NO_CONNECTION + "UNAVAILABLE: ipv4:127.0.0.1:7000: Socket closed"
 HTTP1 = NO_CONNECTION + "UNAVAILABLE: ipv4:127.0.0.1:7000: Failed parsing HTTP/2 (Trying to connect an http1.x server)"
+NO_HEAD = NO_CONNECTION + "UNAVAILABLE: ipv4:127.0.0.1:7000: Failed parsing HTTP/2 (Expected SETTINGS frame, got 79)"
 NO_ALPN = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Cannot check peer: missing selected ALPN property."
 NOT_TLS = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Tls handshake failed: error:100000f7:WRONG_VERSION_NUMBER"
 OTHER_NAME = NO_CONNECTION + "UNKNOWN: ipv4:127.0.0.1:7000: Custom verification check failed: Hostname Verification"
@@ -45,6 +48,9 @@ class Failed(grpc.RpcError):
             "no conductor answers at h:1: UNAVAILABLE: ipv4:127.0.0.1:7000: Socket",
         ),
         ("lb", "UNAVAILABLE", HTTP1, "", "h:1 is an HTTP port"),
+        ("lb", "UNAVAILABLE", HTTP1, "", "the gRPC of the load balancer is another one (8001 by default)"),
+        ("worker", "UNAVAILABLE", NO_HEAD, "", "h:1 is no gRPC port of pinyon: it may be one of metrics"),
+        ("worker", "UNAVAILABLE", NOT_TLS, "d", "or it is a port of metrics"),
         ("lb", "UNAVAILABLE", NO_ALPN, "d", "h:1 is an HTTP port"),
         ("lb", "UNAVAILABLE", NOT_TLS, "d", "the load balancer at h:1 speaks without TLS: leave out --tls-dir"),
         ("kvstore", "UNAVAILABLE", OTHER_NAME, "d", "h:1 is not a store node of the cluster of d"),
@@ -52,7 +58,7 @@ class Failed(grpc.RpcError):
         ("lb", "UNAVAILABLE", "No instance is available.", "", "No instance is available."),
         ("worker", "DEADLINE_EXCEEDED", "Deadline Exceeded", "", "the worker at h:1 did not answer in time"),
         ("conductor", "UNIMPLEMENTED", "Method not found!", "", "what answers at h:1 is no conductor"),
-        ("lb", "UNAUTHENTICATED", "You didn't provide an API key", "", "(--api-key)"),
+        ("lb", "UNAUTHENTICATED", "You didn't provide an API key", "", "(--api-key, or PINYON_API_KEY)"),
         ("lb", "UNAUTHENTICATED", "this needs a certificate", "d", "at its --admin-listen"),
         ("lb", "NOT_FOUND", "no model 'x'", "", "no model 'x'"),
         ("lb", "NOT_FOUND", "no\x1b]0;evil\x07 \x9b2Jmodel", "", "no\\x1b]0;evil\\x07 \\x9b2Jmodel"),
@@ -90,6 +96,33 @@ def test_address_without_a_port_is_named(asked, address, tmp_path, capsys):
     places = {"TRACE": str(trace), "OUT": str(tmp_path / "out.jsonl")}
     assert main([*(places.get(each, each) for each in asked), address]) == 1
     assert f"pinyon: {address!r} is no HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.fixture
+def metrics() -> Iterator[str]:
+    server = MetricsServer("127.0.0.1:0", new_registry())
+    yield server.address
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["admin", "worker"],
+        ["instances", "--conductor"],
+        ["explain", "chatcmpl-1", "--conductor"],
+        ["generate", "x", "--lb"],
+        ["regions", "--controller"],
+        ["trace", "record", "OUT", "--lb"],
+        ["top", "--once", "--controller"],
+    ],
+    ids=" ".join,
+)
+def test_port_of_metrics_is_told(asked, metrics, tmp_path, capsys):
+    assert main([*(str(tmp_path / "out.jsonl") if each == "OUT" else each for each in asked), metrics]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"pinyon: {metrics} is no gRPC port of pinyon: it may be one of metrics (7300 and more")
+    assert "HTTP/2" not in said
 
 
 def test_top_takes_a_url_without_a_port(capsys):

@@ -164,13 +164,14 @@ def test_up_refuses_a_bad_line_of_keys_before_it_starts(no_start, tmp_path, caps
 
 def test_paths_are_of_the_folder_that_dev_was_called_in(no_start, tmp_path, monkeypatch, capsys):
     (tmp_path / "keys").write_text("sk-1\n")
+    (tmp_path / "file").touch()
     monkeypatch.chdir("/")
     monkeypatch.setenv("PINYON_CALLER_DIR", str(tmp_path))
-    assert main(["up", *FREE_PORTS, "--api-keys-file", "keys", "--log-dir", "logs", "--model", "."]) == 2
+    assert main(["up", *FREE_PORTS, "--api-keys-file", "keys", "--log-dir", "file", "--model", "."]) == 2
     said = capsys.readouterr().out
     assert "--api-keys-file: the API keys file line 1" in said
     assert f"--model: {tmp_path.name}: config.json is missing" in said
-    assert (tmp_path / "logs").is_dir()
+    assert "cannot make the folder file: file is no folder" in said
 
 
 def test_services_take_no_modules_from_the_working_folder(tmp_path, monkeypatch):
@@ -198,9 +199,39 @@ def test_help_names_the_command_as_it_was_called(called, shown, capsys, monkeypa
 
 
 def test_folders_for_journals_and_logs_are_made(tmp_path):
-    LocalCluster(ClusterSpec(journal=str(tmp_path / "a" / "journals")), tmp_path / "b" / "logs")
+    cluster = LocalCluster(ClusterSpec(journal=str(tmp_path / "a" / "journals")), tmp_path / "b" / "logs")
+    assert not [*tmp_path.iterdir()], "not before it starts"
+    cluster.make_folders()
     assert (tmp_path / "a" / "journals").is_dir()
     assert (tmp_path / "b" / "logs").is_dir()
+
+
+@pytest.mark.parametrize("regions", [[], ["--regions", "us,eu"]], ids=["one", "regions"])
+def test_what_is_refused_leaves_no_folders_behind(regions, no_start, tmp_path, capsys):
+    folders = ["--journal", str(tmp_path / "journals"), "--log-dir", str(tmp_path / "logs")]
+    files = ["--tls", "--tls-dir", str(tmp_path / "tls")]
+    assert main(["up", *FREE_PORTS, *regions, *folders, *files, "--model", "/nowhere"]) == 2
+    assert "--model: no model folder" in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
+
+
+def test_start_makes_the_folders(tmp_path, monkeypatch):
+    """Of regions before the controller starts, whose log is in one of them."""
+
+    def started(*_: object, **__: object) -> None:
+        raise Unavailable("it starts")
+
+    monkeypatch.setattr(LocalController, "start", started)
+    monkeypatch.setattr("launch.cluster.find_redis", started)
+    spec = ClusterSpec(journal=str(tmp_path / "journals"))
+    for whole in (
+        LocalCluster(spec, tmp_path / "logs"),
+        LocalRegions(RegionsSpec(("us", "eu"), spec), tmp_path / "regions"),
+    ):
+        with pytest.raises(Unavailable, match="it starts"):
+            whole.start()
+    for name in ("journals", "logs", "regions/us", "regions/eu"):
+        assert (tmp_path / name).is_dir(), name
 
 
 def test_a_file_in_place_of_a_folder_is_a_clear_error(tmp_path):

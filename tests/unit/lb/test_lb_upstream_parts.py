@@ -25,6 +25,7 @@ from pinyon.frontdoor.upstreams.usage import Used, read_usage
 from pinyon.http.url import UpstreamUrl, parse_upstreams
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
+from tests.tcp_server import tcp_server
 from tests.tls_files import TestAuthority
 
 WAIT_S = 60.0
@@ -344,45 +345,31 @@ WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\n{}"
 class Peer:
     """A server that reads heads and writes what it is told; ``None``: it closes."""
 
+    tls: ssl.SSLContext | None = None
+
     def __init__(self) -> None:
         self.says: bytes | None = WHOLE % b""
         self.connections = 0
         self.changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Peer:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.server = await self._stack.enter_async_context(tcp_server(self._serve, self.tls))
         self.url = UpstreamUrl("127.0.0.1", self.server.sockets[0].getsockname()[1], self.tls is not None)
         return self
 
     async def __aexit__(self, *_) -> None:
-        self.server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    tls: ssl.SSLContext | None = None
+        await self._stack.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._writers.add(writer)
         self.connections += 1
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 if self.says is None:
                     break
                 writer.write(self.says)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
         finally:
-            self._tasks.discard(task)
-            self._writers.discard(writer)
             self.changed.set()
-            writer.close()
 
 
 async def whole(pool: Pool) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinyon.runtime.arguments import Parser
+from pinyon.runtime.arguments import Parser, module_as_typed
 
 
 @pytest.fixture
@@ -90,3 +90,18 @@ def test_unknown_word_is_answered_with_the_near_one(parser, capsys, given, said)
         parser.parse_args(given)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (["python3", "-m", "services.lb", "--help"], "python3 -m services.lb"),
+        ([".venv/bin/python", "-m", "services.lb"], ".venv/bin/python -m services.lb"),
+        (["/my folder/python", "-m", "services.lb"], "'/my folder/python' -m services.lb"),
+        (["python3", "-m", "pytest"], "python -m services.lb"),
+        ([".venv/bin/pytest"], "python -m services.lb"),
+    ],
+)
+def test_module_is_shown_as_it_was_typed(typed, shown, monkeypatch):
+    monkeypatch.setattr("sys.orig_argv", typed)
+    assert module_as_typed("services.lb") == shown

@@ -13,6 +13,7 @@ from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.healthcheck import main, probe
 from pinyon.runtime.redis_server import find_redis
 from pinyon.runtime.tls import server_context
+from tests.tcp_server import tcp_server
 from tests.tls_files import TestAuthority, tls_of
 
 KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
@@ -54,7 +55,7 @@ async def test_http_wants_status_200_of_the_path(status, problem):
         writer.close()
         await writer.wait_closed()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with tcp_server(answer) as server:
         port = server.sockets[0].getsockname()[1]
         assert await asyncio.to_thread(probe, f"http://127.0.0.1:{port}/health/ready") == problem
     assert asked == [b"GET /health/ready HTTP/1.1\r\n"]
@@ -145,6 +146,16 @@ async def test_over_tls_it_shows_its_files_and_compares_the_name(authority, tmp_
         await server.drain(0)
 
 
+@pytest.mark.parametrize(("address", "file"), [("127.0.0.1:1", "tls.key"), ("https://127.0.0.1:1/", "ca.crt")])
+def test_a_file_that_is_missing_is_named(address, file, authority, capsys):
+    folder = authority.folder("lb", "lb-0")
+    (folder / file).unlink()
+    assert main(["--tls-dir", str(folder), "--name", "lb.pinyon", address]) == 1
+    said = capsys.readouterr().err
+    assert f"--tls-dir: cannot read {folder / file}: " in said
+    assert "`pinyon certs`" in said
+
+
 async def test_https_is_verified(authority, tmp_path):
     async def answer(reader, writer):
         await reader.readline()
@@ -154,7 +165,7 @@ async def test_https_is_verified(authority, tmp_path):
 
     folder = authority.folder("lb", "lb-0")
     context = server_context(folder / "tls.crt", folder / "tls.key")
-    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+    async with tcp_server(answer, context) as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         assert await asyncio.to_thread(probe, url, 20.0, folder) == ""
         other = TestAuthority(tmp_path / "other").folder("lb", "lb-0")

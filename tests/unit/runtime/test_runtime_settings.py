@@ -1,5 +1,6 @@
 """Settings: command line over environment, unknown keys refused, addresses checked."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -54,6 +55,20 @@ def test_bad_input_ends_with_status_2_and_names_the_key(argv, environment, word,
         load_settings(Example, argv, environment)
     assert stopped.value.code == 2
     assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("service", ["conductor", "controller", "kvstore", "lb", "worker"])
+def test_usage_shows_the_command_as_it_is_typed(service, monkeypatch, capsys):
+    monkeypatch.setattr("sys.orig_argv", [".venv/bin/python", "-m", f"services.{service}", "--help"])
+    settings = importlib.import_module(f"services.{service}.settings")
+    cls = next(
+        each
+        for each in vars(settings).values()
+        if isinstance(each, type) and issubclass(each, ServiceSettings) and each.__module__ == settings.__name__
+    )
+    with pytest.raises(SystemExit, match="0"):
+        load_settings(cls, ["--help"], {})
+    assert capsys.readouterr().out.startswith(f"usage: .venv/bin/python -m services.{service} ")
 
 
 def test_a_descriptor_to_write_to_is_open_for_writing(capsys):

@@ -101,6 +101,24 @@ def test_what_does_not_fit_names_the_setting(case: str, field: str, authority: T
     assert caught.value.field == field
 
 
+def test_a_process_says_which_option_and_what_makes_the_files(authority: TestAuthority, tmp_path: Path) -> None:
+    folder, nowhere = authority.folder("worker", "a"), tmp_path / "no"
+
+    def told(**given: str) -> str:
+        settings = ServiceSettings(**given)
+        with pytest.raises(InvalidArgument) as caught:
+            load_security(settings, "worker")
+        return settings.in_words(caught.value, "worker")
+
+    said = told(tls_dir=str(nowhere), instance_id="a")
+    assert said.startswith(f"--tls-dir: cannot read {nowhere}/cluster.secret: ")
+    assert said.endswith("; `pinyon certs DIR worker/a` makes the files, in DIR/worker/a")
+    assert "`pinyon certs DIR worker/_any`" in told(tls_dir=str(nowhere))
+    assert told(tls_dir=str(folder), instance_id="b").startswith(f"--tls-dir: {folder}/tls.crt is that of worker a")
+    assert told(tls_dir=str(folder), tls_ca=str(nowhere)).startswith(f"--tls-ca: cannot read {nowhere}: ")
+    assert told(tls_dir=f"{folder}/", tls_cert=str(nowhere)).startswith("--tls-cert: ")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_renewal_that_does_not_fit_changes_nothing(case: str, authority: TestAuthority, tmp_path: Path) -> None:
     tls = authority.tls("worker", "a")

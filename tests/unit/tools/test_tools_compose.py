@@ -45,6 +45,14 @@ OVERRIDES = {
             "controller": "PINYON_CONTROLLER_STATE_FILE: /var/lib/pinyon/controller.json",
         },
     ),
+    "no registry": (
+        ("compose.test.yaml",),
+        {"redis": "image: pinyon:latest", "decode-2": "PINYON_WORKER_REDIS_URL: unix:///run/redis/redis.sock"},
+    ),
+    "no registry, regions": (
+        ("compose.test.yaml", "compose.regions.yaml"),
+        {"redis": "image: pinyon:latest", "eu-lb": "PINYON_LB_CONTROLLER: controller:7100"},
+    ),
     "keys": (("compose.keys.yaml",), {"lb": "PINYON_LB_API_KEYS_FILE: /run/pinyon/keys"}),
 }
 

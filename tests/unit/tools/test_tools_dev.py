@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,3 +80,29 @@ def test_what_is_no_interpreter_is_refused_also_when_there_is_a_venv(checkout):
     assert refused.returncode == 1
     assert "PINYON_PYTHON=/bin/false is not a Python >= 3.11" in refused.stderr
     assert demo(checkout, "").returncode == 0
+
+
+def said(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What ``./dev`` of this checkout answers, for questions before anything is set up."""
+    return subprocess.run(["sh", "./dev", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("upp", " (did you mean 'up'?)"), ("benhc", " (did you mean 'bench'?)"), ("xyzzy", "")]
+)
+def test_unknown_command_is_answered_with_the_near_one(typed, hint):
+    answered = said(typed)
+    assert answered.returncode == 2
+    assert answered.stderr.splitlines()[-1] == f"unknown command: {typed}{hint}"
+
+
+def test_unknown_suite_is_answered_with_the_near_one():
+    answered = said("test", "integraton")
+    assert answered.returncode == 1
+    assert "there is no suite tests/integraton (did you mean 'integration'?); there are: chaos" in answered.stderr
+
+
+def test_every_command_is_in_the_help():
+    branches = re.findall(r"^([a-z]+)\)", (ROOT / "dev").read_text().partition("\ncase $command in")[2], re.MULTILINE)
+    shown = re.findall(r"^  ([a-z]+) {2,}\S|^  ([a-z]+) \[", said("help").stdout, re.MULTILINE)
+    assert {one or other for one, other in shown} - {"help"} == {*branches}

@@ -21,10 +21,17 @@ from launch.preflight import option_faults
 from launch.process import ROOT
 from pinyon.cli import main as pinyon
 from pinyon.cli.main import _parser
-from pinyon.runtime.settings import ServiceSettings
+from pinyon.runtime.settings import ServiceSettings, load_settings
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "ARCHITECTURE")),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ANY_FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
+FENCES = {"```", *(f"```{language}" for language in ("sh", "python", "json", "yaml"))}
+SET = re.compile(r"[A-Z_]+=.*", re.DOTALL)
+"""A variable that is set for a command."""
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?:src|services|launch|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
@@ -34,6 +41,9 @@ FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durati
 """Options of others' programs."""
 ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl"}
 """Programs of people's machines."""
+TYPED = {"./dev", "cd", "git", "pinyon", "pip", "python", "python3", "sh"}
+OWN = {"mine.yaml"}
+"""Compose files of whoever reads."""
 MADE = {"deploy/.env", "tests/chaos/results"}
 """Files of whoever uses a checkout."""
 
@@ -78,15 +88,19 @@ def options(program: str, *words: str) -> frozenset[str] | None:
     return frozenset(re.findall(r"--[a-z][a-z0-9-]+", text)) | {"--help"}
 
 
-@cache
-def settings(service: str) -> frozenset[str]:
+def settings_of(service: str) -> type[ServiceSettings]:
     module = importlib.import_module(f"services.{service}.settings")
     (found,) = (
         each
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, ServiceSettings) and each.__module__ == module.__name__
     )
-    names = [name.replace("_", "-") for name in found.model_fields]
+    return found
+
+
+@cache
+def settings(service: str) -> frozenset[str]:
+    names = [name.replace("_", "-") for name in settings_of(service).model_fields]
     return frozenset([f"--{name}" for name in names] + [f"--no-{name}" for name in names] + ["--help", "--version"])
 
 
@@ -181,10 +195,18 @@ def test_the_table_of_callers_has_every_method() -> None:
         assert not lacking, service
 
 
-def lines_to_copy(page: Path) -> Iterator[list[str]]:
-    """The words of each line of the blocks that are for a shell, as far as its first pipe or the like; without
-    variables that are set for it. What is quoted over several lines, or goes on behind a backslash, is one line."""
-    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+def shells(page: Path) -> Iterator[str]:
+    """What there is to type: blocks that are for a shell, and what stands behind ``$`` in those that show answers."""
+    for language, block in BLOCK.findall(page.read_text()):
+        if language == "sh":
+            yield block
+        elif not language:
+            yield "".join(f"{line[2:]}\n" for line in block.splitlines() if line.startswith("$ "))
+
+
+def whole_lines(page: Path) -> Iterator[list[str]]:
+    """The words of each line to copy. What is quoted over several lines, or goes on behind a backslash, is one line."""
+    for block in shells(page):
         text = ""
         for line in block.replace("\\\n", " ").splitlines():
             text += line + "\n"
@@ -193,11 +215,65 @@ def lines_to_copy(page: Path) -> Iterator[list[str]]:
             except ValueError:  # a quotation goes on
                 continue
             text = ""
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0], re.DOTALL):
-                words.pop(0)
             if words:
-                yield list(takewhile(lambda word: word not in ("|", ">", "<", "&", "&&"), words))
+                yield words
         assert not text, f"{page}: a quotation without an end: {text}"
+
+
+def lines_to_copy(page: Path) -> Iterator[list[str]]:
+    """Each line as far as its first pipe or the like, without variables that are set for it."""
+    for words in whole_lines(page):
+        while words and SET.fullmatch(words[0]):
+            words.pop(0)
+        if words:
+            yield list(takewhile(lambda word: word not in ("|", ">", "<", "&", "&&"), words))
+
+
+def of_reader(words: list[str]) -> bool:
+    """Whether a module or a file is named that whoever reads has made before."""
+    return any(name in word for word in words for name in ("my_lab.", "fits.json"))
+
+
+def is_command(line: str) -> bool:
+    word, _, more = line.partition(" ")
+    return bool(more) and (word in ELSEWHERE | TYPED or word.startswith((".venv/bin/", "tools/")))
+
+
+def unread(page: str) -> list[str]:
+    """Fences of a kind that no test reads, and commands in such as are not for a shell."""
+    wrong = [fence for fence in ANY_FENCE.findall(page) if fence not in FENCES]
+    for language, block in BLOCK.findall(page):
+        if language != "sh":
+            wrong += [line for line in block.splitlines() if is_command(line.strip())]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_stand_where_these_tests_read_them(page: Path) -> None:
+    assert not unread(page.read_text()), "commands are in ```sh; with their answers in ```, behind $"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```bash\n./dev up\n```\n",
+        "```console\n$ ./dev up\n```\n",
+        "- a list\n\n  ```sh\n  ./dev up\n  ```\n",
+        "~~~\n./dev up\n~~~\n",
+        "```\n./dev up --lbs 2\n```\n",
+        "```\n.venv/bin/pinyon top\n```\n",
+        "```yaml\ndocker-compose up -d\n```\n",
+    ],
+)
+def test_command_that_no_test_reads_is_found(page: str) -> None:
+    assert unread(page)
+
+
+def test_transcript_is_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```\n$ A_B=1 ./dev up --lbs 2\nall is up\n```\n\n```sh\n./dev \\\n    check | tail\n```\n")
+    assert not unread(page.read_text())
+    assert [*lines_to_copy(page)] == [["./dev", "up", "--lbs", "2"], ["./dev", "check"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -214,3 +290,19 @@ def test_lines_to_copy_parse(page: Path) -> None:
             assert not option_faults(given, vars(command_line().parse_args(["up"]))), words
         elif words[0] == ".venv/bin/pinyon":
             _parser().parse_args(words[1:])
+        elif words[:2] == [".venv/bin/python", "-m"] and words[2].startswith("services.") and not of_reader(words):
+            load_settings(settings_of(words[2].removeprefix("services.")), words[3:], {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_of_compose_are_whole(page: Path) -> None:
+    """They name the project and files that are there, and set what these files ask for."""
+    for words in whole_lines(page):
+        command = [word for word in words if not SET.fullmatch(word)]
+        if command[:1] != ["docker-compose"]:
+            continue
+        assert command[1:5] == ["-p", "pinyon", "-f", "deploy/compose.yaml"], words
+        options = takewhile(lambda pair: pair[0] == "-f", zip(command[3::2], command[4::2], strict=False))
+        files = [ROOT / file for _, file in options if file not in OWN]
+        wanted = {name for file in files for name in re.findall(r"\$\{(\w+):\?", file.read_text())}
+        assert wanted <= {word.partition("=")[0] for word in words}, words
