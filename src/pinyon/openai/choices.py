@@ -77,9 +77,9 @@ class Choices:
         call, count = self._call, 0
         if call.return_token_ids:
             count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
-        if call.logprobs >= 0:
+        if call.sampling.logprobs >= 0:
             told = len(choice.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs))
-            count += told * max(1, call.logprobs)
+            count += told * max(1, call.sampling.logprobs)
         return count
 
     # -- streams
@@ -135,7 +135,7 @@ class Choices:
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
         """Of so many tokens' log-probabilities, what is written at once."""
-        return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.logprobs))), count])
+        return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.sampling.logprobs))), count])
 
     def _token(self, token: int) -> str:
         return f"token_id:{token}" if self._call.return_tokens_as_token_ids else self._texts.text(token)
@@ -151,7 +151,7 @@ class CompletionChoices(Choices):
         part: dict[str, Any] = {
             "index": choice.index,
             "text": choice.prompt_text + choice.text if echo else choice.text,
-            "logprobs": self._logprobs(choice, echo=echo) if self._call.logprobs >= 0 else None,
+            "logprobs": self._logprobs(choice, echo=echo) if self._call.sampling.logprobs >= 0 else None,
             "finish_reason": choice.reason,
         }
         if self._call.return_token_ids:
@@ -232,7 +232,7 @@ class ChatChoices(Choices):
 
     def _choice(self, choice: Choice, name: str, message: dict[str, Any]) -> Written:
         part = {"index": choice.index, name: message, "logprobs": None, "finish_reason": choice.reason}
-        if self._call.logprobs >= 0:
+        if self._call.sampling.logprobs >= 0:
             told = [self._several(choice, start, end) for start, end in self._pieces(len(choice.tokens))]
             part["logprobs"] = _object({"content": _array(told)})
         if self._call.return_token_ids:

@@ -102,7 +102,7 @@ class ChoicesAnswer:
 
     async def _run(self, request: Request, choice: Choice) -> None:
         call = self._call
-        rich = call.logprobs >= 0 or call.return_token_ids
+        rich = call.sampling.logprobs >= 0 or call.return_token_ids
 
         def take(delta: Delta) -> Awaitable[None] | None:
             self._add(request, choice, delta)
@@ -120,9 +120,9 @@ class ChoicesAnswer:
 
     def _add(self, request: Request, choice: Choice, delta: Delta) -> None:
         call = self._call
-        if call.logprobs >= 0:
+        if call.sampling.logprobs >= 0:
             missing = len(delta.logprobs.logprobs) != len(delta.tokens)
-            if call.prompt_logprobs and not choice.begun:
+            if call.sampling.prompt_logprobs and not choice.begun:
                 missing = missing or len(request.prompt_logprobs.logprobs) != len(choice.prompt_tokens) - 1
                 choice.prompt_logprobs = SentLogprobs(request.prompt_logprobs)
             if missing:
