@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import fields
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
-from pinyon.core.request import SamplingParams, check_geographies
+from pinyon.core.request import NO_LIMIT, SAMPLING_FIELDS, check_geographies
 from pinyon.frontdoor.access_log import grpc_call
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
@@ -25,15 +24,15 @@ from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
 from pinyon.frontdoor.labels import Labels, classify
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.finish_reason import finish_reason_to_proto
-from pinyon.messages.sampling import sampling_values
-from pinyon.openai.parse import PLAIN, Call, PromptInput, Rendering
+from pinyon.messages.sampling import sampling_from_proto
+from pinyon.openai.parse import Call, PromptInput, Rendering
 from pinyon.runtime.first_message import Doors
 
 __all__ = ["LbServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
+_SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)
 
 
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
@@ -186,13 +185,15 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
     elif kind == "conversation":
         field = "messages"
         prompt = [{"role": each.role, "content": each.content} for each in request.conversation.messages]
-    return Call(
-        model=request.model or default_model,
-        prompt=prompt,
-        prompt_field=field,
-        rendering=Rendering(request.add_special_tokens) if request.HasField("add_special_tokens") else PLAIN,
-        **sampling_values(request.sampling),
-    )
+    call = Call(request.model or default_model, prompt, field)
+    try:
+        call.sampling = sampling_from_proto(request.sampling, NO_LIMIT)
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field=f"sampling.{error.field}") from None
+    call.seeded = True
+    if request.HasField("add_special_tokens"):
+        call.rendering = Rendering(request.add_special_tokens)
+    return call
 
 
 def _labels(message: lb_pb2.RequestLabels) -> Labels:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
+from pinyon.core.request import NO_LIMIT, SamplingParams
 from pinyon.frontdoor.auth import Client, load_api_keys
 from pinyon.frontdoor.failures import Broke, NoRoom
 from pinyon.frontdoor.head import Head, read_head
@@ -67,11 +68,12 @@ def bodies(draw, base):
 def check(call: Call) -> None:
     assert isinstance(call.model, str)
     assert call.prompt
-    assert 0 <= call.max_tokens < 1 << 31
-    assert 0 <= call.temperature <= 2
-    assert 0 < call.top_p <= 1
-    assert call.seed is None or 0 <= call.seed < 1 << 64
-    assert all(isinstance(text, str) and text for text in call.stop)
+    sampling = call.sampling
+    assert 0 < sampling.max_tokens < 1 << 31 or sampling.max_tokens == NO_LIMIT
+    assert 0 <= sampling.temperature <= 2
+    assert 0 < sampling.top_p <= 1
+    assert 0 <= sampling.seed < 1 << 64 if call.seeded else not sampling.seed
+    assert all(isinstance(text, str) and text for text in sampling.stop)
     assert type(call.stream) is bool
 
 
@@ -96,12 +98,12 @@ def test_bodies(parse, base, data):
 
 def test_the_bodies_above_are_good():
     parsed = parse_completion(json.dumps(COMPLETION).encode())
-    said = {"model": "m", "prompt": "hello", "prompt_field": "prompt", "max_tokens": 4, "temperature": 0.5, "seed": 3}
-    said |= {"top_p": 1.0, "stop": ("a",), "ignore_eos": True, "stream": True, "include_usage": True, "user": "u"}
-    said |= {"priority": -3}
+    said = {"model": "m", "prompt": "hello", "prompt_field": "prompt", "seeded": True, "stream": True}
+    said |= {"include_usage": True, "user": "u", "priority": -3}
+    said["sampling"] = SamplingParams(4, 0.5, seed=3, stop=("a",), ignore_eos=True)
     assert {name: getattr(parsed, name) for name in said} == said
     assert parsed.plain
-    assert parse_chat(json.dumps(CHAT).encode()).max_tokens == 4
+    assert parse_chat(json.dumps(CHAT).encode()).sampling.max_tokens == 4
 
 
 @pytest.mark.parametrize(

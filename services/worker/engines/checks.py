@@ -9,6 +9,7 @@ import numpy as np
 from pinyon.batching import DecodeSlot, PrefillChunk
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import SAMPLING_FIELDS
 from pinyon.model.config import ModelConfig
 
 __all__ = ["STEP_TOKENS_MAX", "Hollow", "check_step"]
@@ -16,9 +17,7 @@ __all__ = ["STEP_TOKENS_MAX", "Hollow", "check_step"]
 STEP_TOKENS_MAX = 65_536
 """Rows of one step: bounds the activations' workspace."""
 
-_OF_LOGITS = frozenset(
-    ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs")
-)
+_OF_LOGITS = frozenset(each.name for each in SAMPLING_FIELDS if each.of_logits)
 """Fields of the sampling parameters that an engine without logits cannot heed."""
 
 

@@ -326,15 +326,7 @@ def _sampling(message: common_pb2.SamplingParams, prompt_tokens: int, served: Se
     for name in sorted(served.unsupported):
         if getattr(sampling, name) != getattr(_NEUTRAL, name):
             raise InvalidArgument(f"{name} is not supported by this engine: leave it out", field=name)
-    vocab_size = served.card.config.vocab_size
-    for name, tokens in (
-        ("stop_token_ids", sampling.stop_token_ids),
-        ("logit_bias", [token for token, _ in sampling.logit_bias]),
-    ):
-        if tokens and max(tokens) >= vocab_size:
-            raise InvalidArgument(
-                f"{name} has token id {max(tokens)}, outside the vocabulary of {vocab_size}", field=name
-            )
+    sampling.check_tokens(served.card.config.vocab_size)
     count = (sampling.logprobs + 1) * prompt_tokens
     if sampling.prompt_logprobs and count > PROMPT_LOGPROBS_MAX:
         raise InvalidArgument(

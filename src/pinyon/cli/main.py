@@ -73,7 +73,7 @@ def generate(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         prompt=arguments.prompt,
         sampling=sampling_to_proto(
-            SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
+            SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed).checked()
         ),
     )
     metadata = authorization(arguments.api_key)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
 
 __all__ = [
     "GEOGRAPHIES_MAX",
+    "LOGPROBS_MAX",
+    "NO_LIMIT",
     "PRIORITY_MAX",
+    "SAMPLING_FIELDS",
     "TURN_MAX",
     "UNKNOWN_CLASS",
     "FinishReason",
     "RequestClass",
     "Role",
+    "SamplingField",
     "SamplingParams",
     "Usage",
     "check_geographies",
@@ -26,12 +34,7 @@ __all__ = [
     "check_priority",
 ]
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 256
-STOP_TOKENS_MAX = 64
-LOGIT_BIAS_MAX = 1024
 LOGPROBS_MAX = 20
-REPETITION_PENALTY_MAX = 10.0
 
 TENANT_CHARS_MAX = 128
 LABEL_CHARS_MAX = 256
@@ -71,10 +74,18 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+def _sampled(kind: Kind, *, of_logits: bool = False) -> dict[str, Any]:
+    """``of_logits``: an engine that computes no logits cannot heed the field, and refuses it."""
+    return {"kind": kind, "of_logits": of_logits}
+
+
 # Not frozen, like the other two: each process makes one of each request, and what is frozen takes five times as long.
 @dataclass(slots=True, unsafe_hash=True)
 class SamplingParams:
     """How the next token is chosen. Nobody changes one.
+
+    This is the table of these fields: HTTP bodies and messages are read, checked and written by it. What comes from
+    outside is checked where it is read, and only what was said; here are the rules over two fields.
 
     ``temperature`` 0 is greedy. Sampling is a pure function of (logits, ``seed``, index of the generated token), so a
     request that is resumed elsewhere goes on with the same tokens. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
@@ -86,23 +97,25 @@ class SamplingParams:
     ``logprobs``: how many likeliest tokens' log-probabilities are told beside each token's own, -1 none at all.
     """
 
-    max_tokens: int = 16
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = field(default=())
-    ignore_eos: bool = False
-    min_p: float = 0.0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    max_tokens: int = field(default=16, metadata=_sampled(Whole(1)))
+    temperature: float = field(default=0.0, metadata=_sampled(Number(0.0, 2.0)))
+    top_k: int = field(default=0, metadata=_sampled(Whole(0)))
+    top_p: float = field(default=1.0, metadata=_sampled(Number(0.0, 1.0, above=True)))
+    seed: int = field(default=0, metadata=_sampled(Whole(0, (1 << 64) - 1)))
+    stop: tuple[str, ...] = field(default=(), metadata=_sampled(Texts(16, 256)))
+    ignore_eos: bool = field(default=False, metadata=_sampled(Switch()))
+    min_p: float = field(default=0.0, metadata=_sampled(Number(0.0, 1.0), of_logits=True))
+    min_tokens: int = field(default=0, metadata=_sampled(Whole(0)))
+    stop_token_ids: tuple[int, ...] = field(default=(), metadata=_sampled(TokenIds(64)))
+    repetition_penalty: float = field(default=1.0, metadata=_sampled(Number(0.0, 10.0, above=True), of_logits=True))
+    frequency_penalty: float = field(default=0.0, metadata=_sampled(Number(-2.0, 2.0), of_logits=True))
+    presence_penalty: float = field(default=0.0, metadata=_sampled(Number(-2.0, 2.0), of_logits=True))
+    logit_bias: tuple[tuple[int, float], ...] = field(
+        default=(), metadata=_sampled(TokenBiases(1024, 100.0), of_logits=True)
+    )
     """By token id, rising, each once."""
-    logprobs: int = -1
-    prompt_logprobs: bool = False
+    logprobs: int = field(default=-1, metadata=_sampled(Whole(0, LOGPROBS_MAX), of_logits=True))
+    prompt_logprobs: bool = field(default=False, metadata=_sampled(Switch()))
     """Also of the prompt's tokens from the second one on; its KV is computed anew for that."""
 
     @property
@@ -111,59 +124,64 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     def __post_init__(self) -> None:
-        if self.max_tokens <= 0:
-            raise InvalidArgument(f"max_tokens must be at least 1, got {self.max_tokens}", field="max_tokens")
-        if not 0.0 <= self.temperature <= 2.0:
-            raise InvalidArgument(f"temperature must be in [0, 2], got {self.temperature}", field="temperature")
-        if self.top_k < 0:
-            raise InvalidArgument(f"top_k must be 0 (off) or positive, got {self.top_k}", field="top_k")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidArgument(f"top_p must be in (0, 1], got {self.top_p}", field="top_p")
-        if not 0 <= self.seed < 2**64:
-            raise InvalidArgument(f"seed must be an unsigned 64-bit number, got {self.seed}", field="seed")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidArgument(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", field="stop")
-        for text in self.stop:
-            if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
-                raise InvalidArgument(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes", field="stop")
-        self._check_scores()
-        self._check_ends()
-        if not -1 <= self.logprobs <= LOGPROBS_MAX:
-            raise InvalidArgument(f"logprobs must be from 0 to {LOGPROBS_MAX}, got {self.logprobs}", field="logprobs")
-        if self.prompt_logprobs and self.logprobs < 0:
-            raise InvalidArgument("prompt_logprobs needs logprobs", field="prompt_logprobs")
-
-    def _check_scores(self) -> None:
-        if not 0.0 <= self.min_p <= 1.0:
-            raise InvalidArgument(f"min_p must be in [0, 1], got {self.min_p}", field="min_p")
-        if not 0.0 < self.repetition_penalty <= REPETITION_PENALTY_MAX:
-            raise InvalidArgument(
-                f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}, got "
-                f"{self.repetition_penalty}",
-                field="repetition_penalty",
-            )
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not -2.0 <= getattr(self, name) <= 2.0:
-                raise InvalidArgument(f"{name} must be in [-2, 2], got {getattr(self, name)}", field=name)
-        if len(self.logit_bias) > LOGIT_BIAS_MAX:
-            raise InvalidArgument(f"logit_bias must have at most {LOGIT_BIAS_MAX} tokens", field="logit_bias")
-        before = -1
-        for token, bias in self.logit_bias:
-            if not before < token < 1 << 32 or not -100.0 <= bias <= 100.0:
-                raise InvalidArgument(
-                    f"logit_bias must give different token ids a number in [-100, 100], got {token}: {bias}",
-                    field="logit_bias",
-                )
-            before = token
-
-    def _check_ends(self) -> None:
-        if not 0 <= self.min_tokens <= self.max_tokens:
+        if self.min_tokens > self.max_tokens:
             raise InvalidArgument(
                 f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), got {self.min_tokens}",
                 field="min_tokens",
             )
-        if len(self.stop_token_ids) > STOP_TOKENS_MAX or not all(0 <= token < 1 << 32 for token in self.stop_token_ids):
-            raise InvalidArgument(f"stop_token_ids must be at most {STOP_TOKENS_MAX} token ids", field="stop_token_ids")
+        if self.prompt_logprobs and self.logprobs < 0:
+            raise InvalidArgument("prompt_logprobs needs logprobs", field="prompt_logprobs")
+
+    def checked(self) -> SamplingParams:
+        """Returns this. Raises :class:`InvalidArgument` if a value is beyond its limits: for whoever has not looked."""
+        for each, value in zip(SAMPLING_FIELDS, _values(self), strict=True):
+            if value != each.default:
+                each.kind.check(each.name, value)
+        return self
+
+    def settled(self, max_tokens: int, seed: int) -> SamplingParams:
+        """Returns the same with these two, which a client may leave open."""
+        values = list(_values(self))
+        values[_MAX_TOKENS], values[_SEED] = max_tokens, seed
+        return SamplingParams(*values)
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raises :class:`InvalidArgument` if a field names a token outside the vocabulary."""
+        for each in _LISTS:
+            if value := getattr(self, each.name):
+                token = each.kind.highest_token(value)
+                if token >= vocab_size:
+                    raise InvalidArgument(
+                        f"{each.name} names token {token}, which is outside the vocabulary of {vocab_size}.",
+                        field=each.name,
+                    )
+
+    @property
+    def list_bytes(self) -> int:
+        """What its lists take in a message at most."""
+        return sum([each.kind.list_bytes(getattr(self, each.name)) for each in _LISTS])
+
+
+class SamplingField(NamedTuple):
+    """One field of :class:`SamplingParams`."""
+
+    name: str
+    default: Any
+    kind: Kind
+    of_logits: bool
+
+
+SAMPLING_FIELDS = tuple(
+    SamplingField(each.name, each.default, each.metadata["kind"], each.metadata["of_logits"])
+    for each in fields(SamplingParams)
+)
+NO_LIMIT: Final = 1 << 32
+"""``max_tokens`` of a call that names none, until it is known how many there may be. No message can hold it."""
+
+_NAMES = [each.name for each in SAMPLING_FIELDS]
+_LISTS = [each for each in SAMPLING_FIELDS if each.default == ()]
+_MAX_TOKENS, _SEED = _NAMES.index("max_tokens"), _NAMES.index("seed")
+_values: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*_NAMES)
 
 
 def check_kind(text: str, field: str) -> str:

@@ -10,6 +10,7 @@ from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import LOGPROBS_MAX
 
 __all__ = [
+    "SentLogprobs",
     "append_logprob",
     "append_logprob_rows",
     "check_logprobs",
@@ -84,3 +85,24 @@ def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list
         TokenLogprob(logprob, tuple(top[index * each : (index + 1) * each]))
         for index, logprob in enumerate(message.logprobs[start:end])
     ]
+
+
+class SentLogprobs:
+    """A :class:`pinyon.core.logprobs.Logprobs`: those of checked messages, made into values where they are asked for.
+
+    Whoever adds to one of a given message changes that message.
+    """
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: common_pb2.Logprobs | None = None) -> None:
+        self._message = common_pb2.Logprobs() if message is None else message
+
+    def __len__(self) -> int:
+        return len(self._message.logprobs)
+
+    def between(self, start: int, end: int) -> list[TokenLogprob]:
+        return logprobs_between(self._message, start, end)
+
+    def add(self, message: common_pb2.Logprobs) -> None:
+        self._message.MergeFrom(message)

@@ -1,13 +1,74 @@
-"""How tokens are chosen."""
+"""How tokens are chosen: each field by the kind that the table of :class:`SamplingParams` gives it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.core.request import SamplingParams
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.field_kinds import Kind, Number, Texts, TokenBiases, TokenIds
+from pinyon.core.request import SAMPLING_FIELDS, SamplingField, SamplingParams
 
-__all__ = ["put_sampling", "sampling_from_proto", "sampling_to_proto", "sampling_values"]
+__all__ = ["put_sampling", "sampling_from_proto", "sampling_to_proto"]
+
+DECIMALS = 6
+"""They give back what was written before it became a float32."""
+
+_OFTEN = ("max_tokens", "temperature", "top_p", "seed")
+"""Named by many requests: written without the table, which takes longer."""
+
+_Put = Callable[[common_pb2.SamplingParams, str, Any], None]
+_Read = Callable[[Any], Any]
+
+
+def _extend(message: common_pb2.SamplingParams, name: str, value: Any) -> None:
+    getattr(message, name).extend(value)
+
+
+def _add(message: common_pb2.SamplingParams, name: str, value: Any) -> None:
+    pairs = getattr(message, name)
+    for token, bias in value:
+        pairs.add(token=token, bias=bias)
+
+
+def _putter(kind: Kind) -> _Put:
+    if isinstance(kind, TokenBiases):
+        return _add
+    return _extend if isinstance(kind, Texts | TokenIds) else setattr
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, DECIMALS)
+
+
+def _pairs(value: Any) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted({each.token: round(each.bias, DECIMALS) for each in value}.items()))
+
+
+def _reader(field: SamplingField) -> _Read:
+    kind, default = field.kind, field.default
+    if isinstance(kind, TokenBiases):
+        return _pairs
+    if isinstance(kind, Texts | TokenIds):
+        return tuple
+    if not isinstance(kind, Number):
+        return _same
+    if _DESCRIPTORS[field.name].has_presence:
+        return _rounded
+    return lambda value: round(value, DECIMALS) or default  # 0 is not said
+
+
+_DESCRIPTORS = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+_FIELDS = {_DESCRIPTORS[each.name]: (each.name, _reader(each), each.kind.check) for each in SAMPLING_FIELDS}
+_RARE = [(each.name, each.default, _putter(each.kind)) for each in SAMPLING_FIELDS if each.name not in _OFTEN]
+_RARE_DEFAULTS = tuple([default for _, default, _ in _RARE])
+_rare_values: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*[name for name, _, _ in _RARE])
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
@@ -19,59 +80,27 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
 def put_sampling(message: common_pb2.SamplingParams, sampling: SamplingParams) -> None:
     """Into one that is new. Every field costs, and most requests name few."""
     message.max_tokens = sampling.max_tokens
-    message.top_p = sampling.top_p
     if sampling.temperature:
         message.temperature = sampling.temperature
-    if sampling.top_k:
-        message.top_k = sampling.top_k
+    if sampling.top_p != 1.0:
+        message.top_p = sampling.top_p
     if sampling.seed:
         message.seed = sampling.seed
-    if sampling.stop:
-        message.stop.extend(sampling.stop)
-    if sampling.ignore_eos:
-        message.ignore_eos = True
-    if sampling.min_p:
-        message.min_p = sampling.min_p
-    if sampling.min_tokens:
-        message.min_tokens = sampling.min_tokens
-    if sampling.stop_token_ids:
-        message.stop_token_ids.extend(sampling.stop_token_ids)
-    if sampling.repetition_penalty != 1.0:
-        message.repetition_penalty = sampling.repetition_penalty
-    if sampling.frequency_penalty:
-        message.frequency_penalty = sampling.frequency_penalty
-    if sampling.presence_penalty:
-        message.presence_penalty = sampling.presence_penalty
-    for token, bias in sampling.logit_bias:
-        message.logit_bias.add(token=token, bias=bias)
-    if sampling.logprobs >= 0:
-        message.logprobs = sampling.logprobs
-    if sampling.prompt_logprobs:
-        message.prompt_logprobs = True
+    values = _rare_values(sampling)
+    if values != _RARE_DEFAULTS:
+        for (name, default, put), value in zip(_RARE, values, strict=True):
+            if value != default:
+                put(message, name, value)
 
 
-def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(**sampling_values(message))
-
-
-def sampling_values(message: common_pb2.SamplingParams) -> dict[str, Any]:
-    """The fields by name, unchecked: for whoever has defaults of its own."""
-    return {
-        "max_tokens": message.max_tokens,
-        # Six decimals give back what was written before it became a float32.
-        "temperature": round(message.temperature, 6),
-        "top_k": message.top_k,
-        "top_p": round(message.top_p, 6) or 1.0,
-        "seed": message.seed,
-        "stop": tuple(message.stop),
-        "ignore_eos": message.ignore_eos,
-        "min_p": round(message.min_p, 6),
-        "min_tokens": message.min_tokens,
-        "stop_token_ids": tuple(message.stop_token_ids),
-        "repetition_penalty": round(message.repetition_penalty, 6) if message.HasField("repetition_penalty") else 1.0,
-        "frequency_penalty": round(message.frequency_penalty, 6),
-        "presence_penalty": round(message.presence_penalty, 6),
-        "logit_bias": tuple(sorted({each.token: round(each.bias, 6) for each in message.logit_bias}.items())),
-        "logprobs": message.logprobs if message.HasField("logprobs") else -1,
-        "prompt_logprobs": message.prompt_logprobs,
-    }
+def sampling_from_proto(message: common_pb2.SamplingParams, max_tokens: int = 0) -> SamplingParams:
+    """``max_tokens``: for a message that names none; 0: it has to. Raises :class:`InvalidArgument` naming the field."""
+    said: dict[str, Any] = {"max_tokens": max_tokens}
+    for descriptor, value in message.ListFields():
+        name, read, check = _FIELDS[descriptor]
+        value = read(value)
+        check(name, value)
+        said[name] = value
+    if not said["max_tokens"]:
+        raise InvalidArgument("max_tokens must be at least 1, got 0", field="max_tokens")
+    return SamplingParams(**said)

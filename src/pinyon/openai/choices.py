@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pinyon.api.common.v1 import common_pb2
-from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pinyon.core.request import Usage
-from pinyon.messages.logprobs import logprobs_between
 from pinyon.model import IncrementalDetokenizer, Tokenizer
 from pinyon.openai.format import Facts
 from pinyon.openai.parse import Call
@@ -44,9 +42,8 @@ class Choice:
     """To be echoed."""
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
-    """As they came: as values, those of a long answer would take a hundred times the room."""
-    prompt_logprobs: common_pb2.Logprobs = field(default_factory=common_pb2.Logprobs)
+    logprobs: Logprobs = NO_LOGPROBS
+    prompt_logprobs: Logprobs = NO_LOGPROBS
     reason: str | None = None
     completion_tokens: int = 0
     """In all, as far as they are shown."""
@@ -59,7 +56,7 @@ class Choice:
     def written(self) -> None:
         self.begun = True
         self.text = ""
-        self.tokens, self.logprobs = [], common_pb2.Logprobs()
+        self.tokens, self.logprobs = [], NO_LOGPROBS
 
 
 class Choices:
@@ -80,9 +77,9 @@ class Choices:
         call, count = self._call, 0
         if call.return_token_ids:
             count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
-        if call.logprobs >= 0:
-            told = len(choice.logprobs.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs.logprobs))
-            count += told * max(1, call.logprobs)
+        if call.sampling.logprobs >= 0:
+            told = len(choice.logprobs) + (0 if choice.begun else len(choice.prompt_logprobs))
+            count += told * max(1, call.sampling.logprobs)
         return count
 
     # -- streams
@@ -138,7 +135,7 @@ class Choices:
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
         """Of so many tokens' log-probabilities, what is written at once."""
-        return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.logprobs))), count])
+        return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.sampling.logprobs))), count])
 
     def _token(self, token: int) -> str:
         return f"token_id:{token}" if self._call.return_tokens_as_token_ids else self._texts.text(token)
@@ -154,7 +151,7 @@ class CompletionChoices(Choices):
         part: dict[str, Any] = {
             "index": choice.index,
             "text": choice.prompt_text + choice.text if echo else choice.text,
-            "logprobs": self._logprobs(choice, echo=echo) if self._call.logprobs >= 0 else None,
+            "logprobs": self._logprobs(choice, echo=echo) if self._call.sampling.logprobs >= 0 else None,
             "finish_reason": choice.reason,
         }
         if self._call.return_token_ids:
@@ -173,13 +170,13 @@ class CompletionChoices(Choices):
             detokenizer, text = IncrementalDetokenizer(self._tokenizer), choice.prompt_text
             offset = self._append(columns, first, [None], detokenizer, 0, text)
             for start, end in self._pieces(len(others)):
-                told = logprobs_between(choice.prompt_logprobs, start, end)
+                told = choice.prompt_logprobs.between(start, end)
                 offset = self._append(columns, others[start:end], told, detokenizer, offset, text)
             choice.offset = len(text)
         if choice.offsets is None:
             choice.offsets = IncrementalDetokenizer(self._tokenizer)
         for start, end in self._pieces(len(choice.tokens)):
-            told = logprobs_between(choice.logprobs, start, end)
+            told = choice.logprobs.between(start, end)
             choice.offset = self._append(columns, choice.tokens[start:end], told, choice.offsets, choice.offset)
         return _object({name: _array(pieces) for name, pieces in columns.items()})
 
@@ -235,7 +232,7 @@ class ChatChoices(Choices):
 
     def _choice(self, choice: Choice, name: str, message: dict[str, Any]) -> Written:
         part = {"index": choice.index, name: message, "logprobs": None, "finish_reason": choice.reason}
-        if self._call.logprobs >= 0:
+        if self._call.sampling.logprobs >= 0:
             told = [self._several(choice, start, end) for start, end in self._pieces(len(choice.tokens))]
             part["logprobs"] = _object({"content": _array(told)})
         if self._call.return_token_ids:
@@ -247,7 +244,7 @@ class ChatChoices(Choices):
         return {"prompt_token_ids": _ids(choice.prompt_tokens)} if shown else {}
 
     def _several(self, choice: Choice, start: int, end: int) -> str:
-        pairs = zip(choice.tokens[start:end], logprobs_between(choice.logprobs, start, end), strict=True)
+        pairs = zip(choice.tokens[start:end], choice.logprobs.between(start, end), strict=True)
         return _items([self._one(*each) for each in pairs])
 
     def _one(self, token: int, one: TokenLogprob) -> dict[str, Any]:

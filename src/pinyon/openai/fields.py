@@ -1,5 +1,8 @@
 """The fields of ``/v1/completions`` and ``/v1/chat/completions``, and which values each may have.
 
+Those that say how tokens are chosen are in the table of :class:`pinyon.core.request.SamplingParams`; here is how each
+kind of value looks in JSON, and where OpenAI's or vLLM's form is another one.
+
 Every field of OpenAI's and vLLM's interfaces is known here. What cannot be honoured is refused with its name and value
 unless the value asks for nothing: silently ignoring it would give an answer to another question.
 """
@@ -11,16 +14,8 @@ from json import JSONEncoder
 from typing import Any, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import (
-    LOGIT_BIAS_MAX,
-    LOGPROBS_MAX,
-    MAX_STOP_BYTES,
-    MAX_STOP_STRINGS,
-    PRIORITY_MAX,
-    REPETITION_PENALTY_MAX,
-    STOP_TOKENS_MAX,
-    check_label,
-)
+from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
+from pinyon.core.request import LOGPROBS_MAX, PRIORITY_MAX, SAMPLING_FIELDS, check_label
 
 __all__ = [
     "CHAT",
@@ -53,16 +48,19 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscatio
 
 Check = Callable[[str, Any], None]
 Schema = dict[str, Any]
+Convert = Callable[[Any], Any]
 
 
 class Field(NamedTuple):
     """``check`` raises :class:`InvalidArgument`; it is never asked about null, which every field may have.
 
-    ``schema`` is JSON Schema, for people and programs.
+    ``schema`` is JSON Schema, for people and programs. ``sampled`` makes of a value what
+    :class:`pinyon.core.request.SamplingParams` holds; None: the field is none of its.
     """
 
     check: Check
     schema: Schema
+    sampled: Convert | None = None
 
 
 Fields = dict[str, Field]
@@ -115,22 +113,40 @@ def _variables(name: str, value: Any) -> None:
         raise InvalidArgument(f"'{name}' has {len(value)} entries, at most {VARIABLES_MAX} are allowed.", field=name)
 
 
-def _integer(low: int, high: int) -> Field:
+def _integer(low: int, high: int, sampled: Convert | None = None) -> Field:
     def check(name: str, value: Any) -> None:
         if type(value) is not int or not low <= value <= high:
             limit = f"at least {low}" if type(value) is not int or value < low else f"at most {high}"
             raise wrong(name, f"an integer, {limit}", value)
 
-    return Field(check, {"type": "integer", "minimum": low, "maximum": high})
+    return Field(check, {"type": "integer", "minimum": low, "maximum": high}, sampled)
 
 
-def _number(low: float, high: float, *, above: bool = False) -> Field:
+def _number(kind: Number) -> Field:
+    low, high, above = kind.low, kind.high, kind.above
+
     def check(name: str, value: Any) -> None:
         if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
             wanted = f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
             raise wrong(name, wanted, value)
 
-    return Field(check, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high})
+    return Field(check, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}, float)
+
+
+def _sampled(kind: Kind) -> Field:
+    """A value of this kind as JSON has it."""
+    if isinstance(kind, Switch):
+        return _BOOLEAN._replace(sampled=bool)
+    if isinstance(kind, Whole):
+        return _integer(kind.low, INT_MAX if kind.high is None else min(kind.high, INT_MAX), int)
+    if isinstance(kind, Number):
+        return _number(kind)
+    if isinstance(kind, Texts):
+        return _texts(kind)
+    if isinstance(kind, TokenIds):
+        return _token_ids(kind)
+    assert isinstance(kind, TokenBiases)
+    return _token_biases(kind)
 
 
 _LACKS = {
@@ -193,34 +209,53 @@ def _only(*neutral: Any) -> Field:
     return Field(check, {"enum": [*neutral, None]})
 
 
-def _stop(name: str, value: Any) -> None:
-    texts = value if type(value) is list else [value]
-    if len(texts) > MAX_STOP_STRINGS:
-        raise wrong(name, f"at most {MAX_STOP_STRINGS} strings", value)
-    for text in texts:
-        if type(text) is not str or not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
-            raise wrong(name, f"a string or a list of strings of 1 to {MAX_STOP_BYTES} bytes", value)
+def _texts(kind: Texts) -> Field:
+    """One string, or a list of them."""
 
-
-def _token_ids(limit: int) -> Check:
     def check(name: str, value: Any) -> None:
-        if type(value) is not list or len(value) > limit:
-            raise wrong(name, f"a list of at most {limit} token ids", value)
+        texts = value if type(value) is list else [value]
+        if len(texts) > kind.count:
+            raise wrong(name, f"at most {kind.count} strings", value)
+        for text in texts:
+            if type(text) is not str or not kind.fits(text):
+                raise wrong(name, f"a string or a list of strings of 1 to {kind.size_bytes} bytes", value)
+
+    several = {"type": "array", "items": {"type": "string"}, "maxItems": kind.count}
+    return Field(
+        check, {"anyOf": [{"type": "string"}, several]}, lambda one: (one,) if type(one) is str else tuple(one)
+    )
+
+
+def _token_ids(kind: TokenIds) -> Field:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not list or len(value) > kind.count:
+            raise wrong(name, f"a list of at most {kind.count} token ids", value)
         for token in value:
             if type(token) is not int or not 0 <= token <= TOKEN_IDS:
                 raise wrong(name, "a list of token ids", value)
 
-    return check
+    return Field(check, {**_TOKEN_LIST, "maxItems": kind.count}, tuple)
 
 
-def _logit_bias(name: str, value: Any) -> None:
-    if type(value) is not dict or len(value) > LOGIT_BIAS_MAX:
-        raise wrong(name, f"an object of at most {LOGIT_BIAS_MAX} token ids", value)
-    for key, bias in value.items():
-        if not (key.isascii() and key.isdecimal() and len(key) <= 10 and str(int(key)) == key):
-            raise wrong(name, "token ids as keys", value)
-        if int(key) > TOKEN_IDS or type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise wrong(name, "numbers from -100 to 100 by token id", {key: bias})
+def _token_biases(kind: TokenBiases) -> Field:
+    """An object whose keys are token ids."""
+
+    def check(name: str, value: Any) -> None:
+        if type(value) is not dict or len(value) > kind.count:
+            raise wrong(name, f"an object of at most {kind.count} token ids", value)
+        for key, bias in value.items():
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10 and str(int(key)) == key):
+                raise wrong(name, "token ids as keys", value)
+            if int(key) > TOKEN_IDS or type(bias) not in (int, float) or not -kind.most <= bias <= kind.most:
+                raise wrong(name, f"numbers from {-kind.most:g} to {kind.most:g} by token id", {key: bias})
+
+    number = {"type": "number", "minimum": -kind.most, "maximum": kind.most}
+    schema: Schema = {"type": "object", "maxProperties": kind.count, "additionalProperties": number}
+    return Field(check, schema, _pairs)
+
+
+def _pairs(value: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((int(token), float(bias)) for token, bias in value.items() if bias))
 
 
 def _stream_options(name: str, value: Any) -> None:
@@ -296,27 +331,6 @@ _PROMPT: Schema = {
 
 _COMMON: Fields = {
     "model": _STRING,
-    "max_tokens": _integer(1, INT_MAX),
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1, above=True),
-    "top_k": _integer(-1, INT_MAX),
-    "min_p": _number(0, 1),
-    "seed": _integer(-(1 << 63), (1 << 64) - 1),
-    "stop": Field(
-        _stop,
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS}]},
-    ),
-    "stop_token_ids": Field(_token_ids(STOP_TOKENS_MAX), {**_TOKEN_LIST, "maxItems": STOP_TOKENS_MAX}),
-    "min_tokens": _integer(0, INT_MAX),
-    "ignore_eos": _BOOLEAN,
-    "frequency_penalty": _number(-2, 2),
-    "presence_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0, REPETITION_PENALTY_MAX, above=True),
-    "logit_bias": Field(
-        _logit_bias,
-        {"type": "object", "maxProperties": LOGIT_BIAS_MAX,
-         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-    ),
     "n": _integer(1, N_MAX),
     "best_of": _integer(1, N_MAX),
     "stream": _BOOLEAN,
@@ -356,7 +370,6 @@ _COMMON: Fields = {
     "moderation": _only(),
     "prompt_cache_options": _only(),
     "prompt_cache_retention": _only(),
-    "prompt_logprobs": _only(),
     "repetition_detection": _only(),
     "request_id": _only(),
     "response_format": _only({"type": "text"}),
@@ -376,15 +389,19 @@ _COMMON: Fields = {
     "use_beam_search": _only(False),
     "vllm_xargs": _only({}),
     "watermarking": _only(False),
+    **{each.name: _sampled(each.kind) for each in SAMPLING_FIELDS},
+    # These have another form here, or mean another thing.
+    "top_k": _integer(-1, INT_MAX, lambda value: max(0, value)),  # -1 is off too
+    "seed": _integer(-(1 << 63), (1 << 64) - 1, lambda value: value & 0xFFFF_FFFF_FFFF_FFFF),  # OpenAI's is signed
+    "prompt_logprobs": _only(),
 }  # fmt: skip
 
 COMPLETION: Fields = {
     **_COMMON,
     "prompt": Field(lambda name, value: None, _PROMPT),  # the parser's
-    "max_tokens": _integer(0, INT_MAX),
+    "max_tokens": _integer(0, INT_MAX, int),
     "add_special_tokens": _BOOLEAN,
     "echo": _BOOLEAN,
-    "logprobs": _integer(0, LOGPROBS_MAX),
     "prompt_embeds": _only(),
     "suffix": _only(""),
 }

@@ -8,13 +8,13 @@ The JSON reader is pydantic-core's (jiter: 1 µs for 8 KB, a seventh of ``json``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import NO_LIMIT, SamplingParams
 from pinyon.openai.fields import (
     CHAT,
     CHOICES_MAX,
@@ -65,38 +65,29 @@ class Rendering(NamedTuple):
 
 PLAIN = Rendering()
 
+_UNNAMED: dict[str, Any] = {"max_tokens": NO_LIMIT, "temperature": 1.0}
+"""Sampling fields that nobody named, where OpenAI's default is not ours."""
+_UNSAID = SamplingParams(**_UNNAMED)
+
 
 class Call:
-    """One call's body. ``max_tokens`` 0, ``seed`` None, ``priority`` None, ``user`` empty: not named.
+    """One call's body. ``priority`` None, ``user`` empty: not named.
 
-    From ``min_p`` to ``prompt_logprobs`` as in :class:`pinyon.core.request.SamplingParams`. Most calls name few of all:
-    the rest is as the class has it.
+    Most calls name few of all: the rest is as the class has it.
     """
 
     model: str
     prompt: PromptInput
     prompt_field: str
-    max_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
+    sampling: SamplingParams = _UNSAID
+    """``max_tokens`` is :data:`pinyon.core.request.NO_LIMIT` if it was not named."""
+    seeded: bool = False
+    """``sampling.seed`` was named; else one is to be drawn."""
     stream: bool = False
     include_usage: bool = False
     user: str = ""
     priority: int | None = None
     cache_salt: str = ""
-    min_p: float = 0.0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int = -1
-    prompt_logprobs: bool = False
     others: tuple[PromptInput, ...] = ()
     """Prompts beside the first one."""
     n: int = 1
@@ -108,12 +99,10 @@ class Call:
     return_tokens_as_token_ids: bool = False
     rendering: Rendering = PLAIN
 
-    def __init__(self, model: str, prompt: PromptInput, prompt_field: str, **said: Any) -> None:
+    def __init__(self, model: str, prompt: PromptInput, prompt_field: str) -> None:
         self.model = model
         self.prompt = prompt
         self.prompt_field = prompt_field
-        for name, value in said.items():
-            setattr(self, name, value)
 
     @property
     def choices(self) -> int:
@@ -126,7 +115,7 @@ class Call:
             self.n > 1
             or self.others
             or self.echo
-            or self.logprobs >= 0
+            or self.sampling.logprobs >= 0
             or self.continuous_usage
             or self.return_token_ids
         )
@@ -134,20 +123,22 @@ class Call:
 
 def parse_completion(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
-    values = _read(body, COMPLETION)
+    values, sampled = _read(body, COMPLETION)
     call = _call(values, "prompt")
     if values.get("echo"):
         call.echo = True
-    if call.choices > CHOICES_MAX:
+    if call.others and call.choices > CHOICES_MAX:  # n alone is less
         raise InvalidArgument(f"prompts times n are {call.choices}, at most {CHOICES_MAX} are allowed.", field="n")
-    if (logprobs := values.get("logprobs")) is not None:
-        call.logprobs = logprobs
-        call.prompt_logprobs = call.echo
-    if values.get("max_tokens") == 0:
-        if not call.echo:
-            raise wrong("max_tokens", "an integer, at least 1 (0 only with echo)", 0)
-        call.max_tokens = 1
-        call.unseen = True
+    if sampled:
+        if call.echo and "logprobs" in sampled:
+            sampled["prompt_logprobs"] = True
+        if sampled.get("max_tokens") == 0:
+            if not call.echo:
+                raise wrong("max_tokens", "an integer, at least 1 (0 only with echo)", 0)
+            sampled["max_tokens"] = 1
+            call.unseen = True
+        call.sampling = SamplingParams(**(_UNNAMED | sampled))
+        call.seeded = "seed" in sampled
     if values.get("add_special_tokens") is False:
         call.rendering = Rendering(add_special_tokens=False)
     return call
@@ -155,24 +146,32 @@ def parse_completion(body: bytes | bytearray) -> Call:
 
 def parse_chat(body: bytes | bytearray) -> Call:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
-    values = _read(body, CHAT)
+    values, sampled = _read(body, CHAT)
     call = _call(values, "messages")
+    if not _CHATS_OWN.isdisjoint(values):
+        _put_chats_own(call, values, sampled)
+    if sampled:
+        call.sampling = SamplingParams(**(_UNNAMED | sampled))
+        call.seeded = "seed" in sampled
+    return call
+
+
+def _put_chats_own(call: Call, values: dict[str, Any], sampled: dict[str, Any]) -> None:
     newer = values.get("max_completion_tokens")
     if newer is not None:
-        if call.max_tokens and call.max_tokens != newer:
+        if sampled.get("max_tokens", newer) != newer:
             raise InvalidArgument(
-                f"max_tokens ({call.max_tokens}) and max_completion_tokens ({newer}) differ.",
+                f"max_tokens ({sampled['max_tokens']}) and max_completion_tokens ({newer}) differ.",
                 field="max_completion_tokens",
             )
-        call.max_tokens = newer
+        sampled["max_tokens"] = newer
     top = values.get("top_logprobs") or 0
     if values.get("logprobs"):
-        call.logprobs = top
+        sampled["logprobs"] = top
     elif top:
         raise InvalidArgument(f"top_logprobs ({top}) needs logprobs to be true.", field="top_logprobs")
     if not _RENDERING.isdisjoint(values):
         call.rendering = _rendering(values)
-    return call
 
 
 class TokenizeCall(NamedTuple):
@@ -188,7 +187,7 @@ class TokenizeCall(NamedTuple):
 
 def parse_tokenize(body: bytes | bytearray) -> TokenizeCall:
     """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
-    values = _read(body, TOKENIZE)
+    values, _ = _read(body, TOKENIZE)
     text, messages = values.get("prompt"), values.get("messages")
     if (text is None) == (messages is None):
         raise InvalidArgument("You must provide either prompt or messages.", field="prompt")
@@ -207,7 +206,7 @@ def parse_tokenize(body: bytes | bytearray) -> TokenizeCall:
 
 def parse_detokenize(body: bytes | bytearray) -> tuple[str | None, bytes]:
     """The model if one is named, and the tokens. Raises :class:`InvalidArgument`."""
-    values = _read(body, DETOKENIZE, "tokens")
+    values, _ = _read(body, DETOKENIZE, "tokens")
     tokens = values.get("tokens")
     if type(tokens) is list and (not tokens or type(tokens[0]) is int):
         tokens = _tokens(tokens, "tokens") if tokens else b""
@@ -216,7 +215,8 @@ def parse_detokenize(body: bytes | bytearray) -> tuple[str | None, bytes]:
     return values.get("model"), tokens
 
 
-def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> dict[str, Any]:
+def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields as JSON has them, all checked; and what is named of :class:`SamplingParams`."""
     try:
         if is_large(body):
             values = read_large(body, tokens)
@@ -228,6 +228,7 @@ def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> dic
         raise InvalidArgument("The body must be a JSON object.")
     if len(values) > FIELDS_MAX:
         raise InvalidArgument(f"The body has {len(values)} fields, at most {FIELDS_MAX} are allowed.")
+    sampled: dict[str, Any] = {}
     for name, value in values.items():
         field = known.get(name)
         if field is None:
@@ -237,7 +238,9 @@ def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> dic
             )
         if value is not None:
             field[0](name, value)
-    return values
+            if (convert := field[2]) is not None:
+                sampled[name] = convert(value)
+    return values, sampled
 
 
 def _brief(error: ValueError) -> str:
@@ -253,62 +256,40 @@ def _call(values: dict[str, Any], prompt_field: str) -> Call:
     if prompt is None:
         raise InvalidArgument(f"You must provide a {prompt_field} parameter.", field=prompt_field)
     others: list[PromptInput] = []
-    if prompt_field == "prompt":
+    if prompt_field == "prompt" and (type(prompt) is not str or not prompt):
         prompt, *others = _prompts(prompt)
     call = Call(model, prompt, prompt_field)
-    call.others = tuple(others)
-    if (value := get("max_tokens")) is not None:
-        call.max_tokens = value
-    if (value := get("temperature")) is not None:
-        call.temperature = float(value)
-    if (value := get("top_p")) is not None:
-        call.top_p = float(value)
-    if (value := get("seed")) is not None:
-        call.seed = value & 0xFFFF_FFFF_FFFF_FFFF  # OpenAI's is signed
-    if (value := get("stop")) is not None:
-        call.stop = (value,) if type(value) is str else tuple(value)
-    call.user = get("user") or get("safety_identifier") or ""
-    call.priority = get("priority")
-    if get("ignore_eos"):
-        call.ignore_eos = True
+    if others:
+        call.others = tuple(others)
     if get("stream"):
         call.stream = True
+    if not _RARE.isdisjoint(values):
+        _put_rare(call, values)
+    return call
+
+
+def _put_rare(call: Call, values: dict[str, Any]) -> None:
+    get = values.get
+    call.user = get("user") or get("safety_identifier") or ""
+    call.priority = get("priority")
     if (options := get("stream_options")) is not None:
         if not call.stream:
             raise InvalidArgument("stream_options is only allowed when stream is true.", field="stream_options")
         call.include_usage = bool(options.get("include_usage"))
         call.continuous_usage = bool(options.get("continuous_usage_stats"))
-    if not _RARE_NAMES.isdisjoint(values):
-        for name in _RARE_NAMES.intersection(values):
-            if (value := values[name]) is not None:
-                setattr(call, name, _RARE[name](value))
+    call.n = get("n") or 1
+    call.cache_salt = get("cache_salt") or ""
+    call.return_token_ids = bool(get("return_token_ids"))
+    call.return_tokens_as_token_ids = bool(get("return_tokens_as_token_ids"))
     if (best_of := get("best_of")) is not None and best_of != call.n:
         raise InvalidArgument(f"'best_of' is not supported with a value ({best_of}) other than n.", field="best_of")
-    return call
 
 
-def _bias(value: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted((int(token), float(bias)) for token, bias in value.items() if bias))
-
-
-_RARE: dict[str, Callable[[Any], Any]] = {
-    "top_k": lambda value: max(0, value),  # -1 is off too
-    "min_p": float,
-    "min_tokens": int,
-    "stop_token_ids": tuple,
-    "repetition_penalty": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "logit_bias": _bias,
-    "n": int,
-    "cache_salt": str,
-    "return_token_ids": bool,
-    "return_tokens_as_token_ids": bool,
-}
-"""What most calls do not have, and how it is kept."""
-_RARE_NAMES = frozenset(_RARE)
-
+_RARE = frozenset(("user", "safety_identifier", "priority", "stream_options", "n", "best_of", "cache_salt"))
+_RARE |= {"return_token_ids", "return_tokens_as_token_ids"}
+"""What most calls do not have."""
 _RENDERING = frozenset(("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"))
+_CHATS_OWN = _RENDERING | {"max_completion_tokens", "logprobs", "top_logprobs"}
 
 
 def _rendering(values: dict[str, Any]) -> Rendering:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.core.request import Usage
-from pinyon.messages.logprobs import logprobs_to_proto
+from pinyon.core.request import SamplingParams, Usage
+from pinyon.messages.logprobs import SentLogprobs, logprobs_to_proto
 from pinyon.model import load_card
 from pinyon.openai.choices import Choice, CompletionChoices
 from pinyon.openai.parse import Call
@@ -27,8 +27,9 @@ def test_offsets_point_into_an_echoed_prompt(name: str, marked: bool) -> None:
     special = list(card.tokenizer.special_tokens)[-1]
     text = f"a jay{special * marked} caches{special * 2 * marked} seeds"
     tokens = card.tokenizer.encode(text).tolist()
-    call = Call("m", text, "prompt", echo=True, logprobs=0, prompt_logprobs=True)
-    told_before = logprobs_to_proto([TokenLogprob(-1.0) for _ in tokens[1:]])
+    call = Call("m", text, "prompt")
+    call.echo, call.sampling = True, SamplingParams(logprobs=0, prompt_logprobs=True)
+    told_before = SentLogprobs(logprobs_to_proto([TokenLogprob(-1.0) for _ in tokens[1:]]))
     choice = Choice(0, tokens, text, prompt_logprobs=told_before, reason="length")
     answer = json.loads(CompletionChoices("r", 0, call, card.tokenizer, texts).whole([choice], Usage(1, 0, 0), None))
     (told,) = answer["choices"]

@@ -7,7 +7,6 @@ from pinyon.core.request import RequestClass, SamplingParams
 __all__ = ["Ask"]
 
 _UTF8_MAX = 4
-_STOP_TOKEN_BYTES, _BIAS_BYTES = 5, 13
 FIXED_BYTES = 1216
 """Numbers, the kind, the fingerprint, tags and lengths of a submission, and what a retry and a trace add to its id and
 traceparent."""
@@ -57,7 +56,5 @@ class Ask:
     @property
     def size_bytes(self) -> int:
         """What it takes in a message at most; the placement, and tokens that were generated already, come to it."""
-        sampling = self.sampling
-        stop = _UTF8_MAX * len("".join(sampling.stop)) + 4 * len(sampling.stop)
-        ends = _STOP_TOKEN_BYTES * len(sampling.stop_token_ids) + _BIAS_BYTES * len(sampling.logit_bias)
-        return len(self.tokens_le32) + len(self.block_keys) + self.texts_bytes + stop + ends + FIXED_BYTES
+        prompt = len(self.tokens_le32) + len(self.block_keys)
+        return prompt + self.texts_bytes + self.sampling.list_bytes + FIXED_BYTES

@@ -18,6 +18,7 @@ from pinyon.frontdoor.instances.side_by_side import GRANTED, run_side_by_side
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import JSON, Reply
+from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
 from pinyon.openai.format import DONE, Facts
 from pinyon.openai.parse import Call
@@ -101,7 +102,7 @@ class ChoicesAnswer:
 
     async def _run(self, request: Request, choice: Choice) -> None:
         call = self._call
-        rich = call.logprobs >= 0 or call.return_token_ids
+        rich = call.sampling.logprobs >= 0 or call.return_token_ids
 
         def take(delta: Delta) -> Awaitable[None] | None:
             self._add(request, choice, delta)
@@ -119,18 +120,22 @@ class ChoicesAnswer:
 
     def _add(self, request: Request, choice: Choice, delta: Delta) -> None:
         call = self._call
-        if call.logprobs >= 0:
+        if call.sampling.logprobs >= 0:
             missing = len(delta.logprobs.logprobs) != len(delta.tokens)
-            if call.prompt_logprobs and not choice.begun:
+            if call.sampling.prompt_logprobs and not choice.begun:
                 missing = missing or len(request.prompt_logprobs.logprobs) != len(choice.prompt_tokens) - 1
-                choice.prompt_logprobs = request.prompt_logprobs
+                choice.prompt_logprobs = SentLogprobs(request.prompt_logprobs)
             if missing:
                 raise Internal("The instance did not tell the log-probabilities that were asked for.")
         if call.unseen:
             return
         choice.text += delta.text
         choice.tokens += delta.tokens
-        choice.logprobs.MergeFrom(delta.logprobs)
+        if delta.logprobs.logprobs:
+            told = choice.logprobs
+            if not isinstance(told, SentLogprobs):
+                told = choice.logprobs = SentLogprobs()
+            told.add(delta.logprobs)
         choice.completion_tokens += len(delta.tokens)
 
     async def _send(self, choice: Choice) -> None:

@@ -13,9 +13,9 @@ from contextlib import suppress
 import numpy as np
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
-from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.request import Ask
@@ -135,10 +135,11 @@ class Prompts:
                     f"The prompts of one call have more than {PROMPT_TOKENS_MAX} tokens.", field=call.prompt_field
                 )
             all_tokens.append(tokens)
-        entries = call.n * total * (1 + call.logprobs)
-        if call.prompt_logprobs and entries > PROMPTS_LOGPROBS_MAX:
+        top = call.sampling.logprobs
+        entries = call.n * total * (1 + top)
+        if call.sampling.prompt_logprobs and entries > PROMPTS_LOGPROBS_MAX:
             raise InvalidArgument(
-                f"{call.n} choices for each of these prompts, with {call.logprobs} likeliest tokens beside each token, "
+                f"{call.n} choices for each of these prompts, with {top} likeliest tokens beside each token, "
                 f"have {entries} log-probabilities, at most {PROMPTS_LOGPROBS_MAX} are allowed in one call.",
                 field="logprobs",
             )
@@ -183,18 +184,7 @@ class Prompts:
 
     def _check(self, call: Call) -> None:
         self._check_rendering(call.rendering)
-        vocab_size = self._card.config.vocab_size
-        if call.logit_bias and call.logit_bias[-1][0] >= vocab_size:
-            raise InvalidArgument(
-                f"logit_bias names token {call.logit_bias[-1][0]}, which is outside the vocabulary of {vocab_size}.",
-                field="logit_bias",
-            )
-        if call.stop_token_ids and max(call.stop_token_ids) >= vocab_size:
-            raise InvalidArgument(
-                f"stop_token_ids names token {max(call.stop_token_ids)}, which is outside the vocabulary of "
-                f"{vocab_size}.",
-                field="stop_token_ids",
-            )
+        call.sampling.check_tokens(self._card.config.vocab_size)
 
     def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
         """What is remembered of a text is for those who share its KV, too."""
@@ -220,29 +210,21 @@ class Prompts:
         return count
 
     def _sampling(self, call: Call, count: int, context: int, seed: int) -> SamplingParams:
-        try:
-            return SamplingParams(
-                self._max_tokens(call, count, context), call.temperature, call.top_k, call.top_p, seed, call.stop,
-                call.ignore_eos, call.min_p, call.min_tokens, call.stop_token_ids, call.repetition_penalty,
-                call.frequency_penalty, call.presence_penalty, call.logit_bias, call.logprobs, call.prompt_logprobs,
-            )  # fmt: skip
-        except ContextExceeded:
-            raise
-        except PinyonError as error:  # its texts name fields as the core does; they are the same here
-            raise InvalidArgument(error.message, field=error.field) from None
+        return call.sampling.settled(self._max_tokens(call, count, context), seed)
 
     def _max_tokens(self, call: Call, count: int, context: int) -> int:
-        if not call.max_tokens:
+        wanted = call.sampling.max_tokens
+        if wanted == NO_LIMIT:
             default = self._chat_max_tokens if call.prompt_field == "messages" else COMPLETION_MAX_TOKENS
             return min(default, context - count)
-        if count + call.max_tokens > context:
+        if count + wanted > context:
             raise ContextExceeded(
-                f"This model's maximum context length is {context} tokens. You asked for {count + call.max_tokens} "
-                f"({count} in the {call.prompt_field}, {call.max_tokens} for the completion). Shorten the "
+                f"This model's maximum context length is {context} tokens. You asked for {count + wanted} "
+                f"({count} in the {call.prompt_field}, {wanted} for the completion). Shorten the "
                 f"{call.prompt_field}, or ask for at most {context - count}.",
                 field="max_tokens",
             )
-        return call.max_tokens
+        return wanted
 
     async def keys_of(self, request_class: RequestClass, tokens: bytes, holder: str = "") -> bytes:
         """Block keys of a prompt in the region's own layout, packed; empty while nobody told that. Raises
@@ -297,9 +279,9 @@ class Prompts:
 
 
 def _seed(call: Call) -> int:
-    if call.seed is not None:
-        return call.seed
-    return int.from_bytes(os.urandom(8), "little") if call.temperature else 0
+    if call.seeded:
+        return call.sampling.seed
+    return int.from_bytes(os.urandom(8), "little") if call.sampling.temperature else 0
 
 
 def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
