@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import basis, close, number
 from pinyon_lab.figures.workload import Workload
@@ -19,7 +19,7 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
 )
 
-__all__ = ["FIG5", "VARIANTS"]
+__all__ = ["VARIANTS", "fig5"]
 
 VARIANTS = {
     "cache affinity": "dualmap:choice=cache_affinity,rebalance=false",
@@ -32,7 +32,8 @@ ABLATION_RATE = 3.5
 """Conversation on the 14B model; the text names none."""
 
 
-def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",))
+def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     load = load_of(workload, "14B")
     rows: list[dict[str, Value]] = []
@@ -54,20 +55,18 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     def less(key: str, variant: str, than: str) -> float:
         return 1 - number(by[variant], key) / number(by[than], key)
 
+    section = Section("§4.3")
+
     def claim(said: str, printed: float, ours: float) -> Claim:
         agrees = close(ours, printed)
-        return Claim(said, "§4.3", f"{printed:.1%}", f"{ours:.1%}", Basis.MODELLED, agrees, f"at {ABLATION_RATE}/s")
+        return section.says(said, f"{ours:.1%}", agrees, f"at {ABLATION_RATE}/s", printed=f"{printed:.1%}")
 
     p50, p90 = (number(by["cache affinity"], key) for key in ("p50_s", "p90_s"))
     claims = [
-        Claim(
+        section.says(
             "*DualMap-cache-affinity* shows the highest P50 (Figure 5a) and P90 (Figure 5b) TTFT",
-            "§4.3",
-            None,
             f"P50 {p50:.2f} s, P90 {p90:.2f} s",
-            Basis.MODELLED,
             all(number(row, "p50_s") <= p50 and number(row, "p90_s") <= p90 for row in rows),
-            "",
         ),
         claim(
             "*DualMap-no-rebalance* performs better, reducing P50 and P90 TTFT by 23.5% and 18.5%",
@@ -101,6 +100,3 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         Bars("Reused", "of the tokens", groups, {"hits": [number(by[each], "hits") for each in groups]}),
     ]
     return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], Picture("DualMap Fig. 5: ablation", panels))
-
-
-FIG5 = Figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",), (), _fig5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, close, number, shown
 from pinyon_lab.figures.workload import Workload
@@ -27,7 +27,7 @@ from pinyon_lab.papers.dualmap.runs import (
 )
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["FIG1", "FIG8", "FIG10", "FIG11"]
+__all__ = ["fig1", "fig8", "fig10", "fig11"]
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """Of Figs. 1, 8, 10 and 11, where systems fill up."""
@@ -107,7 +107,8 @@ def _value(rows: Sequence[Mapping[str, Value]], workload: str, policy: str, key:
     return number(row, key)
 
 
-def _fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
+def fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows, _ = _at_one_rate(workloads, tell)
     more = _value(rows, "conversation", "cache_affinity", "hits") / _value(rows, "conversation", "least_loaded", "hits")
     names = [workload.name for workload in workloads]
@@ -120,37 +121,30 @@ def _fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
         for found in (*hits.values(), *cvs.values())
         for policy in ("min_ttft", "preble")
     )
+    section = Section("§2.2")
     claims = [
-        Claim(
+        section.says(
             "the *Cache Affinity* strategy achieves a cache hit rate $1.21 \\times$ higher than that of *Least Loaded* "
             "on the *Conversation* dataset",
-            "§2.2",
-            "1.21",
             f"{more:.2f}",
-            Basis.MODELLED,
             close(more, 1.21),
-            "",
+            printed="1.21",
         ),
-        Claim(
+        section.says(
             "*Least Loaded* achieves near-zero CV",
-            "§2.2",
-            "near zero",
             ", ".join(f"{name} {cvs[name]['least_loaded']:.2f}" for name in names),
-            Basis.MODELLED,
             all(found["least_loaded"] == min(found.values()) for found in cvs.values()),
             "agrees if it is the least of all",
+            printed="near zero",
         ),
-        Claim(
+        section.says(
             "*Min TTFT* and *Preble* achieve cache hit rates and load balancing ratios between those of *Cache "
             "Affinity* and *Least Loaded*",
-            "§2.2",
-            None,
             "; ".join(
                 f"{name}: hits {', '.join(f'{hits[name][each]:.0%}' for each in POLICIES)}, "
                 f"CV {', '.join(f'{cvs[name][each]:.2f}' for each in POLICIES)}"
                 for name in names
             ),
-            Basis.MODELLED,
             between,
             "in the order of the table; agrees if both are between the two in hits and in CV",
         ),
@@ -164,42 +158,33 @@ def _fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 1: affinity and balance", panels))
 
 
-FIG1 = Figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",), _fig1)
-
-
-def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",))
+def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows, _ = _at_one_rate(workloads, tell)
     printed = {"conversation": 0.625, "toolagent": 0.964}
     ours = {workload.name: _value(rows, workload.name, DUALMAP, "of_ideal") for workload in workloads}
+    section = Section("§A.3.2")
     claims = [
-        Claim(
+        section.says(
             "reaching 62.5% and 96.4% of the theoretical upper bound, respectively",
-            "§A.3.2",
-            ", ".join(f"{name} {printed[name]:.1%}" for name in ours),
             ", ".join(f"{name} {share:.1%}" for name, share in ours.items()),
-            Basis.MODELLED,
             all(close(share, printed[name]) for name, share in ours.items()),
             "what the bound is the text does not say: here one cache without an end",
+            printed=", ".join(f"{name} {printed[name]:.1%}" for name in ours),
         ),
-        Claim(
+        section.says(
             "the *Least Loaded* strategy exhibits significantly lower cache hit rates on both workloads",
-            "§A.3.2",
-            None,
             ", ".join(f"{name} {_value(rows, name, 'least_loaded', 'of_ideal'):.0%} of the bound" for name in ours),
-            Basis.MODELLED,
             all(_value(rows, name, "least_loaded", "of_ideal") < share for name, share in ours.items()),
             "below DualMap's",
         ),
-        Claim(
+        section.says(
             "*Preble* performs similarly to *Least Loaded*",
-            "§A.3.2",
-            None,
             ", ".join(
                 f"{name} {_value(rows, name, 'preble', 'of_ideal'):.0%} of the bound against "
                 f"{_value(rows, name, 'least_loaded', 'of_ideal'):.0%}"
                 for name in ours
             ),
-            Basis.MODELLED,
             all(
                 close(_value(rows, name, "preble", "of_ideal"), _value(rows, name, "least_loaded", "of_ideal"))
                 for name in ours
@@ -215,26 +200,21 @@ def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 10: hit rates", [panel]))
 
 
-FIG10 = Figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",), _fig10)
-
-
-def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
+def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows, first = _at_one_rate(workloads, tell)
     least = {
         workload.name: min(_value(rows, workload.name, policy, "pending") for policy in POLICIES if policy != DUALMAP)
         for workload in workloads
     }
     claims = [
-        Claim(
+        Section("§A.3.2").says(
             "*DualMap* maintains consistently low and stable system load throughout the entire experiment, "
             "significantly outperforming all baselines",
-            "§A.3.2",
-            None,
             ", ".join(
                 f"{name} {_value(rows, name, DUALMAP, 'pending'):,.0f} tokens, the least of the others {others:,.0f}"
                 for name, others in least.items()
             ),
-            Basis.MODELLED,
             all(_value(rows, name, DUALMAP, "pending") < others for name, others in least.items()),
             "tokens that wait at an instance, mean",
         )
@@ -259,9 +239,6 @@ def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 11: what waits", panels))
 
 
-FIG11 = Figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",), _fig11)
-
-
 # -- Fig. 8
 
 OVERLOADED = 0.5 * SLO_S / 127e-6
@@ -274,7 +251,8 @@ def _hot(result: Ran) -> float:
     return sum(hot) / max(1, len(hot))
 
 
-def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",))
+def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     panels = []
     for workload in workloads:
@@ -298,12 +276,9 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
                 panels.append(Courses(shown(workload), "time, s", "waiting tokens", courses, form=",.0f"))
     hot = {str(row["workload"]): number(row, "hot") for row in rows if row["variant"] == "no rebalance"}
     claims = [
-        Claim(
+        Section("§A.2.2").says(
             "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
-            "§A.2.2",
-            None,
             ", ".join(f"{name} {share:.0%} of the time" for name, share in hot.items()),
-            Basis.MODELLED,
             hot.get("toolagent", 1.0) >= hot["conversation"] > 0.05,
             "one instance overloaded and not all of them together, without rebalancing",
         )
@@ -315,6 +290,3 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("cv", "CV", ".2f", Basis.MODELLED),
     ]
     return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], Picture("DualMap Fig. 8: hot instances", panels))
-
-
-FIG8 = Figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",), _fig8)

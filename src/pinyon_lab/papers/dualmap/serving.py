@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
@@ -24,7 +24,9 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
 )
 
-__all__ = ["FIG3", "FIG4"]
+__all__ = ["fig3", "fig4"]
+
+SECTION = Section("§4.2")
 
 RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("conversation", "7B", DECODING): (3.0, 4.0, 5.0, 6.0, 7.0),
@@ -103,7 +105,8 @@ def _settings_of(rows: Sequence[Mapping[str, Value]]) -> list[tuple[Value, Value
     return list(dict.fromkeys((row["workload"], row["model"], row["kind"]) for row in rows))
 
 
-def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
+def fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = _rated(workloads, tell, (DECODING, PREFILL_ONLY))
     columns = [
         *_WHERE,
@@ -154,25 +157,20 @@ def _goodput_claim(found: Mapping[str, float], workload: str, where: str) -> Cla
     }[workload]
     name, best = _best(found)
     gain = found[DUALMAP] / best - 1 if best else 0.0
-    return Claim(
+    return SECTION.says(
         said,
-        "§4.2",
-        f"{low:.1%} to {high:.0%}",
         f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
-        Basis.MODELLED,
         0.8 * low <= gain <= 1.2 * high,
         where,
+        printed=f"{low:.1%} to {high:.0%}",
     )
 
 
 def _others_claim(found: Mapping[str, float], where: str) -> Claim:
     _, best = _best(found)
-    return Claim(
+    return SECTION.says(
         "consistently outperforms other approaches",
-        "§4.2",
-        None,
         ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
-        Basis.MODELLED,
         found[DUALMAP] > best,
         f"goodput, requests/s; agrees if ahead of all four; {where}",
     )
@@ -188,21 +186,17 @@ def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim
         for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
             found = {str(row["policy"]): number(row, "attainment") for row in _of(rows, model=model, rate=rate)}
             gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
-    return Claim(
+    return SECTION.says(
         said,
-        "§4.2",
-        printed,
         f"{min(gains):+.0%} to {max(gains):+.0%}",
-        Basis.MODELLED,
         max(gains) >= least,
         f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
+        printed=printed,
     )
 
 
-FIG3 = Figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",), _fig3)
-
-
-def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
+def fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = _rated(workloads, tell, (DECODING,))
     columns = [
         *_WHERE,
@@ -235,7 +229,7 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
         least, most = min(cut[key]), max(cut[key])
         agrees = least >= 0.8 * low and most <= min(1.0, 1.2 * high)
         why = "at the highest rate of each setting that any policy serves, against the best baseline by that percentile"
-        return Claim(said, "§4.2", printed, f"{least:.0%} to {most:.0%}", Basis.MODELLED, agrees, why)
+        return SECTION.says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
 
     claims = [
         claim("*DualMap* reduces P50 TTFT by 55.4%–97.4%", "55.4% to 97.4%", "p50_s", 0.554, 0.974),
@@ -243,6 +237,3 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     ]
     picture = Picture("DualMap Fig. 4: TTFT", panels)
     return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], picture)
-
-
-FIG4 = Figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",), _fig4)

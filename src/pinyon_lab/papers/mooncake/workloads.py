@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.workload import Workload
 
-__all__ = ["TABLE2"]
+__all__ = ["table2"]
 
 PRINTED: Mapping[str, Mapping[str, float]] = {
     "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
@@ -47,7 +47,15 @@ def _row(workload: Workload, tell: Tell) -> dict[str, Value]:
     }
 
 
-def _table2(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure(
+    "mooncake-table2",
+    "Mooncake (FAST '25)",
+    "§5.2.1, Table 2",
+    "requests, lengths and cache ratio",
+    ("conversation", "synthetic"),
+    ("toolagent",),
+)
+def table2(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = [_row(workload, tell) for workload in workloads]
     columns = [
         Column("workload", "workload"),
@@ -71,14 +79,12 @@ def _claims(all_rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
 
     def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> Claim:
         values = {name: _number(row, ours or key) for name, row in rows.items()}
-        return Claim(
+        return Section("Table 2", Basis.MEASURED).says(
             said,
-            "Table 2",
-            ", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
             ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
-            Basis.MEASURED,
             all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
             why,
+            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
         )
 
     others = "; ".join(
@@ -113,14 +119,3 @@ def _number(row: Mapping[str, Value], key: str) -> float:
     value = row[key]
     assert isinstance(value, int | float)
     return value
-
-
-TABLE2 = Figure(
-    "mooncake-table2",
-    "Mooncake (FAST '25)",
-    "§5.2.1, Table 2",
-    "requests, lengths and cache ratio",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-    _table2,
-)

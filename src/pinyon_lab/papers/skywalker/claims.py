@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Claim, Value
+from pinyon_lab.figures.figure import Claim, Section, Value
 from pinyon_lab.papers.skywalker.runs import Ran, between, gained, within
 from pinyon_lab.simulator.regions.measures import Measured
 
@@ -28,7 +28,7 @@ def serving_claims(runs: Runs) -> list[Claim]:
 
 
 def _claim(said: str, printed: Value, ours: Value, agrees: bool, why: str, order: bool = False) -> Claim:
-    return Claim(said, "§5.1", printed, ours, Basis.MODELLED, agrees, why, order)
+    return Section("§5.1").says(said, ours, agrees, why, printed=printed, order=order)
 
 
 def _of(runs: Runs, workload: str, system: str) -> Measured:

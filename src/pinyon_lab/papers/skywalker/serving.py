@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from pinyon_lab.figures.figure import Column, Figure, Result, Simulated, Tell
+from pinyon_lab.figures.figure import Column, Result, Simulated, Tell, figure
 from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.papers.skywalker.claims import OTHERS, OURS, Runs, serving_claims
 from pinyon_lab.papers.skywalker.runs import (
@@ -20,7 +20,7 @@ from pinyon_lab.papers.skywalker.runs import (
 )
 from pinyon_lab.simulator.regions.measures import Measured
 
-__all__ = ["FIG8", "LOADS"]
+__all__ = ["LOADS", "fig8"]
 
 ALL: Final = (*OTHERS, *OURS, "pinyon")
 UNBALANCED: Final = (("us", 3), ("eu", 2), ("asia", 3))
@@ -40,7 +40,9 @@ LOAD_NOTE: Final = (
 )
 
 
-def _fig8(tell: Tell, quick: bool) -> Result:
+@figure("skywalker-fig8", PAPER, "§5.1, Fig. 8", "six systems and SkyWalker, four workloads")
+@Simulated
+def fig8(tell: Tell, quick: bool) -> Result:
     runs = {
         (name, system): ran(load.quick() if quick else load, system, tell)
         for name, load in LOADS.items()
@@ -66,8 +68,3 @@ def _picture(runs: Runs) -> Picture:
             bars("End to end, P50", "seconds", lambda each: each.e2e.p50, ".0f"),
         ],
     )
-
-
-FIG8 = Figure(
-    "skywalker-fig8", PAPER, "§5.1, Fig. 8", "six systems and SkyWalker, four workloads", (), (), Simulated(_fig8)
-)

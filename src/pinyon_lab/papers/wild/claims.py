@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from pinyon_lab.figures.figure import Claim, Value
+from pinyon_lab.figures.figure import Claim, Section, Value
 from pinyon_lab.figures.rows import claimed, number, share
 
 __all__ = ["BASELINES", "claims"]
+
+SECTION = Section("§4.3")
 
 BASELINES = ("lru", "fifo", "lfu", "s3fifo")
 """§4.3: "standard policies"; GDFS is in Fig. 28 only."""
@@ -55,16 +57,15 @@ def _gain(said: str, rows: Rows, over: tuple[str, str], printed: tuple[float, fl
     points = [100 * number(row, key) for row in rows]
     relative = [100 * share(number(row, key), number(row, "workload_aware") - number(row, key)) for row in rows]
     low, high = printed
-    return Claim(
+    return SECTION.says(
         said,
-        "§4.3",
-        f"{low}–{high} %",
         f"{min(points):.1f} to {max(points):.1f} points",
-        claimed(*rows),
         low <= round(min(points), 1) and round(max(points), 1) <= high,
         f"over the {which} of {', '.join(BASELINES)} on trace A (on B the text has WA fall back to LRU), by ratio: "
         f"{_listed(rows, points)}; relative, which the text may mean, {min(relative):.1f} to {max(relative):.1f} %; "
         "the printed range is of three figures, so that one of them should lie inside",
+        printed=f"{low}–{high} %",
+        basis=claimed(*rows),
     )
 
 
@@ -75,40 +76,34 @@ def _listed(rows: Rows, points: Sequence[float]) -> str:
 def _falls(a: Rows) -> Claim:
     with_cpu = [row for row in a if row["ratio"]]
     least, most = number(with_cpu[0], "over_best"), number(with_cpu[-1], "over_best")
-    return Claim(
+    return SECTION.says(
         "the effectiveness of WA decreases when the cache capacity increases",
-        "§4.3",
-        None,
         f"{100 * least:+.1f} to {100 * most:+.1f} points",
-        claimed(*a),
         most < least,
         "over the best baseline on trace A, at the least and at the largest CPU cache",
+        basis=claimed(*a),
     )
 
 
 def _more_on_a(a: Rows, b: Rows) -> Claim:
     on_a, on_b = (100 * mean([number(row, "over_best") for row in of if row["ratio"]]) for of in (a, b))
-    return Claim(
+    return SECTION.says(
         "WA is more effective on Trace A than Trace B",
-        "§4.3",
-        None,
         f"{on_a:+.1f} on A, {on_b:+.1f} points on B",
-        claimed(*a, *b),
         on_a > on_b,
         "over the best baseline, mean of the ratios",
+        basis=claimed(*a, *b),
     )
 
 
 def _falls_back(b: Rows) -> Claim:
     apart = max(abs(number(row, "workload_aware") - number(row, "lru")) for row in b)
-    return Claim(
+    return SECTION.says(
         "our fitted exponential distribution-based policy essentially falls back to a normal LRU",
-        "§4.3",
-        None,
         f"{100 * apart:.2f} points from LRU at most",
-        claimed(*b),
         apart <= FALLS_BACK,
         "on trace B, which has one category",
+        basis=claimed(*b),
     )
 
 
@@ -116,12 +111,10 @@ def _close_to_optimal(b: Rows) -> Claim:
     (alone,) = (row for row in b if not row["ratio"])
     of_belady = {policy: share(number(alone, policy), number(alone, "belady")) for policy in BASELINES}
     lfu = of_belady.pop("lfu")
-    return Claim(
+    return SECTION.says(
         "GPU HBM is already close to optimal except for LFU",
-        "§4.3",
-        None,
         f"{min(of_belady.values()):.1%} of Belady's hits at least, LFU {lfu:.1%}",
-        claimed(alone),
         lfu < CLOSE <= min(of_belady.values()),
         f'on trace B without a CPU cache; "close" taken as {CLOSE:.0%}',
+        basis=claimed(alone),
     )

@@ -14,13 +14,13 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon.eviction.policy import EvictionPolicy
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
-__all__ = ["FIG29", "WITHIN_S", "reused_within"]
+__all__ = ["WITHIN_S", "fig29", "reused_within"]
 
 PAPER = "KVCache cache in the wild"
 DAY_S = HOURS * HOUR_S
@@ -110,7 +110,8 @@ def _by_chance(one: _Sample, other: _Sample, rng: np.random.Generator) -> float:
     return float(np.mean(found))
 
 
-def _fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("wild-fig29", PAPER, "§A.1, Fig. 29", "reuse on five workdays, and fits of the last day", ("qwen_a_5d",))
+def fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     count = int(workload.rows[-1].time_s // DAY_S) + 1
     if not 2 <= count <= DAYS_MAX:
@@ -208,37 +209,32 @@ def _claims(reuse: Sequence[Mapping[str, Value]], hits: Mapping[tuple[str, int],
     mean, chance = (sum(_number(row, key) for row in nine.values()) / len(nine) for key in ("distance", "chance"))
     lost = max(hits[ONLINE, hour] - hits[LAST, hour] for hour in REPLAYED)
     others = max(far, key=lambda name: (name != IMAGE, far[name]))
+    section = Section("§A.1")
     return [
-        Claim(
+        section.says(
             "the reuse probability at 9:00 a.m. to 10:00 a.m. similar between workdays",
-            "§A.1",
-            None,
             f"{mean:.3f} apart",
-            basis,
             mean - chance <= SIMILAR,
             f"mean over the categories; the same requests dealt out to the days at random are {chance:.3f} apart. Up "
             f"to {SIMILAR} more taken as similar",
+            basis=basis,
         ),
-        Claim(
+        section.says(
             "we can analyze the reuse log of last day offline to predict the reuse probability of each category in the "
             "next day",
-            "§A.1",
-            None,
             f"{100 * lost:.1f} points of hits below fits to what is seen, at most",
-            basis,
             lost <= COST_MAX,
             f"up to {100 * COST_MAX} taken as predicted. From {START} to {END} a.m., by hour: "
             + "; ".join(f"{_by_hour(hits, name)} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
+            basis=basis,
         ),
-        Claim(
+        section.says(
             'the reuse probability of "image" type is harder to predict than other categories',
-            "§A.1",
-            None,
             f"{IMAGE} {far[IMAGE]:+.3f} against chance" if IMAGE in far else f"no {IMAGE} here",
-            basis,
             IMAGE in far and far[IMAGE] > far[others],
             f"the farthest of the others is {others}: {far[others]:+.3f}; the generator draws all types alike, on all "
             "days",
+            basis=basis,
         ),
     ]
 
@@ -294,14 +290,3 @@ def _picture(days: Sequence[_Day], hits: Mapping[tuple[str, int], float], genera
     )
     mark = f" ({Basis.CONSTRUCTION})" if generated else ""
     return Picture(f"KVCache in the wild Fig. 29: reuse on {len(days)} days{mark}", panels)
-
-
-FIG29 = Figure(
-    "wild-fig29",
-    PAPER,
-    "§A.1, Fig. 29",
-    "reuse on five workdays, and fits of the last day",
-    ("qwen_a_5d",),
-    (),
-    _fig29,
-)
