@@ -22,6 +22,8 @@ __all__ = [
     "Figure",
     "Measure",
     "Result",
+    "Row",
+    "Rows",
     "Section",
     "Simulated",
     "Tell",
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 Value = str | int | float | None
+Row = Mapping[str, Value]
+Rows = Sequence[Row]
 Tell = Callable[[str], None]
 """Hears what is being done."""
 Clock = Callable[[], int]
@@ -108,7 +112,7 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Result:
     columns: Sequence[Column]
-    rows: Sequence[Mapping[str, Value]]
+    rows: Rows
     claims: Sequence[Claim]
     notes: Sequence[str]
     picture: Picture

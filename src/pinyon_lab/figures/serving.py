@@ -30,7 +30,6 @@ __all__ = [
     "reused",
     "seldom",
     "split",
-    "up_to",
 ]
 
 MACHINE = "a800x8-llama-70b"
@@ -122,9 +121,3 @@ def mean_ttft_s(outcomes: Sequence[Outcome]) -> float:
 def reused(outcomes: Sequence[Outcome]) -> float:
     """Of all prompts' tokens, held or fetched."""
     return sum(each.hit_tokens + each.fetched_tokens for each in outcomes) / sum(each.tokens for each in outcomes)
-
-
-def up_to(values: Sequence[float], form: str) -> str:
-    """From the least to the most, as text."""
-    least, most = format(min(values), form), format(max(values), form)
-    return least if least == most else f"{least} to {most}"

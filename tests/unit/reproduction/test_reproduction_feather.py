@@ -22,7 +22,6 @@ from pinyon_lab.papers.feather import learning as feather_learning
 from pinyon_lab.papers.feather import load as feather_load
 from pinyon_lab.papers.feather import locality as feather_locality
 from pinyon_lab.papers.feather import offline as feather_offline
-from pinyon_lab.papers.feather import requests as feather_requests
 from pinyon_lab.papers.feather import runs as feather_runs
 from pinyon_lab.papers.feather import stalls as feather_stalls
 from pinyon_lab.papers.feather import sweeps as feather_sweeps
@@ -61,7 +60,7 @@ def small() -> Iterator[None]:
         patch.setattr(feather_load, "RATES", (10, 100))
         patch.setattr(feather_offline, "OFFLINE_REQUESTS", usually(10, long=16))
         patch.setattr(feather_sweeps, "MAX_BATCH", 16)
-        patch.setattr(feather_requests, "PREFIXES", (500, 1_000))
+        patch.setattr(feather_load, "PREFIXES", (500, 1_000))
         patch.setattr(feather_learning, "CONVERGING_REQUESTS", usually(20, long=40))
         patch.setattr(feather_learning, "ALONE_REQUESTS", usually(15, long=30))
         patch.setattr(feather_learning, "ALONE_RATES", (2,))

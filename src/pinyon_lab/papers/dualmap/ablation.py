@@ -16,7 +16,7 @@ from pinyon_lab.papers.dualmap.runs import (
     SEEDS_NOTE,
     all_seeds,
     load_of,
-    mean,
+    means,
 )
 
 __all__ = ["VARIANTS", "fig5"]
@@ -42,11 +42,7 @@ def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         rows.append(
             {
                 "variant": label,
-                "p50_s": mean(runs, lambda run: run.p50_s),
-                "p90_s": mean(runs, lambda run: run.p90_s),
-                "hits": mean(runs, lambda run: run.hits),
-                "cv": mean(runs, lambda run: run.cv),
-                "attainment": mean(runs, lambda run: run.attainment),
+                **means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"),
                 "basis": basis(workload),
             }
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.caches.cache import leading_run
+from pinyon_lab.figures.figure import Basis, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.rows import basis, cell, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.ablation import VARIANTS
 from pinyon_lab.papers.dualmap.runs import (
@@ -24,6 +25,7 @@ from pinyon_lab.papers.dualmap.runs import (
     label,
     load_of,
     mean,
+    means,
 )
 from pinyon_lab.simulator.workload import Arrival
 
@@ -31,10 +33,6 @@ __all__ = ["fig1", "fig8", "fig10", "fig11"]
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """Of Figs. 1, 8, 10 and 11, where systems fill up."""
-
-
-def _of(rows: Sequence[Mapping[str, Value]], **where: Value) -> list[Mapping[str, Value]]:
-    return [row for row in rows if all(row[key] == value for key, value in where.items())]
 
 
 # -- Figs. 1, 10 and 11: one rate, where systems fill up
@@ -45,11 +43,7 @@ def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
     seen: set[int] = set()
     hits = total = 0
     for place, arrival in enumerate(arrivals):
-        leading = 0
-        for block in arrival.blocks:
-            if block not in seen:
-                break
-            leading += 1
+        leading = leading_run(arrival.blocks, seen)
         seen.update(arrival.blocks)
         if place >= WARM_UP:
             hits += min(leading * block_tokens, arrival.tokens - 1)
@@ -71,11 +65,9 @@ def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[list[dict[s
                     "workload": workload.name,
                     "policy": policy,
                     "rate": rate,
-                    "hits": mean(runs, lambda run: run.hits),
-                    "of_ideal": mean(runs, lambda run: run.hits) / ideal,
-                    "cv": mean(runs, lambda run: run.cv),
-                    "pending": mean(runs, lambda run: run.pending),
-                    "attainment": mean(runs, lambda run: run.attainment),
+                    "hits": mean(runs, "hits"),
+                    "of_ideal": mean(runs, "hits") / ideal,
+                    **means(runs, "cv", "pending", "attainment"),
                     "basis": basis(workload),
                 }
             )
@@ -102,9 +94,8 @@ _ONE_RATE_NOTES = [
 ]
 
 
-def _value(rows: Sequence[Mapping[str, Value]], workload: str, policy: str, key: str) -> float:
-    (row,) = _of(rows, workload=workload, policy=policy)
-    return number(row, key)
+def _value(rows: Rows, workload: str, policy: str, key: str) -> float:
+    return cell(rows, key, workload=workload, policy=policy)
 
 
 @figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
@@ -263,8 +254,8 @@ def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
                 {
                     "workload": workload.name,
                     "variant": variant,
-                    "hot": mean(runs, _hot),
-                    "cv": mean(runs, lambda run: run.cv),
+                    "hot": sum(map(_hot, runs)) / len(runs),
+                    "cv": mean(runs, "cv"),
                     "basis": basis(workload),
                 }
             )

@@ -12,7 +12,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.figures.rows import basis, close, number, shown
 from pinyon_lab.figures.workload import Workload
@@ -195,9 +195,9 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             points, p99 = [], 0.0
             for each in RATES_EACH:
                 runs = all_seeds(load, PREFILL_ONLY, policy, each * size, tell, size)
-                points.append((each * size, mean(runs, lambda run: run.attainment)))
+                points.append((each * size, mean(runs, "attainment")))
                 if points[-1][1] >= 0.9:
-                    p99 = mean(runs, lambda run: run.p99_s)
+                    p99 = mean(runs, "p99_s")
             rows.append(
                 {
                     "instances": size,
@@ -307,7 +307,7 @@ def a6(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, notes, Picture("DualMap A.6: prefill and decode apart", [panel]))
 
 
-def _a6_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim:
+def _a6_claim(rows: Rows, workload: str) -> Claim:
     found = {str(row["policy"]): number(row, "attainment") for row in rows if row["workload"] == workload}
     return Section("§A.6").says(
         "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs routing "

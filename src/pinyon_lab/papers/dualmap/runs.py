@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Tell
+from pinyon_lab.figures.figure import Tell, Value
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
@@ -46,6 +46,7 @@ __all__ = [
     "label",
     "load_of",
     "mean",
+    "means",
     "ran",
     "seeds_of",
 ]
@@ -268,8 +269,12 @@ def all_seeds(load: Load, kind: str, policy: str, rate: float, tell: Tell, insta
     return [ran(load, System(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
 
 
-def mean(runs: Sequence[Ran], value: Callable[[Ran], float]) -> float:
-    return sum(map(value, runs)) / len(runs)
+def mean(runs: Sequence[Ran], key: str) -> float:
+    return sum(float(getattr(run, key)) for run in runs) / len(runs)
+
+
+def means(runs: Sequence[Ran], *keys: str) -> dict[str, Value]:
+    return {key: mean(runs, key) for key in keys}
 
 
 def label(policy: str) -> str:

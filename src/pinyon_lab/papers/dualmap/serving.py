@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, number
+from pinyon_lab.figures.rows import basis, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -22,6 +22,7 @@ from pinyon_lab.papers.dualmap.runs import (
     label,
     load_of,
     mean,
+    means,
 )
 
 __all__ = ["fig3", "fig4"]
@@ -63,17 +64,11 @@ def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> l
                         "kind": kind,
                         "policy": policy,
                         "rate": rate,
-                        "attainment": mean(runs, lambda run: run.attainment),
+                        "attainment": mean(runs, "attainment"),
                         "least": min(run.attainment for run in runs),
                         "most": max(run.attainment for run in runs),
-                        "last_quarter": mean(runs, lambda run: run.last_quarter),
-                        "longest_tenth": mean(runs, lambda run: run.longest_tenth),
-                        "p50_s": mean(runs, lambda run: run.p50_s),
-                        "p90_s": mean(runs, lambda run: run.p90_s),
-                        "p99_s": mean(runs, lambda run: run.p99_s),
-                        "hits": mean(runs, lambda run: run.hits),
-                        "e2e_p50_s": mean(runs, lambda run: run.e2e_p50_s),
-                        "e2e_p90_s": mean(runs, lambda run: run.e2e_p90_s),
+                        **means(runs, "last_quarter", "longest_tenth", "p50_s", "p90_s", "p99_s", "hits"),
+                        **means(runs, "e2e_p50_s", "e2e_p90_s"),
                         "basis": basis(workload),
                     }
                 )
@@ -89,19 +84,12 @@ _WHERE = [
 ]
 
 
-def _of(rows: Sequence[Mapping[str, Value]], **where: Value) -> list[Mapping[str, Value]]:
-    return [row for row in rows if all(row[key] == value for key, value in where.items())]
-
-
-def _goodputs(rows: Sequence[Mapping[str, Value]], **where: Value) -> dict[str, float]:
+def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
     """By policy."""
-    return {
-        policy: goodput([(number(row, "rate"), number(row, "attainment")) for row in _of(rows, policy=policy, **where)])
-        for policy in POLICIES
-    }
+    return {policy: goodput(points(those(rows, policy=policy, **where), "rate", "attainment")) for policy in POLICIES}
 
 
-def _settings_of(rows: Sequence[Mapping[str, Value]]) -> list[tuple[Value, Value, Value]]:
+def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
     return list(dict.fromkeys((row["workload"], row["model"], row["kind"]) for row in rows))
 
 
@@ -126,14 +114,14 @@ def fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         courses = [
             Course(
                 label(policy),
-                [(number(row, "rate"), number(row, "attainment")) for row in _of(rows, policy=policy, **here)],
+                points(those(rows, policy=policy, **here), "rate", "attainment"),
                 dashed=policy != DUALMAP,
             )
             for policy in POLICIES
         ]
         panels.append(Courses(text, "requests/s", "in time", courses))
     names = dict.fromkeys(row["workload"] for row in rows)
-    claims += [_capacity_claim(_of(rows, workload=name, kind=DECODING), str(name)) for name in names]
+    claims += [_capacity_claim(those(rows, workload=name, kind=DECODING), str(name)) for name in names]
     notes = [
         f"Goodput: the rate at which {SHARE:.0%} are in time, between the rates that were run. In time: TTFT of 5 s at "
         "most. Beside it the 99th percentile, attainment of the last quarter by arrival, which falls where a queue "
@@ -176,7 +164,7 @@ def _others_claim(found: Mapping[str, float], where: str) -> Claim:
     )
 
 
-def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim:
+def _capacity_claim(rows: Rows, workload: str) -> Claim:
     said, printed, least = {
         "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
         "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
@@ -184,7 +172,7 @@ def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim
     gains = []
     for model in dict.fromkeys(row["model"] for row in rows):
         for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
-            found = {str(row["policy"]): number(row, "attainment") for row in _of(rows, model=model, rate=rate)}
+            found = {str(row["policy"]): number(row, "attainment") for row in those(rows, model=model, rate=rate)}
             gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
     return SECTION.says(
         said,
@@ -209,16 +197,16 @@ def fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     cut: dict[str, list[float]] = {"p50_s": [], "p90_s": []}
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        served = [number(row, "rate") for row in _of(rows, **here) if number(row, "attainment") >= SHARE]
-        rate = max(served, default=min(number(row, "rate") for row in _of(rows, **here)))
+        served = [number(row, "rate") for row in those(rows, **here) if number(row, "attainment") >= SHARE]
+        rate = max(served, default=min(number(row, "rate") for row in those(rows, **here)))
         for key, found in cut.items():
-            values = {str(row["policy"]): number(row, key) for row in _of(rows, rate=rate, **here)}
+            values = {str(row["policy"]): number(row, key) for row in those(rows, rate=rate, **here)}
             least = min(value for policy, value in values.items() if policy != DUALMAP)
             found.append(1 - values[DUALMAP] / least)
         courses = [
             Course(
                 label(policy),
-                [(number(row, "rate"), number(row, "p90_s")) for row in _of(rows, policy=policy, **here)],
+                points(those(rows, policy=policy, **here), "rate", "p90_s"),
                 dashed=policy != DUALMAP,
             )
             for policy in POLICIES

@@ -4,16 +4,16 @@ worth (Fig. 15), and how large the scheduler's books are (A.4)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import leading_run
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.rows import basis, cell, close, number, shown, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.block_ids import key_of
 
@@ -89,15 +89,11 @@ def fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig6_claims(rows), notes, Picture("DualMap Fig. 6: length of keys", panels))
 
 
-def _share(rows: Sequence[Mapping[str, Value]], workload: str, rule: str, blocks: int) -> float:
-    return sum(
-        number(row, "share")
-        for row in rows
-        if row["workload"] == workload and row["rule"] == rule and row["blocks"] == blocks
-    )
+def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
+    return sum(number(row, "share") for row in those(rows, workload=workload, rule=rule, blocks=blocks))
 
 
-def _fig6_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig6_claims(rows: Rows) -> list[Claim]:
     two = {rule: _share(rows, "conversation", rule, 2) for rule in RULES}
     section = Section("§A.2.1", Basis.MEASURED)
     claims = [
@@ -163,8 +159,7 @@ def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     ]
 
     def deviation(instances: int, choices: int) -> float:
-        (row,) = (row for row in rows if row["instances"] == instances and row["choices"] == choices)
-        return number(row, "deviation")
+        return cell(rows, "deviation", instances=instances, choices=choices)
 
     first = [deviation(each, 1) / deviation(each, 2) for each in SIZES]
     later = [deviation(each, 2) - deviation(each, 3) for each in SIZES]

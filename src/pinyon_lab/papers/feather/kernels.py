@@ -8,8 +8,7 @@ from pinyon.batching.feather_settings import GROUPED
 from pinyon_lab.figures.figure import Basis, Result, Section, Tell, figure
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, SERVED_NOTE, Load, Served, Server, served
-from pinyon_lab.papers.feather.stalls import table
-from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, told
+from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, table, told
 from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 
 __all__ = ["fig5_8"]

@@ -18,7 +18,7 @@ from pinyon_lab.papers.feather.runs import (
     Server,
     served,
 )
-from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, here, picture, ratios, sweep, told, value
+from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
 
 __all__ = ["fig5_12", "fig5_13", "fig5_14", "fig5_17"]
 
@@ -172,7 +172,7 @@ ALONE = (FCFS, "bandit", "q_learning", "heuristic", "sglang_fcfs")
 @figure("feather-fig5.14", PAPER, "§5.3.7, Fig. 5.14", "nothing shared")
 def fig5_14(workloads: Sequence[Workload], tell: Tell) -> Result:
     points = {
-        f"{rate}/s": here(Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS))
+        f"{rate}/s": Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS)
         for rate in ALONE_RATES
     }
     rows = sweep(points, ALONE, tell)
@@ -210,7 +210,7 @@ BEYOND = 100
 
 @figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")
 def fig5_17(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = sweep({f"{rate}/s": here(Load(rate=rate)) for rate in LEARNING_RATES}, (FEATHER, NEVER), tell)
+    rows = sweep({f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), tell)
     gains = ratios(rows, FEATHER, NEVER)
     batch = ratios(rows, FEATHER, NEVER, "batch")
     low = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if rate < 5}

@@ -3,7 +3,7 @@ many groups there are, and how they branch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
@@ -23,7 +23,6 @@ from pinyon_lab.papers.feather.runs import (
 
 __all__ = ["fig3_2", "fig3_4", "fig3_5", "fig3_6"]
 
-Rows = Sequence[Mapping[str, Value]]
 
 REQUESTS = MAX_BATCH
 OUTPUT_TOKENS = 50

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pinyon_lab.figures.figure import Result, Section, Tell, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.feather.runs import FCFS, PAPER, Load
+from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER, Load
 from pinyon_lab.papers.feather.sweeps import (
     FEATHER,
-    MACHINE,
     NOTES,
     SOME,
     columns,
@@ -36,7 +35,7 @@ MODELS = {
 
 @figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model")
 def fig5_6(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = sweep({model: (Load(), machine) for model, machine in MODELS.items()}, SOME, tell)
+    rows = [row for model, machine in MODELS.items() for row in sweep({model: Load()}, SOME, tell, machine)]
     gains = ratios(rows)
     first = [value(rows, model, FEATHER) for model in MODELS]
     ahead = {
@@ -75,14 +74,13 @@ LONG_GROUPS = (1, 2, 5, 20, 100)
 
 @figure("feather-fig5.7", PAPER, "§5.2.6, Fig. 5.7", "LongChat 13B by prefix groups")
 def fig5_7(workloads: Sequence[Workload], tell: Tell) -> Result:
-    machine = MODELS["LongChat 13B"]
-    points = {f"{groups}": (Load(groups=groups), machine) for groups in LONG_GROUPS}
-    rows = sweep(points, (FCFS, "bandit", "dynamic"), tell)
+    loads = {f"{groups}": Load(groups=groups) for groups in LONG_GROUPS}
+    rows = sweep(loads, (FCFS, "bandit", "dynamic"), tell, MODELS["LongChat 13B"])
     gains = ratios(rows)
     fcfs = {groups: value(rows, str(groups), FCFS) for groups in LONG_GROUPS}
     batch = {groups: value(rows, str(groups), FCFS, "batch") for groups in LONG_GROUPS}
     tbt = {groups: value(rows, str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
-    own = [value(rows, at, FEATHER) for at in points]
+    own = [value(rows, at, FEATHER) for at in loads]
     section = Section("§5.2.6")
     claims = [
         section.says(

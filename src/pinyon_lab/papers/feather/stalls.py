@@ -3,15 +3,15 @@ learned batches with a radix tree in place of the chunked hash tree (Fig. 5.16).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Clock, Measure, Result, Section, Tell, figure
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Served, Server, label, served
-from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, told
+from pinyon_lab.papers.feather.sweeps import FEATHER, Runs, drawn, table, told
 from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 
-__all__ = ["NOTES", "STALLED", "fig5_10", "fig5_15", "fig5_16", "table"]
+__all__ = ["fig5_10", "fig5_15", "fig5_16"]
 
 STALLS_NOTE = (
     "In this figure the engine waits before each step for its scheduler, as long as was measured here before: "
@@ -19,26 +19,6 @@ STALLS_NOTE = (
     "code that serves puts the line in order only where somebody may enter). Runs are modelled, so all that follows is."
 )
 NOTES = [SERVER_NOTE, SERVED_NOTE, STALLS_NOTE, COSTS_NOTE]
-STALLED = [
-    Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
-    Column("batch", "batch", ".0f", Basis.MODELLED),
-    Column("tbt_ms", "TBT, ms", ",.0f", Basis.MODELLED),
-    Column("stalled", "waits for the scheduler", ".1%", Basis.MODELLED),
-    Column("reading", "memory is read", ".1%", Basis.MODELLED),
-    Column("read_s", "read in all, s", ",.1f", Basis.MODELLED),
-    Column("computing", "compute", ".1%", Basis.MODELLED),
-]
-Runs = Mapping[tuple[str, str], Served]
-"""By what varies, and by what it is called in tables."""
-
-
-def table(varied: str, runs: Runs, keys: Sequence[str]) -> tuple[list[Column], list[dict[str, Value]]]:
-    shown = [column for column in STALLED if column.key in keys]
-    rows: list[dict[str, Value]] = []
-    for (at, name), run in runs.items():
-        found = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s, "reading": run.reading}
-        rows.append({"at": at, "policy": name, **{column.key: found[column.key] for column in shown}})
-    return [Column("at", varied), Column("policy", "policy"), *shown], rows
 
 
 def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:

@@ -3,12 +3,12 @@ cost there; §5.5, Fig. 15: how many nodes for prompts and how many to decode.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.rows import basis, cell, close, number, points, shown, up_to
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
     System,
@@ -18,7 +18,6 @@ from pinyon_lab.figures.serving import (
     mixed,
     reused,
     split,
-    up_to,
 )
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
@@ -99,17 +98,13 @@ def _capacity(workloads: Sequence[Workload], tell: Tell, name: str) -> Result:
     return Result(columns, rows, claims, notes, Picture(f"{PAPER}: {shown(workload)}", panels))
 
 
-Rows = Sequence[Mapping[str, Value]]
-
-
 def _best(rows: Rows, tbt_s: float, rate: float) -> float:
     """Of Mooncake's two."""
     return max(_at(rows, system.name, tbt_s, rate) for system in MOONCAKE)
 
 
 def _at(rows: Rows, system: str, tbt_s: float, rate: float) -> float:
-    (row,) = (row for row in rows if row["system"] == system and row["rate"] == rate)
-    return number(row, f"at_{tbt_s}")
+    return cell(rows, f"at_{tbt_s}", system=system, rate=rate)
 
 
 def _load(rows: Rows) -> float:
@@ -175,7 +170,7 @@ def _of_toolagent(rows: Rows, rate: float) -> list[Claim]:
 
 def _of_synthetic(rows: Rows, rate: float) -> list[Claim]:
     gain = _gain(rows, VLLM, 0.2, rate)
-    mooncake, slow = _best(rows, 0.1, rate), number(_row(rows, VLLM.name, rate), "slow")
+    mooncake, slow = _best(rows, 0.1, rate), cell(rows, "slow", system=VLLM.name, rate=rate)
     others = [abs(_at(rows, VLLM.name, 0.2, rate) - _at(rows, each.name, 0.2, rate)) for each in BASELINES[1:]]
     section = Section("§5.2.2")
     return [
@@ -206,11 +201,6 @@ def _of_synthetic(rows: Rows, rate: float) -> list[Claim]:
             f"points apart from vLLM at 200 ms, {_where(rate)}; within ten counts as similar",
         ),
     ]
-
-
-def _row(rows: Rows, system: str, rate: float) -> Mapping[str, Value]:
-    (row,) = (row for row in rows if row["system"] == system and row["rate"] == rate)
-    return row
 
 
 CLAIMS = {
@@ -295,7 +285,7 @@ def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
             "nodes for prompts, of 16",
             "mean TTFT in s, mean TBT in 10 ms",
             [
-                Course("TTFT, s", [(number(row, "prefills"), number(row, "ttft_s")) for row in rows]),
+                Course("TTFT, s", points(rows, "prefills", "ttft_s")),
                 Course("TBT, 10 ms", [(number(row, "prefills"), number(row, "tbt_ms") / 10) for row in rows]),
             ],
             form=".1f",

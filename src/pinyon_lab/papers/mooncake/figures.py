@@ -12,7 +12,7 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.figures.rows import basis, claimed, close, number, share, shown
 from pinyon_lab.figures.workload import Workload, together
@@ -124,7 +124,7 @@ def fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig9_claims(rows), [COMBINED_NOTE, *_notes(workloads)], picture)
 
 
-def _fig9_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig9_claims(rows: Rows) -> list[Claim]:
     below = [row["workload"] for row in rows if number(row, "node_of_ideal") < 0.5]
     least = min(rows, key=lambda row: number(row, "nearly_of_ideal"))
     nearly = number(least, "nearly_of_ideal")
@@ -242,7 +242,7 @@ def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
     return share(max(asked), blocks) if asked else None
 
 
-def _fig10_picture(workloads: Sequence[Workload], rows: Sequence[Mapping[str, Value]]) -> Picture:
+def _fig10_picture(workloads: Sequence[Workload], rows: Rows) -> Picture:
     names = [shown(workload) for workload in workloads]
 
     def bars(key: str) -> dict[str, Sequence[float | None]]:
@@ -257,7 +257,7 @@ def _fig10_picture(workloads: Sequence[Workload], rows: Sequence[Mapping[str, Va
     )
 
 
-def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig10_claims(rows: Rows) -> list[Claim]:
     local = [row for row in rows if row["setup"] == LOCAL.label]
     most = max(local, key=lambda row: number(row, "global_to_this"))
     saved = max(local, key=lambda row: number(row, "saved"))
@@ -294,7 +294,7 @@ def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
     ]
 
 
-def _by_router(rows: Sequence[Mapping[str, Value]], workload: Value) -> str:
+def _by_router(rows: Rows, workload: Value) -> str:
     return ", ".join(
         f"{number(row, 'global_to_this'):.2f} ({row['setup']})"
         for row in rows

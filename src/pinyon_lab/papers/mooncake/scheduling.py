@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
-from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split, up_to
+from pinyon_lab.figures.rows import basis, cell, close, number, shown, up_to
+from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE, VLLM
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
@@ -83,7 +83,7 @@ def _short(labels: Sequence[str]) -> list[str]:
     return [("random", "load", "local", "Alg. 1", "sooner", "adapted")[at] for at in range(len(labels))]
 
 
-def _fig5_claims(rows: Sequence[Mapping[str, Value]], times: float) -> list[Claim]:
+def _fig5_claims(rows: Rows, times: float) -> list[Claim]:
     ttft = {str(row["scheduler"]): number(row, "ttft_s") for row in rows}
     literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
     sooner = ttft["the same, fetching only if that is sooner"]
@@ -147,7 +147,7 @@ def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     ]
     names = [workload.name for workload in workloads]
     values: dict[str, Sequence[float | None]] = {
-        system.name: [number(_cell(rows, name, system.name), "prefill_s") for name in names]
+        system.name: [cell(rows, "prefill_s", workload=name, system=system.name) for name in names]
         for system in (mooncake, *BASELINES)
     }
     panel = Bars("GPU time of a prompt", "seconds", [shown(each) for each in workloads], values, ".2f")
@@ -159,12 +159,7 @@ def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig8_claims(rows, names), notes, Picture("Mooncake Fig. 8: GPU time", [panel]))
 
 
-def _cell(rows: Sequence[Mapping[str, Value]], workload: str, system: str) -> Mapping[str, Value]:
-    (row,) = (row for row in rows if row["workload"] == workload and row["system"] == system)
-    return row
-
-
-def _fig8_claims(rows: Sequence[Mapping[str, Value]], names: Sequence[str]) -> list[Claim]:
+def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
     section = Section("§5.2.3")
 
     def compared(said: str, printed: Mapping[str, float], ours: Mapping[str, float], form: str, why: str) -> Claim:
@@ -177,7 +172,7 @@ def _fig8_claims(rows: Sequence[Mapping[str, Value]], names: Sequence[str]) -> l
         )
 
     def ratios(system: str) -> dict[str, float]:
-        return {name: number(_cell(rows, name, system), "to_mooncake") for name in names}
+        return {name: cell(rows, "to_mooncake", workload=name, system=system) for name in names}
 
     vllm = ratios(VLLM.name)
     saved = {name: 1 - 1 / ratio for name, ratio in vllm.items()}
@@ -309,7 +304,7 @@ def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig11_claims(rows), notes, Picture("Mooncake Fig. 11: replicas", panels))
 
 
-def _fig11_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig11_claims(rows: Rows) -> list[Claim]:
     def mean(workload: str, rank: int) -> float:
         found = [number(row, "mean") for row in rows if row["workload"] == workload and row["rank"] == rank]
         return found[0] if found else 0.0

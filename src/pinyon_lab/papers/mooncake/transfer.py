@@ -3,10 +3,10 @@ request's latency is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, counting, number
 from pinyon_lab.figures.serving import (
@@ -104,7 +104,7 @@ class _Seen(NamedTuple):
         )
 
 
-def _seen(rows: Sequence[Mapping[str, Value]]) -> _Seen:
+def _seen(rows: Rows) -> _Seen:
     """``rows`` by bandwidth."""
     slow, fast = rows[0], rows[-1]
     most_s = max(number(row, "ttft_s") for row in rows if number(row, "gbit") >= RECOMMENDED_GBIT)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from pinyon_lab.figures.figure import Claim, Section, Value
-from pinyon_lab.papers.skywalker.runs import Ran, between, gained, within
+from pinyon_lab.figures.rows import up_to
+from pinyon_lab.papers.skywalker.runs import Ran, gained, within
 from pinyon_lab.simulator.regions.measures import Measured
 
 __all__ = ["OTHERS", "OURS", "Runs", "serving_claims"]
@@ -64,7 +65,7 @@ def _uneven(runs: Runs, workloads: Collection[str], system: str) -> list[float]:
 
 def _conversations(runs: Runs) -> list[Claim]:
     gains = _ratios(runs, CHATS, OURS, SINGLE)
-    alone = {system: between(_ratios(runs, CHATS, (system,), SINGLE), ".2f") for system in ("skywalker", "pinyon")}
+    alone = {system: up_to(_ratios(runs, CHATS, (system,), SINGLE), ".2f") for system in ("skywalker", "pinyon")}
     gateway = _ratios(runs, CHATS, ("skywalker",), ("gateway",))
     best = {workload: max(SINGLE, key=lambda each: _tokens(_of(runs, workload, each))) for workload in CHATS}
     least = _ratios(runs, CHATS, ("ll",), ("skywalker",))
@@ -74,7 +75,7 @@ def _conversations(runs: Runs) -> list[Claim]:
             "Both variants of SkyWalker improve service throughput by 1.12-1.2× compared to single load balancer "
             "solutions",
             "1.12 to 1.2×",
-            f"{between(gains, '.2f')}×",
+            f"{up_to(gains, '.2f')}×",
             gained(gains, 1.12, 1.2),
             f"conversations; {RANGE}, of what they gain. "
             f"The trie variant alone has {alone['skywalker']}×, pinyon {alone['pinyon']}×. An L4 takes "
@@ -92,7 +93,7 @@ def _conversations(runs: Runs) -> list[Claim]:
         _claim(
             "it still falls short of SkyWalker, reaching 97.38% of SkyWalker 's throughput",
             "97.38%",
-            between(least, ".1%"),
+            up_to(least, ".1%"),
             all(0.95 < share < 1 for share in least),
             "LL, conversations; agrees if from 95 % to 100 %",
             max(least) < 1,
@@ -100,7 +101,7 @@ def _conversations(runs: Runs) -> list[Claim]:
         _claim(
             "Compared to GKE Gateway, SkyWalker achieves a throughput improvement of 1.43-1.62×",
             "1.43 to 1.62×",
-            f"{between(gateway, '.2f')}×",
+            f"{up_to(gateway, '.2f')}×",
             within(gateway, 1.43, 1.62),
             f"conversations; {RANGE}. The gateway is modelled as taking the nearest cluster, and its pods in turn; "
             "what else kept it back in the paper (another cloud, queues of its own) is not printed",
@@ -109,7 +110,7 @@ def _conversations(runs: Runs) -> list[Claim]:
         _claim(
             "the prefix tree variant (SkyWalker) consistently outperforms the CH variant (SkyWalker-CH) by 1.34-8.21%",
             "1.34 to 8.21%",
-            between([ratio - 1 for ratio in ahead], ".1%"),
+            up_to([ratio - 1 for ratio in ahead], ".1%"),
             within([ratio - 1 for ratio in ahead], 0.0134, 0.0821),
             f"all workloads; {RANGE}. Where nobody's memory is full, the CH variant loses "
             "nothing by sending a user to one instance, and reuses as much. The trie knows prompts, not answers: of "
@@ -134,7 +135,7 @@ def _reuse(runs: Runs) -> list[Claim]:
             f"{system}, conversations; {RANGE}. What is published of the two data sets (lengths, turns, and §3.2's "
             "similarities) leaves more to be reused than the paper's replicas did"
         )
-        claims.append(_claim(said, f"{low:.2%} to {high:.2%}", between(hits, ".1%"), within(hits, low, high), why))
+        claims.append(_claim(said, f"{low:.2%} to {high:.2%}", up_to(hits, ".1%"), within(hits, low, high), why))
     order = ("rr", "gateway", "ll", "skywalker")
     found = {workload: _hits(runs, (workload,), order) for workload in CHATS}
     claims.append(
@@ -155,7 +156,7 @@ def _reuse(runs: Runs) -> list[Claim]:
 def _balance(runs: Runs) -> list[Claim]:
     """Of conversations."""
     said = "high variance in outstanding request counts, ranging from 2.33-5.08× for SGL and 2.54-4.92× for CH"
-    others = {system: between(_uneven(runs, CHATS, system), ".2f") for system in ("ll", "skywalker")}
+    others = {system: up_to(_uneven(runs, CHATS, system), ".2f") for system in ("ll", "skywalker")}
     claims = []
     for system, low, high in (("sgl", 2.33, 5.08), ("ch", 2.54, 4.92)):
         found = _uneven(runs, CHATS, system)
@@ -163,7 +164,7 @@ def _balance(runs: Runs) -> list[Claim]:
             f"{system.upper()}, conversations: requests at the busiest instance by those at the idlest, each in the "
             f"mean over time, as we read it; {RANGE}. LL has {others['ll']}×, SkyWalker {others['skywalker']}×"
         )
-        claims.append(_claim(said, f"{low} to {high}×", f"{between(found, '.2f')}×", within(found, low, high), why))
+        claims.append(_claim(said, f"{low} to {high}×", f"{up_to(found, '.2f')}×", within(found, low, high), why))
     return claims
 
 
@@ -220,16 +221,16 @@ def _trees(runs: Runs) -> list[Claim]:
         _claim(
             "experience low cache hit rates (58.66-59.32%) compare to SkyWalker's 89.56-90.01%",
             "58.66 to 59.32%, 89.56 to 90.01%",
-            f"{between(blind, '.1%')}, {between(prefix, '.1%')}",
+            f"{up_to(blind, '.1%')}, {up_to(prefix, '.1%')}",
             within(blind, 0.5866, 0.5932) and within(prefix, 0.8956, 0.9001),
             f"LL and RR, mixed trees, of which the passage speaks; {RANGE}. With trees of one size "
-            f"{between(even[:2], '.1%')}, {even[2]:.1%}",
+            f"{up_to(even[:2], '.1%')}, {even[2]:.1%}",
             max(blind) < min(prefix),
         ),
         _claim(
             "which together contribute to 1.43-2.06× higher service throughput",
             "1.43 to 2.06×",
-            f"{between(gateway, '.2f')}×",
+            f"{up_to(gateway, '.2f')}×",
             within(gateway, 1.43, 2.06),
             f"than GKE Gateway, all workloads; {RANGE}; see above",
             min(gateway) > 1,
@@ -247,7 +248,7 @@ def _latencies(runs: Runs) -> list[Claim]:
         _claim(
             "SkyWalker achieves the lowest P50 and mean latency, ranging from 15.87% to 57.63% of the baseline values",
             "15.87 to 57.63%",
-            between(middle, ".0%"),
+            up_to(middle, ".0%"),
             within(middle, 0.1587, 0.5763),
             f"TTFT; {RANGE}, the order if nobody's is more than 2 % lower. The gateway is in each region, too: "
             "there is nothing to gain but by what is reused",
@@ -256,7 +257,7 @@ def _latencies(runs: Runs) -> list[Claim]:
         _claim(
             "SkyWalker maintains the lowest P90 TTFT (10.08-23.38% of baselines)",
             "10.08 to 23.38%",
-            between(late, ".0%"),
+            up_to(late, ".0%"),
             within(late, 0.1008, 0.2338),
             f"{RANGE}, the order if nobody's is more than 2 % lower. There are few queues of seconds here, as hardly "
             "anybody waits for room",
@@ -265,7 +266,7 @@ def _latencies(runs: Runs) -> list[Claim]:
         _claim(
             "achieving 1.05-2.14× improvements in P50 latency compared to baseline systems",
             "1.05 to 2.14×",
-            f"{between(whole, '.2f')}×",
+            f"{up_to(whole, '.2f')}×",
             gained(whole, 1.05, 2.14),
             f"end to end; {RANGE}, the order if nobody's is more than 2 % lower",
             all(ratio > 0.98 for ratio in whole),

@@ -7,6 +7,7 @@ from typing import Final
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Simulated, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.rows import up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
     LENGTHS_NOTE,
@@ -15,7 +16,6 @@ from pinyon_lab.papers.skywalker.runs import (
     QUICK_NOTE,
     Load,
     Ran,
-    between,
     gained,
     ran,
     row,
@@ -170,7 +170,7 @@ def fig9(tell: Tell, quick: bool) -> Result:
         Section("§3.3").says(
             "statically setting the maximum threshold of outstanding requests delivers poor performance for LLM "
             "service",
-            f"{between(list(limited.values()), '.2f')}×",
+            f"{up_to(list(limited.values()), '.2f')}×",
             min(limited.values()) > 1.02,
             "SP-P over SP-O; agrees if it gains over every limit, the order if it gains a tenth over the worst and "
             "loses over none",

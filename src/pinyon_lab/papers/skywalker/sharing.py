@@ -8,6 +8,7 @@ from typing import Final
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Simulated, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.rows import number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, Ran, ran, within
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
@@ -67,18 +68,13 @@ def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
         Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
     ]
-    values = {key.replace("_", " "): [_number(each[key]) for each in rows] for key in keys}
+    values = {key.replace("_", " "): [number(each, key) for each in rows] for key in keys}
     bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
         "all have. The heat map of Fig. 5b shows the same by user."
     )
     return Result(columns, rows, claims, [LENGTHS_NOTE, note], Picture("SkyWalker Fig. 5", [bars]))
-
-
-def _number(value: Value) -> float:
-    assert isinstance(value, float)
-    return value
 
 
 # -- Fig. 6

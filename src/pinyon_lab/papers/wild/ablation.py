@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Row, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.figures.rows import basis, claimed, close, counting, number, share, shown
 from pinyon_lab.figures.testbed import capacity_blocks, served
@@ -99,11 +99,11 @@ def fig28(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims(rows), _notes(), _picture(part, rows))
 
 
-def _of(rows: Sequence[Mapping[str, Value]], policy: str) -> Mapping[str, Value]:
+def _of(rows: Rows, policy: str) -> Row:
     return next(row for row in rows if row["policy"] == policy)
 
 
-def claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def claims(rows: Rows) -> list[Claim]:
     gdfs, lru, fitted, whole = (_of(rows, LABELS[each]) for each in ("gdfs", "lru", FITTED, WHOLE))
     first = 100 * number(fitted, "over_gdfs")
     over_lru = 100 * (number(fitted, "hit_ratio") - number(lru, "hit_ratio"))
@@ -144,7 +144,7 @@ def _notes() -> list[str]:
     ]
 
 
-def _picture(workload: Workload, rows: Sequence[Mapping[str, Value]]) -> Picture:
+def _picture(workload: Workload, rows: Rows) -> Picture:
     labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # which is lru
     both = [_of(rows, label) for label in labels]
     bars: dict[str, Sequence[float | None]] = {

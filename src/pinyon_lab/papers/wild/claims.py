@@ -7,10 +7,10 @@ open, so the relative ones stand beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean
 
-from pinyon_lab.figures.figure import Claim, Section, Value
+from pinyon_lab.figures.figure import Claim, Rows, Section
 from pinyon_lab.figures.rows import claimed, number, share
 
 __all__ = ["BASELINES", "claims"]
@@ -25,8 +25,6 @@ FALLS_BACK = 0.005
 """Ours: this near to LRU is "essentially" LRU."""
 CLOSE = 0.95
 """Ours: this share of Belady's is "close to optimal"."""
-
-Rows = Sequence[Mapping[str, Value]]
 
 
 def claims(rows: Rows) -> list[Claim]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, replay
-from pinyon_lab.figures.figure import Basis, Column, Figure, Result, Tell, Value
+from pinyon_lab.figures.figure import Basis, Column, Figure, Result, Rows, Tell, Value
 from pinyon_lab.figures.picture import Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, counting, number, share, shown
 from pinyon_lab.figures.testbed import capacity_blocks, served
@@ -83,7 +83,7 @@ def _rows(model: Served, workload: Workload, tell: Tell) -> list[dict[str, Value
     return rows
 
 
-def _picture(model: Served, workloads: Sequence[Workload], rows: Sequence[Mapping[str, Value]]) -> Picture:
+def _picture(model: Served, workloads: Sequence[Workload], rows: Rows) -> Picture:
     panels = []
     for workload in workloads:
         own = [row for row in rows if row["workload"] == workload.name]

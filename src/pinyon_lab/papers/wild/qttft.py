@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import basis, counting, number
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
@@ -86,7 +86,7 @@ def _short(policy: str) -> str:
     return {"workload_aware": "WA", "reuse_hazard": "own"}.get(policy, policy)
 
 
-def _claim(rows: Sequence[Mapping[str, Value]]) -> Claim:
+def _claim(rows: Rows) -> Claim:
     on_a = [row for row in rows if row["workload"] == "qwen-a"]
     best, worst = ([number(row, key) for row in on_a] for key in ("to_best", "to_worst"))
     low, high = PRINTED
@@ -99,7 +99,7 @@ def _claim(rows: Sequence[Mapping[str, Value]]) -> Claim:
     )
 
 
-def _picture(rows: Sequence[Mapping[str, Value]]) -> Picture:
+def _picture(rows: Rows) -> Picture:
     panels = [
         Bars(
             f"{name}, CPU cache 1 × HBM",
