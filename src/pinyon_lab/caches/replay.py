@@ -14,11 +14,33 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from pinyon.eviction.policies import EVICTION_POLICIES
-from pinyon.eviction.policy import EvictionPolicy, Traits, learner
-from pinyon_lab.caches.belady import Belady
+from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
+from pinyon.eviction.ranked import Rank, RankedPolicy
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 
-__all__ = ["BELADY", "Asked", "CacheReplay", "Future", "replay", "replayed"]
+__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "replay", "replayed"]
+
+
+class Belady(RankedPolicy[Key]):
+    """``next_use`` says when a key that is stored or used now will be used again (``inf``: never). Of what is used
+    again at the same time what is deeper goes first. Worth: time to the next use, negative."""
+
+    def __init__(self, next_use: Callable[[Key], float]) -> None:
+        super().__init__()
+        self._next_use = next_use
+
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
+        self.used(keys, now_s, traits, offsets)
+
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            self._rank(key, (-self._next_use(key), -offset))
+
+    def _worth(self, rank: Rank, now_s: float) -> float:
+        return float(rank[0] + now_s)
+
 
 NEVER = float("inf")
 BELADY = "belady"

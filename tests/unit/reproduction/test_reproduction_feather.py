@@ -26,8 +26,7 @@ from pinyon_lab.papers.feather import runs as feather_runs
 from pinyon_lab.papers.feather import stalls as feather_stalls
 from pinyon_lab.papers.feather import sweeps as feather_sweeps
 from pinyon_lab.papers.feather.runs import Load, Prompts, Server, batches, one_batch, served, tree
-from pinyon_lab.simulator.cluster_settings import GROUPED
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.simulator.cluster_settings import GROUPED, SchedulingCost
 from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"

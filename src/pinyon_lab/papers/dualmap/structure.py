@@ -15,7 +15,7 @@ from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Sectio
 from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, cell, close, number, shown, those
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.simulator.block_ids import key_of
+from pinyon_lab.simulator.workload import key_of
 
 __all__ = ["a4", "fig6", "fig15", "table1"]
 

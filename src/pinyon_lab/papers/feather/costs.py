@@ -11,7 +11,7 @@ from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
 from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 __all__ = ["COSTS_NOTE", "RADIX", "SEED", "fig5_9", "table5_1", "tokens_round", "waits"]
 

@@ -9,7 +9,7 @@ from pinyon_lab.figures.figure import Basis, Result, Section, Tell, figure
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, SERVED_NOTE, Load, Served, Server, served
 from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, table, told
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 __all__ = ["fig5_8"]
 

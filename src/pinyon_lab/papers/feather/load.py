@@ -45,7 +45,7 @@ def fig5_1(workloads: Sequence[Workload], tell: Tell) -> Result:
             "At 100 req/s, FEATHER achieves roughly $4\\times$ the throughput of vLLM (FCFS)",
             f"{gains[most]:.2f}×",
             close(gains[most], 4.0),
-            f"the gain that §3.2 prints leaves no more than {bound:.2f}× for batches of 500 requests on one "
+            f"the gain that §3.2 prints leaves no more than {bound:.2f}× here, for batches of 500 requests on one "
             "prefix; §3.2's nearly 2× is of prefixes twice as long, where there is more to gain. The rest: who is "
             "admitted are 500 of five prefixes, in batches of 100 that read the weights once each",
             printed="4×",

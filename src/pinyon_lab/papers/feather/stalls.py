@@ -9,7 +9,7 @@ from pinyon_lab.figures.figure import Clock, Measure, Result, Section, Tell, fig
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Served, Server, label, served
 from pinyon_lab.papers.feather.sweeps import FEATHER, Runs, drawn, table, told
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 __all__ = ["fig5_10", "fig5_15", "fig5_16"]
 

@@ -6,10 +6,9 @@ import numpy as np
 
 from pinyon_lab.traces.analysis.categories import types_by_turn
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value
+from pinyon_lab.traces.analysis.figure import Column, Figure, Line, Lines, Table, Value
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS
-from pinyon_lab.traces.analysis.plots import Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["ideal_capacity", "request_sizes"]

@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pinyon_lab.traces.analysis.plots import Plot
+__all__ = ["Bars", "Column", "Fact", "Figure", "Heat", "Line", "Lines", "Plot", "Table", "Value"]
 
-__all__ = ["Column", "Fact", "Figure", "Table", "Value"]
+
+class Line(NamedTuple):
+    """``y[i]`` at ``x[i]``, x ascending. ``dashed``: in the colour of the line before."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+
+
+class Lines(NamedTuple):
+    """Courses in one coordinate system; ``time``: x in seconds, ticks as h:mm. y begins at 0."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    time: bool = False
+
+
+class Bars(NamedTuple):
+    """A group of bars for each category, one bar in it for each label; values below 0 do not occur."""
+
+    title: str
+    y_label: str
+    categories: Sequence[str]
+    bars: Sequence[tuple[str, Sequence[float]]]
+
+
+class Heat(NamedTuple):
+    """Rows from the top, a label each; None: nothing to show. ``unit`` names the colour."""
+
+    title: str
+    x_label: str
+    unit: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+    numbers: bool = False
+    """Written into the cells as percent."""
+
+
+Plot = Lines | Bars | Heat
+
 
 Value = int | float | str | None
 

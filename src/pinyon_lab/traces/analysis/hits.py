@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Bars, Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.traces.analysis.figure import Bars, Column, Figure, Line, Lines, Table
+from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["hit_ratio", "request_types", "shared_prefix"]

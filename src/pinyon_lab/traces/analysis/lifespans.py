@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.categories import Categories
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.traces.analysis.figure import Column, Figure, Line, Lines, Table
 from pinyon_lab.traces.analysis.turns import WindowMeans
+from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["lifespans", "lifespans_by_category"]

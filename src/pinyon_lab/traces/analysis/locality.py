@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.categories import types_by_turn
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Heat
+from pinyon_lab.traces.analysis.figure import Column, Figure, Heat, Table
 from pinyon_lab.traces.analysis.uses import PARTS, Step
 
 __all__ = ["Locality"]

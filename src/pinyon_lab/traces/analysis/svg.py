@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pinyon_lab.pictures import COLOURS, line, page, polyline, rect, round_ticks, rounded_up, text, ticks_from_zero
-from pinyon_lab.traces.analysis.plots import Bars, Heat, Lines, Plot
+from pinyon_lab.traces.analysis.figure import Bars, Heat, Lines, Plot
 from pinyon_lab.traces.analysis.windows import clock
 
 __all__ = ["svg"]

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.categories import Categories
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Heat, Line, Lines
+from pinyon_lab.traces.analysis.figure import Column, Figure, Heat, Line, Lines, Table
 from pinyon_lab.traces.analysis.users import NO_USERS
 from pinyon_lab.traces.analysis.windows import Windows
 

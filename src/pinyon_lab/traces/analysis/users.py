@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Heat, Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
-from pinyon_lab.traces.analysis.uses import Step
+from pinyon_lab.traces.analysis.figure import Column, Figure, Heat, Line, Lines, Table
+from pinyon_lab.traces.analysis.uses import Step, Survey
 
 __all__ = ["CrossUser", "hits_by_user", "requests_by_user", "share_with"]
 
