@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.picture import Course, Courses, Picture, svg
+from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.models import Limits, Rows
 
 __all__ = ["draw", "print_result", "print_side_by_side", "write_rows"]

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from pinyon_lab.figures.picture import Picture
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Picture
 
 __all__ = [
     "Basis",

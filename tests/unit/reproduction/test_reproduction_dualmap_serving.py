@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon.traces import TraceRow
-from pinyon_lab.figures.picture import svg
 from pinyon_lab.papers import FIGURES, Result, Workload
 from pinyon_lab.papers.dualmap import balance as dualmap_balance
 from pinyon_lab.papers.dualmap import elastic as dualmap_elastic
 from pinyon_lab.papers.dualmap import runs as dualmap_runs
 from pinyon_lab.papers.dualmap import serving as dualmap_serving
 from pinyon_lab.papers.dualmap.runs import DECODING, PREFILL_ONLY, System, goodput, load_of, ran
+from pinyon_lab.pictures import svg
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 FIGURES_OF = ("fig1", "fig3", "fig4", "fig5", "fig8", "fig10", "fig11", "fig12", "fig13", "a6")

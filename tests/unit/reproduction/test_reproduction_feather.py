@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon_lab.figures.figure import Clock, Measure
-from pinyon_lab.figures.picture import svg
 from pinyon_lab.figures.tree_costs import TreeLoad
 from pinyon_lab.papers import FIGURES, Result
 from pinyon_lab.papers.feather import batches as feather_batches
@@ -26,6 +25,7 @@ from pinyon_lab.papers.feather import runs as feather_runs
 from pinyon_lab.papers.feather import stalls as feather_stalls
 from pinyon_lab.papers.feather import sweeps as feather_sweeps
 from pinyon_lab.papers.feather.runs import Load, Prompts, Server, batches, one_batch, served, tree
+from pinyon_lab.pictures import svg
 from pinyon_lab.simulator.cluster_settings import GROUPED, SchedulingCost
 from tests.long import usually
 

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon_lab.figures.picture import svg
 from pinyon_lab.papers import FIGURES, Result
 from pinyon_lab.papers.skywalker import pushing as skywalker_pushing
 from pinyon_lab.papers.skywalker import runs as skywalker_runs
 from pinyon_lab.papers.skywalker import serving as skywalker_serving
 from pinyon_lab.papers.skywalker import sharing as skywalker_sharing
 from pinyon_lab.papers.skywalker.runs import Load
+from pinyon_lab.pictures import svg
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 SKYWALKER = [name for name in FIGURES if name.startswith("skywalker-")]

@@ -12,7 +12,8 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceFile, TraceRow
-from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, columns, read_columns, svg
+from pinyon_lab.pictures import Picture, svg
+from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, columns, read_columns
 from pinyon_lab.traces.analysis.models import MODELS
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
@@ -129,7 +130,7 @@ def test_odd_traces_have_figures_and_pictures(rows: list[TraceRow]) -> None:
         figure.json()
         assert figure.left_out or figure.facts or figure.tables
         if figure.plots:
-            xml.dom.minidom.parseString(svg(figure.title, figure.plots))
+            xml.dom.minidom.parseString(svg(Picture(figure.title, figure.plots)))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import basis, close, number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -18,6 +17,7 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     means,
 )
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["VARIANTS", "fig5"]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pinyon_lab.caches.cache import leading_run
 from pinyon_lab.figures.figure import Basis, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, cell, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.ablation import VARIANTS
@@ -27,6 +26,7 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
     means,
 )
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.workload import Arrival
 
 __all__ = ["fig1", "fig8", "fig10", "fig11"]

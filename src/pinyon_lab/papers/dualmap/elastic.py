@@ -13,7 +13,6 @@ from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.figures.rows import basis, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -36,6 +35,7 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     mean,
 )
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.report import cluster_report

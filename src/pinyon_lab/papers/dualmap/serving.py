@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -24,6 +23,7 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
     means,
 )
+from pinyon_lab.pictures import Course, Courses, Picture
 
 __all__ = ["fig3", "fig4"]
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.locality import (
     BATCH,
@@ -20,6 +19,7 @@ from pinyon_lab.papers.feather.locality import (
     row,
 )
 from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, PAPER, Parts, Server, batches, one_batch
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["fig3_8", "fig3_9", "fig3_10", "fig3_11"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.tree_costs import ASKED, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, SEED, tokens_round
 from pinyon_lab.papers.feather.runs import BLOCK, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
 from pinyon_lab.papers.feather.sweeps import FEATHER
+from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 __all__ = ["fig5_11"]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
 from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 __all__ = ["COSTS_NOTE", "RADIX", "SEED", "fig5_9", "table5_1", "tokens_round", "waits"]

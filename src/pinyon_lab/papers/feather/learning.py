@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Course, Courses, Picture
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import (
     FCFS,
@@ -19,6 +18,7 @@ from pinyon_lab.papers.feather.runs import (
     served,
 )
 from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
+from pinyon_lab.pictures import Course, Courses, Picture
 
 __all__ = ["fig5_12", "fig5_13", "fig5_14", "fig5_17"]
 

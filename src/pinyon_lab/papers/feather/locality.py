@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import close, number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import (
@@ -20,6 +19,7 @@ from pinyon_lab.papers.feather.runs import (
     one_batch,
     tree,
 )
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["fig3_2", "fig3_4", "fig3_5", "fig3_6"]
 

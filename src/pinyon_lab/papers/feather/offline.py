@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from pinyon.batching.feather_settings import GROUPED
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import close, number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, Load, Server, label, served
 from pinyon_lab.papers.feather.sweeps import SERVED, numbers
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["table3_1"]
 

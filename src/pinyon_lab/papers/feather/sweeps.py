@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon_lab.figures.figure import Basis, Column, Rows, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import number
 from pinyon_lab.papers.feather.runs import (
     FCFS,
@@ -21,6 +20,7 @@ from pinyon_lab.papers.feather.runs import (
     label,
     served,
 )
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = [
     "FEATHER",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, cell, close, number, points, shown, up_to
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
@@ -21,6 +20,7 @@ from pinyon_lab.figures.serving import (
 )
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster_settings import StepRule
 
 __all__ = ["fig1", "fig6", "fig7", "fig15"]

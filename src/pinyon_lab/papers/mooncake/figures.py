@@ -13,9 +13,9 @@ from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.figures.rows import basis, claimed, close, number, share, shown
 from pinyon_lab.figures.workload import Workload, together
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 
 __all__ = ["NODE_TOKENS", "PAPER", "WIDTH", "A", "B", "fig9", "fig10", "prefill_flops"]
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, cell, close, number, shown, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE, VLLM
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster import Cluster
 
 __all__ = ["fig5", "fig8", "fig11"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, counting, number
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
@@ -22,6 +21,7 @@ from pinyon_lab.figures.serving import (
 )
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 
 __all__ = ["eq2", "fig13", "fig14", "least_bytes_s"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from pinyon_lab.caches.cache import leading_run
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["table2"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import close
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.skywalker.runs import PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
 
 __all__ = ["fig3"]

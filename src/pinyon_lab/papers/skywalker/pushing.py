@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Simulated, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
@@ -21,6 +20,7 @@ from pinyon_lab.papers.skywalker.runs import (
     row,
     within,
 )
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
 
 __all__ = ["fig4b", "fig9", "fig10"]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from pinyon_lab.figures.figure import Column, Result, Simulated, Tell, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.papers.skywalker.claims import OTHERS, OURS, Runs, serving_claims
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
@@ -18,6 +17,7 @@ from pinyon_lab.papers.skywalker.runs import (
     ran,
     row,
 )
+from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.regions.measures import Measured
 
 __all__ = ["LOADS", "fig8"]

@@ -7,10 +7,10 @@ from random import Random
 from typing import Final
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Simulated, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, Ran, ran, within
+from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, System
 from pinyon_lab.simulator.regions.similarity import similarities

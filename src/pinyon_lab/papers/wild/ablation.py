@@ -13,11 +13,11 @@ from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replayed
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Row, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.figures.rows import basis, claimed, close, counting, number, share, shown
 from pinyon_lab.figures.testbed import capacity_blocks, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.traces.analysis.models import MODELS
 
 __all__ = ["LIFE_S", "LIVES_S", "HeadFirst", "claims", "fig28"]

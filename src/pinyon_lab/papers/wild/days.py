@@ -15,9 +15,9 @@ from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon.eviction.policy import EvictionPolicy
 from pinyon_lab.caches.replay import CacheReplay, replayed
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 

@@ -9,11 +9,11 @@ from functools import partial
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, replay
 from pinyon_lab.figures.figure import Basis, Column, Figure, Result, Rows, Tell, Value
-from pinyon_lab.figures.picture import Course, Courses, Picture
 from pinyon_lab.figures.rows import basis, counting, number, share, shown
 from pinyon_lab.figures.testbed import capacity_blocks, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.claims import BASELINES, claims
+from pinyon_lab.pictures import Course, Courses, Picture
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
 
 __all__ = ["BY_RATIO", "PAPER", "SEED", "TESTBED_NOTES"]

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.picture import Bars, Picture
 from pinyon_lab.figures.rows import basis, counting, number
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.claims import BASELINES
 from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
+from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut

@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["Bars", "Column", "Fact", "Figure", "Heat", "Line", "Lines", "Plot", "Table", "Value"]
+import numpy as np
+import numpy.typing as npt
 
+from pinyon_lab.pictures import Course, Panel
 
-class Line(NamedTuple):
-    """``y[i]`` at ``x[i]``, x ascending. ``dashed``: in the colour of the line before."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    dashed: bool = False
-
-
-class Lines(NamedTuple):
-    """Courses in one coordinate system; ``time``: x in seconds, ticks as h:mm. y begins at 0."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    log_x: bool = False
-    time: bool = False
-
-
-class Bars(NamedTuple):
-    """A group of bars for each category, one bar in it for each label; values below 0 do not occur."""
-
-    title: str
-    y_label: str
-    categories: Sequence[str]
-    bars: Sequence[tuple[str, Sequence[float]]]
-
-
-class Heat(NamedTuple):
-    """Rows from the top, a label each; None: nothing to show. ``unit`` names the colour."""
-
-    title: str
-    x_label: str
-    unit: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[float | None]]]
-    numbers: bool = False
-    """Written into the cells as percent."""
-
-
-Plot = Lines | Bars | Heat
+__all__ = ["Column", "Fact", "Figure", "Table", "Value", "course"]
 
 
 Value = int | float | str | None
@@ -100,7 +60,7 @@ class Figure:
     title: str
     facts: list[Fact] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
+    plots: list[Panel] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: str = ""
 
@@ -126,3 +86,7 @@ def _seconds(value: float) -> str:
     if value < 600:
         return f"{value:.3g} s"
     return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
+
+
+def course(label: str, x: npt.ArrayLike, y: npt.ArrayLike, *, dashed: bool = False) -> Course:
+    return Course(label, list(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True)), dashed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pinyon_lab.traces.analysis.figure import Bars, Column, Figure, Line, Lines, Table
+from pinyon_lab.pictures import Bars, Courses
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
@@ -45,14 +46,14 @@ def hit_ratio(survey: Survey, windows: Windows) -> Figure:
         strict=True,
     )
     figure.tables.append(Table("windows", "by window", heads, list(rows)))
-    x = windows.starts_s.tolist()
+    x = windows.starts_s
     peak = max(1.0, float(by_window.max()))
     lines = (
-        Line("accessed (1 = most in a window)", x, (by_window / peak).tolist()),
-        Line("hit (same scale)", x, (hits_by_window / peak).tolist()),
-        Line("hit ratio", x, ratio.tolist()),
+        course("accessed (1 = most in a window)", x, by_window / peak),
+        course("hit (same scale)", x, hits_by_window / peak),
+        course("hit ratio", x, ratio),
     )
-    figure.plots.append(Lines("Ideal hit ratio", "time", "blocks, share", lines, time=True))
+    figure.plots.append(Courses("Ideal hit ratio", "time", "blocks, share", lines, time=True))
     return figure
 
 
@@ -87,7 +88,7 @@ def request_types(survey: Survey) -> Figure:
     )
     names = [row[0] for row in rows[:12]]
     shares = zip(*(row[1:] for row in rows[:12]), strict=True)
-    bars = list(zip(("requests", "multi-turn", "hits"), shares, strict=True))
+    bars = dict(zip(("requests", "multi-turn", "hits"), shares, strict=True))
     figure.plots.append(Bars("Types of requests", "share", names, bars))
     return figure
 
@@ -114,6 +115,6 @@ def shared_prefix(survey: Survey) -> Figure:
     figure.notes.append(
         f"Known to a block of {columns.block_tokens} tokens: what two prompts share of one that differs is not seen."
     )
-    line = Line("requests", points.tolist(), cdf.tolist())
-    figure.plots.append(Lines("Shared prefix rate", "share of the prompt", "requests up to that", (line,)))
+    lines = [course("requests", points, cdf)]
+    figure.plots.append(Courses("Shared prefix rate", "share of the prompt", "requests up to that", lines, linear=True))
     return figure

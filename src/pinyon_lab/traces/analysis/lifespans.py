@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Courses
 from pinyon_lab.traces.analysis.categories import Categories
-from pinyon_lab.traces.analysis.figure import Column, Figure, Line, Lines, Table
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.turns import WindowMeans
 from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
@@ -50,11 +51,7 @@ def lifespans(survey: Survey) -> Figure:
         figure.fact(f"{name.lower()}_s", name, value, "s", paper)
     x = np.geomspace(SHOWN_LEAST_S, max(10 * SHOWN_LEAST_S, float(spans_s[-1])), 200)
     y = np.searchsorted(spans_s, x, side="right") / len(spans_s)
-    figure.plots.append(
-        Lines(
-            "Lifespan of blocks", "lifespan, s", "blocks up to it", [Line("blocks", x.tolist(), y.tolist())], log_x=True
-        )
-    )
+    figure.plots.append(Courses("Lifespan of blocks", "lifespan, s", "blocks up to it", [course("blocks", x, y)]))
     heads = (Column("lifespan_s", "up to", "s"), Column("share", "of blocks", ".1%"))
     limits = (0.0, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0)
     rows = [(limit, float(np.searchsorted(spans_s, limit, side="right") / len(spans_s))) for limit in limits]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Heat
 from pinyon_lab.traces.analysis.categories import types_by_turn
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Heat, Table
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table
 from pinyon_lab.traces.analysis.uses import PARTS, Step
 
 __all__ = ["Locality"]

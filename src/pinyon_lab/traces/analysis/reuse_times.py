@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Courses
 from pinyon_lab.traces.analysis.categories import OTHER, Categories
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Line, Lines, Table, Value
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
 from pinyon_lab.traces.analysis.uses import Step
 from pinyon_lab.traces.analysis.windows import Windows
 
@@ -185,7 +186,7 @@ class ReuseTimes:
         figure.plots.append(self._drawn(fits))
         return figure
 
-    def _drawn(self, fits: NDArray[np.int32]) -> Lines:
+    def _drawn(self, fits: NDArray[np.int32]) -> Courses:
         hour = int(fits.sum(axis=(0, 2)).argmax())
         lines = []
         for at, name in enumerate(self._categories.names[:FITS_DRAWN]):
@@ -193,12 +194,12 @@ class ReuseTimes:
             if counts.sum() >= REUSES_MIN:
                 mean_s = float(self._sums_s.reshape(fits.shape[:2])[at, hour] / counts.sum())
                 x = _bins_drawn(counts)
-                lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
+                lines.append(course(name, EDGES_S[x], (np.cumsum(counts) / counts.sum())[x]))
                 if mean_s > 0:
                     fitted = -np.expm1(-EDGES_S[x] / mean_s)
-                    lines.append(Line("exponential", EDGES_S[x].tolist(), fitted.tolist(), dashed=True))
+                    lines.append(course(f"{name}, exponential", EDGES_S[x], fitted, dashed=True))
         title = f"Reuse time and its fit, hour from {self._hours.labels()[hour]}"
-        return Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True)
+        return Courses(title, "reuse time, s", "reuses up to it", lines)
 
 
 def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
@@ -220,6 +221,6 @@ def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
     lines = []
     for name, counts in named[:8]:
         x = _bins_drawn(counts)
-        lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
+        lines.append(course(name, EDGES_S[x], (np.cumsum(counts) / counts.sum())[x]))
     title = figure.title[0].upper() + figure.title[1:]
-    figure.plots.append(Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True))
+    figure.plots.append(Courses(title, "reuse time, s", "reuses up to it", lines))

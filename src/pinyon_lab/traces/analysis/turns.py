@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Course, Courses, Heat
 from pinyon_lab.traces.analysis.categories import Categories
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Heat, Line, Lines, Table
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.users import NO_USERS
 from pinyon_lab.traces.analysis.windows import Windows
 
@@ -51,7 +52,7 @@ def turn_numbers(columns: Columns) -> Figure:
     share = (np.cumsum(requests) / requests.sum()).tolist()
     rows = list(zip(turns.tolist(), requests.tolist(), share, strict=True))
     figure.tables.append(Table("turns", "requests by turn", heads, list(rows)))
-    figure.plots.append(Lines("Turns", "turn", "up to it", lines, log_x=True))
+    figure.plots.append(Courses("Turns", "turn", "up to it", lines))
     return figure
 
 
@@ -61,9 +62,9 @@ def _upper(values: NDArray[np.signedinteger], shares: tuple[float, ...]) -> list
     return found
 
 
-def _cdf(label: str, values: NDArray[np.signedinteger]) -> Line:
+def _cdf(label: str, values: NDArray[np.signedinteger]) -> Course:
     unlike, counts = np.unique(values, return_counts=True)
-    return Line(label, unlike.tolist(), (np.cumsum(counts) / counts.sum()).tolist())
+    return course(label, unlike, np.cumsum(counts) / counts.sum())
 
 
 def turns_by_user(columns: Columns) -> Figure:
@@ -103,9 +104,10 @@ def turns_by_user(columns: Columns) -> Figure:
     )
     figure.tables.append(Table("quantiles", "users, by either", heads, list(zip(shares, *by_share, strict=True))))
     at = np.unique(np.linspace(0, len(mean) - 1, 200).astype(np.int64))
-    x = ((at + 1) / len(mean)).tolist()
-    lines = [Line(label, x, np.sort(each)[at].tolist()) for label, each in (("mean", mean), ("deviation", deviation))]
-    figure.plots.append(Lines("Turns by user", "users, in order of each", "turns of a session", lines))
+    x = (at + 1) / len(mean)
+    lines = [course(label, x, np.sort(each)[at]) for label, each in (("mean", mean), ("deviation", deviation))]
+    title, users = "Turns by user", "users, in order of each"
+    figure.plots.append(Courses(title, users, "turns of a session", lines, form="g", linear=True))
     return figure
 
 
