@@ -167,18 +167,14 @@ class LocalCaches:
         }
 
 
-class GlobalPool:
+class GlobalPool(CacheReplay):
     """One cache as large as all nodes together."""
 
     def __init__(self, make: MakePolicy, size: PoolSize) -> None:
-        self._cache = CacheReplay(make(), size.nodes * size.capacity)
-
-    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
-        return self._cache.request(blocks, now_s, traits)
+        super().__init__(make(), size.nodes * size.capacity)
 
     def result(self) -> dict[str, Any]:
-        return {"resident_blocks": self._cache.resident, "evicted_blocks": self._cache.evicted, "per_node": []}
+        return {"resident_blocks": self.resident, "evicted_blocks": self.evicted, "per_node": []}
 
 
 class Coldest:

@@ -63,7 +63,6 @@ class CacheReplay:
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
         self._cache = Cache(policy, capacity, learner(policy))
-        self.requests = 0
         self.blocks = 0
         """Asked for."""
         self.hit_blocks = 0
@@ -86,20 +85,11 @@ class CacheReplay:
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
         hits = self.hits(blocks)
-        self.requests += 1
         self.blocks += len(blocks)
         self.hit_blocks += hits
         self._cache.tell(*each_once(blocks), now_s, traits)
         self._cache.shrink(now_s)
         return hits
-
-    def result(self) -> dict[str, float]:
-        return {
-            "requests": self.requests,
-            "blocks": self.blocks,
-            "hit_blocks": self.hit_blocks,
-            "hit_ratio": self.hit_blocks / self.blocks if self.blocks else 0.0,
-        }
 
 
 class Future:

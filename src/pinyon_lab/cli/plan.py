@@ -10,15 +10,7 @@ from typing import Any
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import (
-    add_cluster,
-    add_output,
-    check,
-    model_of,
-    policy_of,
-    read,
-    run_model,
-)
+from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import print_side_by_side
 from pinyon_lab.cli.trace_input import open_trace
 from pinyon_lab.simulator.models import Limits, Rows

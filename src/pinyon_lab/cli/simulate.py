@@ -11,15 +11,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon_lab.cli import simulate_regions
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import (
-    add_cluster,
-    add_output,
-    check,
-    model_of,
-    policy_of,
-    read,
-    run_model,
-)
+from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
 from pinyon_lab.cli.trace_input import open_trace
 from pinyon_lab.simulator.models import Rows

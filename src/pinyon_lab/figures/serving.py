@@ -50,9 +50,7 @@ def node() -> tuple[MachineProfile, EngineProfile]:
     machine = load_machine(MACHINE)
     engine = load_profile(machine.engine)
     return machine, replace(
-        engine,
-        prefill_token_s=engine.prefill_token_s / UTILISATION,
-        prefill_pair_s=engine.prefill_pair_s / UTILISATION,
+        engine, prefill_token_s=engine.prefill_token_s / UTILISATION, prefill_pair_s=engine.prefill_pair_s / UTILISATION
     )
 
 

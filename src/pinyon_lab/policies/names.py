@@ -8,14 +8,7 @@ from pinyon.core.policies import NoSettings
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon_lab.policies.algorithm1 import Algorithm1, Algorithm1Settings
-from pinyon_lab.policies.batching import (
-    Dynamic,
-    Feather,
-    Lpm,
-    Oracle,
-    SglangDfsWeight,
-    SglangFcfs,
-)
+from pinyon_lab.policies.batching import Dynamic, Feather, Lpm, Oracle, SglangDfsWeight, SglangFcfs
 from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon_lab.policies.cache_aware import LabCacheAware, LabCacheAwareSettings
 from pinyon_lab.policies.cached_prefix_line import CachedPrefixSettings, LongestMatchSettings

@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, close, number
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.dualmap.runs import (
-    DECODING,
-    DUALMAP,
-    MODEL_NOTE,
-    PAPER,
-    SEEDS_NOTE,
-    all_seeds,
-    load_of,
-    means,
-)
+from pinyon_lab.papers.dualmap.runs import DECODING, DUALMAP, MODEL_NOTE, PAPER, SEEDS_NOTE, all_seeds, load_of, means
 from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["VARIANTS", "fig5"]
@@ -40,11 +31,7 @@ def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     for label, policy in VARIANTS.items():
         runs = all_seeds(load, DECODING, policy, ABLATION_RATE, tell)
         rows.append(
-            {
-                "variant": label,
-                **means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"),
-                "basis": basis(workload),
-            }
+            {"variant": label, **means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), "basis": basis(workload)}
         )
     by = {str(row["variant"]): row for row in rows}
 

@@ -4,21 +4,16 @@ Fig. 13); prompts and decoding on instances of their own (A.6)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
-from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
-from pinyon.profiles.engine_profile import load_profile
-from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
-    MACHINES,
     MODEL_NOTE,
     ONE_SEED_NOTE,
     PAPER,
@@ -29,14 +24,13 @@ from pinyon_lab.papers.dualmap.runs import (
     WARM_UP,
     System,
     all_seeds,
-    cluster_settings,
+    cluster_of,
     goodput,
     label,
     load_of,
     mean,
 )
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
-from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
@@ -75,14 +69,11 @@ def fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
     busy_end_s = half / (BUSY * KNEE)
     arrivals = _phase(load.arrivals[:half], BUSY * KNEE, 0.0, busy_end_s)
     arrivals += _phase(load.arrivals[half:], CALM * KNEE, busy_end_s, busy_end_s + CALM_S)
-    machine = load_machine(MACHINES["7B"])
     rows: list[dict[str, Value]] = []
     panels, told = [], {}
     for text, scaling in (("scaling", ScalingSettings(FEW, MANY, SLO_S)), (f"{FEW} instances", None)):
         tell(f"{workload.name}: {text}")
-        settings = replace(cluster_settings(load, FEW), scaling=scaling)
-        policy = PLACEMENT_POLICIES.make(System(DECODING, DUALMAP).placement())
-        cluster = Cluster(settings, machine, load_profile(machine.engine), policy)
+        cluster = cluster_of(load, System(DECODING, DUALMAP, FEW), scaling=scaling)
         windows = _by_window(cluster.run(arrivals))
         sizes = cluster.elasticity.sizes if cluster.elasticity is not None else [(0.0, FEW)]
         told[text] = windows, sizes
@@ -261,14 +252,12 @@ SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 @figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
 def a6(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
-    machine = load_machine(MACHINES["7B"])
+    roles = (Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES
     for workload in workloads:
         load, rate = load_of(workload, "7B"), SPLIT_RATE[workload.name]
         for policy in POLICIES:
             tell(f"{workload.name}: {policy}, {PREFILLS} for prompts, {DECODES} that decode")
-            settings = replace(cluster_settings(load, 1), roles=(Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES)
-            made = PLACEMENT_POLICIES.make(System(DECODING, policy).placement())
-            cluster = Cluster(settings, machine, load_profile(machine.engine), made)
+            cluster = cluster_of(load, System(DECODING, policy), roles=roles)
             outcomes = cluster.run(at_rate(load.arrivals, rate))
             told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
             rows.append(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
@@ -41,7 +42,7 @@ __all__ = [
     "Ran",
     "System",
     "all_seeds",
-    "cluster_settings",
+    "cluster_of",
     "goodput",
     "label",
     "load_of",
@@ -195,7 +196,7 @@ def _ran(load: Load, system: System, rate: float) -> Ran:
     arrivals = at_rate(load.arrivals, rate)
     if system.kind == PREFILL_ONLY:
         return _prefill_only(load, system, arrivals)
-    cluster = _cluster(load, system)
+    cluster = cluster_of(load, system)
     samples = PendingSamples(cluster, arrivals)
     outcomes = cluster.run(arrivals)
     e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
@@ -219,7 +220,7 @@ def _summary(told: Mapping[str, float]) -> Ran:
     )
 
 
-def cluster_settings(load: Load, instances: int) -> ClusterSettings:
+def _settings(load: Load, instances: int) -> ClusterSettings:
     machine = load_machine(MACHINES[load.size])
     return ClusterSettings(
         (Role.MIXED,) * instances,
@@ -234,9 +235,10 @@ def cluster_settings(load: Load, instances: int) -> ClusterSettings:
     )
 
 
-def _cluster(load: Load, system: System) -> Cluster:
+def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
+    """``changes``: of its settings."""
     machine = load_machine(MACHINES[load.size])
-    settings = cluster_settings(load, system.instances)
+    settings = replace(_settings(load, system.instances), **changes)
     policy = PLACEMENT_POLICIES.make(system.placement())
     return Cluster(settings, machine, load_profile(machine.engine), policy, system.seed)
 

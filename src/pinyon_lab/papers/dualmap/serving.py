@@ -204,11 +204,7 @@ def fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
             least = min(value for policy, value in values.items() if policy != DUALMAP)
             found.append(1 - values[DUALMAP] / least)
         courses = [
-            Course(
-                label(policy),
-                points(those(rows, policy=policy, **here), "rate", "p90_s"),
-                dashed=policy != DUALMAP,
-            )
+            Course(label(policy), points(those(rows, policy=policy, **here), "rate", "p90_s"), dashed=policy != DUALMAP)
             for policy in POLICIES
         ]
         panels.append(Courses(f"{workload}, {model}", "requests/s", "TTFT P90, s", courses, form=".0f"))

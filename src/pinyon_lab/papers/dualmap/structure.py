@@ -27,10 +27,7 @@ INSTANCES = 8
 
 REQUESTS = {"conversation": 4_000, "toolagent": 8_000}
 """A.3.1: the first ones."""
-RULES = {
-    "published code": HotnessSettings(),
-    "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0),
-}
+RULES = {"published code": HotnessSettings(), "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0)}
 POINTS = 0.05
 """Ours: of a share of requests; the paper gives no error."""
 
@@ -84,7 +81,7 @@ def fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
     notes = [
         "The text extends a prefix that more than 2/n of the requests in a window share and shortens it again below "
         "1/n (n = 8); the code published with the paper extends at 6.12% of the last 200 requests and shortens below "
-        "2%. In time of the trace itself; at another rate a window of seconds has other requests.",
+        "2%. In time of the trace itself; at another rate a window of seconds has other requests."
     ]
     return Result(columns, rows, _fig6_claims(rows), notes, Picture("DualMap Fig. 6: length of keys", panels))
 
@@ -222,14 +219,7 @@ def a4(workloads: Sequence[Workload], tell: Tell) -> Result:
             number(small, "blocks") == 9632,
             "two digits seem to be swapped: 9,362 blocks are the 146.2 KB that follow",
         ),
-        claim(
-            "each instance stores about 146.2 KB of metadata",
-            146.2,
-            kib,
-            ".1f",
-            abs(kib - 146.2) < 0.1,
-            why,
-        ),
+        claim("each instance stores about 146.2 KB of metadata", 146.2, kib, ".1f", abs(kib - 146.2) < 0.1, why),
         claim("a 32-instance cluster stores 4.57MB", 4.57, mib, ".2f", abs(mib - 4.57) < 0.01, why),
         claim(
             "the per-instance and 32-instance metadata costs are 44KB and 1.38MB",

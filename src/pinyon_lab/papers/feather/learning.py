@@ -7,16 +7,7 @@ from collections.abc import Sequence
 
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.feather.runs import (
-    FCFS,
-    MODEL_NOTE,
-    NEVER,
-    PAPER,
-    Load,
-    Sample,
-    Server,
-    served,
-)
+from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
 from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
 from pinyon_lab.pictures import Course, Courses, Picture
 

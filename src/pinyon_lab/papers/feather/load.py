@@ -9,18 +9,7 @@ from pinyon_lab.figures.figure import Basis, Result, Section, Tell, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, Load
-from pinyon_lab.papers.feather.sweeps import (
-    FEATHER,
-    NOTES,
-    SOME,
-    apart,
-    columns,
-    picture,
-    ratios,
-    sweep,
-    told,
-    value,
-)
+from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, SOME, apart, columns, picture, ratios, sweep, told, value
 
 __all__ = ["fig5_1", "fig5_2", "fig5_3", "fig5_4", "fig5_5"]
 

@@ -9,16 +9,7 @@ from itertools import pairwise
 from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import close, number
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.feather.runs import (
-    CHAPTER_3_NOTE,
-    MAX_BATCH,
-    PAPER,
-    BatchRun,
-    Parts,
-    Server,
-    one_batch,
-    tree,
-)
+from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, MAX_BATCH, PAPER, BatchRun, Parts, Server, one_batch, tree
 from pinyon_lab.pictures import Bars, Picture
 
 __all__ = ["fig3_2", "fig3_4", "fig3_5", "fig3_6"]

@@ -8,17 +8,7 @@ from pinyon_lab.figures.figure import Result, Section, Tell, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER, Load
-from pinyon_lab.papers.feather.sweeps import (
-    FEATHER,
-    NOTES,
-    SOME,
-    columns,
-    picture,
-    ratios,
-    sweep,
-    told,
-    value,
-)
+from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, SOME, columns, picture, ratios, sweep, told, value
 
 __all__ = ["fig5_6", "fig5_7"]
 

@@ -8,16 +8,7 @@ from functools import partial
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, cell, close, number, points, shown, up_to
-from pinyon_lab.figures.serving import (
-    MODEL_NOTE,
-    System,
-    arrivals_of,
-    effective,
-    mean_ttft_s,
-    mixed,
-    reused,
-    split,
-)
+from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
@@ -203,11 +194,7 @@ def _of_synthetic(rows: Rows, rate: float) -> list[Claim]:
     ]
 
 
-CLAIMS = {
-    "mooncake-fig1": _of_conversation,
-    "mooncake-fig6": _of_toolagent,
-    "mooncake-fig7": _of_synthetic,
-}
+CLAIMS = {"mooncake-fig1": _of_conversation, "mooncake-fig6": _of_toolagent, "mooncake-fig7": _of_synthetic}
 
 
 def _figure(name: str, section: str, workload: str) -> Figure:

@@ -36,7 +36,7 @@ LEAST = 0.05
 @figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin")
 @Simulated
 def fig4b(tell: Tell, quick: bool) -> Result:
-    load = LOAD4B.quick() if quick else LOAD4B
+    load = LOAD4B.quickly(quick)
     runs = {
         name: ran(load, _in_one(name, policy), tell) for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))
     }
@@ -113,7 +113,7 @@ def fig9(tell: Tell, quick: bool) -> Result:
     for clients in CLIENTS9[:1] if quick else CLIENTS9:
         load = Load("tree", (("us", 4),), (("us", clients),))
         for system in PUSHING:
-            runs[clients, system.name] = ran(load.quick() if quick else load, system, tell)
+            runs[clients, system.name] = ran(load.quickly(quick), system, tell)
     rows = [row({"clients": clients, "pushing": name}, found) for (clients, name), found in runs.items()]
     columns = [Column("clients", "clients", "d"), Column("pushing", "pushing"), *COLUMNS[:-1]]
     paper = CLIENTS9[0]
@@ -219,7 +219,7 @@ def fig10(tell: Tell, quick: bool) -> Result:
     for size in SIZES[1:3] if quick else SIZES:
         load = Load("wildchat", tuple((region, size // 3) for region, _ in CLIENTS10), CLIENTS10, 120.0, 720.0)
         for name in (LOCAL, SHARED, CREDITS):
-            runs[size, name] = ran(load.quick() if quick else load, name, tell)
+            runs[size, name] = ran(load.quickly(quick), name, tell)
     sizes = tuple(dict.fromkeys(size for size, _ in runs))
     rows = [row({"instances": size, "system": name}, found) for (size, name), found in runs.items()]
     gains = {size: _tokens(runs[size, SHARED]) / _tokens(runs[size, LOCAL]) for size in sizes}

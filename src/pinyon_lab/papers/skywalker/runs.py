@@ -72,8 +72,11 @@ class Load:
     until_s: float = 360.0
     seed: int = SEED
 
+    def quickly(self, quick: bool) -> Load:
+        """A seventh of it, if it is to be quick."""
+        return self.quick() if quick else self
+
     def quick(self) -> Load:
-        """Of it, a seventh."""
         return replace(self, warm_s=self.warm_s / 4, until_s=(self.until_s - self.warm_s) / 7 + self.warm_s / 4)
 
 

@@ -32,12 +32,7 @@ BASELINES = ("lru", "fifo", "lfu", "s3fifo", "sieve", "gdfs")
 NEITHER = "workload_aware:fitted=false,life_s=0"
 FITTED = "workload_aware:life_s=0"
 WHOLE = "workload_aware"
-LABELS = {
-    **{name: name for name in BASELINES},
-    NEITHER: "WA without ① ③",
-    FITTED: "WA ①",
-    WHOLE: "WA ① ③",
-}
+LABELS = {**{name: name for name in BASELINES}, NEITHER: "WA without ① ③", FITTED: "WA ①", WHOLE: "WA ① ③"}
 SWEEP = {LABELS[WHOLE] if life == LIFE_S else f"workload_aware:life_s={life:g}": life for life in LIVES_S}
 """Life by policy, as rows have it."""
 

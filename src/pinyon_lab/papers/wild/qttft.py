@@ -9,8 +9,7 @@ from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Sectio
 from pinyon_lab.figures.rows import basis, counting, number
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.wild.claims import BASELINES
-from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
+from pinyon_lab.papers.wild.figures import BASELINES, PAPER, SEED, TESTBED_NOTES
 from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings

@@ -174,10 +174,7 @@ class _Sessions:
 
 
 def read_columns(
-    rows: Iterable[TraceRow],
-    block_tokens: int,
-    memory_bytes: int,
-    progress: Callable[[], None] = lambda: None,
+    rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int, progress: Callable[[], None] = lambda: None
 ) -> Columns:
     """Raises :class:`InvalidArgument` as soon as what was read may need more than ``memory_bytes``, or if there are no
     rows. ``progress`` is called now and then."""
