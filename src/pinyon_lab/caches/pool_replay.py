@@ -22,7 +22,7 @@ from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 from pinyon.eviction.runs import runs
 from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.pool_routers import Router
-from pinyon_lab.caches.replay import CacheReplay
+from pinyon_lab.caches.replay import CacheReplay, MakePolicy
 
 __all__ = ["NODES_MAX", "Coldest", "GlobalPool", "LastCopies", "LocalCaches", "PoolSize"]
 
@@ -77,8 +77,6 @@ class LastCopies:
 
 
 NODES_MAX = 1024
-
-MakePolicy = Callable[[], EvictionPolicy[int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pinyon.core.policies import NoSettings, Registry
-from pinyon.eviction.policy import EvictionPolicy, Traits
 from pinyon_lab.caches.pool_replay import Coldest, GlobalPool, LocalCaches, PoolSize
 from pinyon_lab.caches.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
+from pinyon_lab.caches.replay import MakePolicy, Replaying
 
 __all__ = ["LOOK_AHEAD", "LOOK_AHEAD_MAX", "POOLS", "Build", "Pool", "pool"]
 
@@ -19,17 +19,12 @@ LOOK_AHEAD_MAX = 1024
 CANDIDATES_MAX = 16
 
 
-class Pool(Protocol):
-    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
-        ...
-
+class Pool(Replaying, Protocol):
     def result(self) -> dict[str, Any]:
         """What is on the nodes, and what they did."""
         ...
 
 
-MakePolicy = Callable[[], EvictionPolicy[int]]
 Build = Callable[[MakePolicy], Pool]
 Kind = Callable[[PoolSize, int], Build]
 

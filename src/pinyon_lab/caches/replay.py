@@ -18,7 +18,7 @@ from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
 from pinyon.eviction.ranked import Rank, RankedPolicy
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 
-__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "replay", "replayed"]
+__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "MakePolicy", "Replaying", "replay", "replayed"]
 
 
 class Belady(RankedPolicy[Key]):
@@ -45,6 +45,9 @@ class Belady(RankedPolicy[Key]):
 NEVER = float("inf")
 BELADY = "belady"
 PROGRESS_EVERY = 256
+
+
+MakePolicy = Callable[[], EvictionPolicy[int]]
 
 
 class Replaying(Protocol):
@@ -135,7 +138,7 @@ def replay(
 def replayed(
     requests: Sequence[Asked],
     choice: str,
-    build: Callable[[Callable[[], EvictionPolicy[int]]], Replay],
+    build: Callable[[MakePolicy], Replay],
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Replay, list[int]]:
     """What ``build`` makes, after all of the requests in this order, and the hits of each; it is given what makes

@@ -14,19 +14,14 @@ from pinyon_lab.caches.cache import leading_run
 from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, cell, close, number, shown, those
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.workload import key_of
 
 __all__ = ["a4", "fig6", "fig15", "table1"]
 
-PAPER = "DualMap"
-INSTANCES = 8
-"""§4.2."""
-
 # -- Fig. 6
 
-REQUESTS = {"conversation": 4_000, "toolagent": 8_000}
-"""A.3.1: the first ones."""
 RULES = {"published code": HotnessSettings(), "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0)}
 POINTS = 0.05
 """Ours: of a share of requests; the paper gives no error."""

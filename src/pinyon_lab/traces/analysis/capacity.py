@@ -72,8 +72,7 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
     columns, blocks = survey.columns, survey.blocks
     reused = blocks.uses > 1
     if not reused.any():
-        figure.left_out = "no block is used again"
-        return figure
+        return figure.without("no block is used again")
     live = np.cumsum(
         np.bincount(blocks.first[reused], minlength=len(columns))
         - np.bincount(blocks.last[reused], minlength=len(columns))

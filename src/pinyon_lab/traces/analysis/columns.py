@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces.row import TraceRow
 
-__all__ = ["ID_BYTES", "ROW_BYTES", "Columns", "Ints", "Pieces", "read_columns"]
+__all__ = ["ID_BYTES", "NO_TURNS", "ROW_BYTES", "Columns", "Ints", "Pieces", "read_columns"]
 
 PIECE_IDS = 1 << 20
 DENSE = 2
@@ -84,6 +84,7 @@ dictionaries while it is read, the rest in the figures."""
 ID_BYTES = 48
 """Bound on the memory of one block id in a row: 32 while it is numbered; then 4 for it, 14 for the state of its block
 and 12 for its lifespan and reuses, if no other row has that block, and 16 more if only every other number is in use."""
+NO_TURNS = "the trace tells neither turns nor sessions"
 KINDS_MAX = 64
 """Types beyond these are one: ``other``."""
 TURN_MAX = (1 << 31) - 1

@@ -64,6 +64,11 @@ class Figure:
     notes: list[str] = field(default_factory=list)
     left_out: str = ""
 
+    def without(self, why: str) -> Figure:
+        """Left out."""
+        self.left_out = why
+        return self
+
     def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
         self.facts.append(Fact(Column(key, label, form), value, paper))
 

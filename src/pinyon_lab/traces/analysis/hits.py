@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pinyon_lab.pictures import Bars, Courses
+from pinyon_lab.traces.analysis.columns import NO_TURNS
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
@@ -62,8 +63,7 @@ def request_types(survey: Survey) -> Figure:
     columns = survey.columns
     figure = Figure("5", "types of requests and their multi-turn ratio")
     if not columns.has_turns:
-        figure.left_out = "the trace tells neither turns nor sessions"
-        return figure
+        return figure.without(NO_TURNS)
     hits, total = max(1, int(survey.hits.sum())), len(columns)
     single = columns.turn == 1
     paper = "A 54 % (§3.3); B 99.9 % (Fig. 5)"
@@ -99,8 +99,7 @@ def shared_prefix(survey: Survey) -> Figure:
     figure = Figure("dualmap-14", "shared prefix rate (DualMap, Fig. 14)")
     some = columns.input_tokens > 0
     if not some.any():
-        figure.left_out = "no request has a prompt"
-        return figure
+        return figure.without("no request has a prompt")
     rate = _hit_tokens(survey)[some] / columns.input_tokens[some]
     at_half = float((rate >= 0.5).mean())
     printed = "Conversation 48 %, Tool&Agent 76 % (A.5)"

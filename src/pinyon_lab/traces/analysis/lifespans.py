@@ -38,8 +38,7 @@ def lifespans(survey: Survey) -> Figure:
         spans_s[at : at + len(some_s)] = some_s
         at += len(some_s)
     if not len(spans_s):
-        figure.left_out = "no request has a block"
-        return figure
+        return figure.without("no request has a block")
     figure.fact("blocks", "blocks", len(spans_s), ",")
     figure.fact("reused", "used again", float((survey.blocks.uses > 1).sum() / len(spans_s)), ".1%")
     figure.fact("mean_s", "mean", float(spans_s.mean()), "s")
@@ -66,8 +65,7 @@ def lifespans_by_category(survey: Survey, categories: Categories, windows: Windo
     for first, spans_s in _spans_s(survey):
         means.add(first, spans_s)
     if not means.counts.any():
-        figure.left_out = "no request has a block"
-        return figure
+        return figure.without("no request has a block")
     means.show(figure, "mean lifespan", "s")
     figure.notes.append("Blocks that are stored near the trace's end have less time to be used again than others.")
     return figure

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Courses
 from pinyon_lab.traces.analysis.categories import OTHER, Categories
-from pinyon_lab.traces.analysis.columns import Columns
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
 from pinyon_lab.traces.analysis.uses import Step
 from pinyon_lab.traces.analysis.windows import Windows
@@ -65,7 +65,6 @@ REUSES_MIN = 32
 """A category and hour with fewer has no fit."""
 FITS_DRAWN = 4
 SHOWN_LEAST_S = 0.1
-NO_TURNS = "the trace tells neither turns nor sessions"
 Counts = NDArray[np.float64]
 
 
@@ -106,8 +105,7 @@ class ReuseTimes:
         """Fig. 12."""
         figure = Figure("12", "reuse time of all requests")
         if not self._all.sum():
-            figure.left_out = "no block is used again"
-            return figure
+            return figure.without("no block is used again")
         figure.fact("reuses", "reuses of blocks", int(self._all.sum()), ",")
         for limit_s, name, paper in ((10, "10 s", "B 80 % (§3.4)"), (600, "10 min", "A 80 % (§3.4)")):
             share = share_within(self._all, limit_s)
@@ -119,8 +117,7 @@ class ReuseTimes:
         """Fig. 13: single-turn requests by single-turn requests."""
         figure = Figure("13", "reuse time of single-turn requests")
         if not self._columns.has_turns:
-            figure.left_out = NO_TURNS
-            return figure
+            return figure.without(NO_TURNS)
         blocks = int(self._columns.lengths[self._single].sum())
         reused, paper = int(self._singles.sum()), "A < 30 %, B > 50 % (§3.4)"
         share = reused / max(1, blocks)
@@ -139,8 +136,7 @@ class ReuseTimes:
         """Fig. 14: by the type of the multi-turn request that uses blocks again."""
         figure = Figure("14", "reuse time of multi-turn requests by type")
         if not self._multi.any():
-            figure.left_out = "no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS
-            return figure
+            return figure.without("no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS)
         order = np.argsort(-self._multi.sum(axis=1), kind="stable").tolist()
         kinds = [(self._columns.kinds[kind] or "request", self._multi[kind]) for kind in order]
         _quantiles(figure, [each for each in kinds if each[1].any()])
@@ -168,8 +164,7 @@ class ReuseTimes:
                         distances.append(distance)
                         weights.append(reuses)
         if not rows:
-            figure.left_out = f"no category has {REUSES_MIN} reuses in an hour"
-            return figure
+            return figure.without(f"no category has {REUSES_MIN} reuses in an hour")
         mean = float(np.average(distances, weights=weights)) if distances else None
         figure.fact("fits", "fits", len(rows), ",")
         figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")

@@ -30,8 +30,7 @@ def turn_numbers(columns: Columns) -> Figure:
     """Fig. 9: of requests, and how many turns sessions have."""
     figure = Figure("9", "turns")
     if not columns.has_turns:
-        figure.left_out = NO_SESSIONS
-        return figure
+        return figure.without(NO_SESSIONS)
     of_requests = columns.turn[columns.turn > 0]
     named = (("P50", "1"), ("P90", "5"), ("P99", ""), ("max", "232"))
     for (name, paper), value in zip(named, _upper(of_requests, SHARES), strict=True):
@@ -71,16 +70,14 @@ def turns_by_user(columns: Columns) -> Figure:
     """Fig. 10: mean and standard deviation of the turns of a user's sessions."""
     figure = Figure("10", "mean and deviation of turns by user")
     if not columns.users or not columns.sessions:
-        figure.left_out = NO_USERS if columns.sessions else NO_SESSIONS
-        return figure
+        return figure.without(NO_USERS if columns.sessions else NO_SESSIONS)
     turns = _turns_of_sessions(columns).astype(np.float64)
     owner = np.full(columns.sessions, -1, np.int64)
     known = columns.session >= 0
     owner[columns.session[known][::-1]] = columns.user[known][::-1]  # of a session's first request
     turns, owner = turns[owner >= 0], owner[owner >= 0]
     if not len(owner):
-        figure.left_out = NO_USERS
-        return figure
+        return figure.without(NO_USERS)
     sessions = np.bincount(owner, minlength=columns.users)
     some = sessions > 0
     mean = np.bincount(owner, turns, columns.users)[some] / sessions[some]
@@ -115,8 +112,7 @@ def next_turns(columns: Columns, categories: Categories, windows: Windows) -> Fi
     """Fig. 11: how often a request is followed by a next turn, by category and window of its arrival."""
     figure = Figure("11", "frequency of a next turn")
     if not columns.sessions:
-        figure.left_out = NO_SESSIONS
-        return figure
+        return figure.without(NO_SESSIONS)
     followed = np.zeros(len(columns), np.float64)
     followed[columns.parent[columns.parent >= 0]] = 1.0
     for key, label, of, paper in (

@@ -70,8 +70,7 @@ class CrossUser:
         """Of what was taken."""
         figure = Figure("6", "hits on what another user stored")
         if not self._users:
-            figure.left_out = NO_USERS
-            return figure
+            return figure.without(NO_USERS)
         total = self._own + self._other
         figure.fact("users", "users", self._users, ",")
         figure.fact("own", "hits on blocks that the same user stored", self._own / max(1, total), ".1%", "most (§3.2)")
@@ -126,8 +125,7 @@ def requests_by_user(columns: Columns) -> Figure:
     """Fig. 8."""
     figure = Figure("8", "requests by user")
     if not columns.users:
-        figure.left_out = NO_USERS
-        return figure
+        return figure.without(NO_USERS)
     requests = _by_user(columns)
     figure.fact("users", "users", columns.users, ",")
     figure.fact("users_for_50", "users with 50 % of the requests", share_with(requests, 0.5), ".1%", "A 19 % (§3.2)")
