@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pinyon.core.policies import NoSettings, Registry
+from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.pool_replay import Coldest, GlobalPool, LocalCaches, PoolSize
 from pinyon_lab.caches.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
-from pinyon_lab.caches.replay import MakePolicy, Replaying
+from pinyon_lab.caches.replay import MakePolicy
 
 __all__ = ["LOOK_AHEAD", "LOOK_AHEAD_MAX", "POOLS", "Build", "Pool", "pool"]
 
@@ -19,7 +20,11 @@ LOOK_AHEAD_MAX = 1024
 CANDIDATES_MAX = 16
 
 
-class Pool(Replaying, Protocol):
+class Pool(Protocol):
+    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
+        """How many of its blocks were hits."""
+        ...
+
     def result(self) -> dict[str, Any]:
         """What is on the nodes, and what they did."""
         ...

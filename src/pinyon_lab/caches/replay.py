@@ -18,7 +18,7 @@ from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
 from pinyon.eviction.ranked import Rank, RankedPolicy
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 
-__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "MakePolicy", "Replaying", "replay", "replayed"]
+__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "MakePolicy", "replay", "replayed"]
 
 
 class Belady(RankedPolicy[Key]):
