@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
         metavar="POLICY",
         help=f"may be given again: {PLACEMENT_POLICIES.described} (default: {', '.join(DEFAULT)})",
     )
-    add_numbers(parser, "rate")
+    add_numbers(parser, "--rate")
     add_output(parser, picture=True)
     parser.set_defaults(run=compare)
 

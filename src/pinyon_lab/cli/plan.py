@@ -37,11 +37,11 @@ def add_command(commands: Any) -> None:
     add_cluster(parser, sized=False)
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
-    add_numbers(parser, "rate", "share")
+    add_numbers(parser, "--rate", "--share")
     parser.add_argument(
         "--both", action="store_true", help="count requests whose TTFT and time between tokens are both in time"
     )
-    add_numbers(parser, "instances_max")
+    add_numbers(parser, "--instances-max")
     add_output(parser)
     parser.set_defaults(run=plan)
 

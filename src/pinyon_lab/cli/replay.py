@@ -57,7 +57,7 @@ def add_command(commands: Any) -> None:
         "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
     )
     parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
-    add_numbers(parser, "rate")
+    add_numbers(parser, "--rate")
     add_load(parser)
     parser.add_argument(
         "--seed",
@@ -71,7 +71,7 @@ def add_command(commands: Any) -> None:
         metavar="FIRST-LAST",
         help="token ids that prompts are made of (default 33-126: printable characters in most vocabularies)",
     )
-    add_numbers(parser, "timeout", "in_flight_max")
+    add_numbers(parser, "--timeout", "--in-flight-max")
     parser.add_argument("--api-key", default=os.environ.get("PINYON_API_KEY", ""), help="default: $PINYON_API_KEY")
     add_output(parser, per_request=True, picture=True)
     add_tls_dir(parser)

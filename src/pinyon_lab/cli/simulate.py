@@ -49,8 +49,8 @@ def add_command(commands: Any) -> None:
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
     rate = parser.add_mutually_exclusive_group()
-    add_numbers(rate, "rate", "goodput")
-    add_numbers(parser, "p99", "drift")
+    add_numbers(rate, "--rate", "--goodput")
+    add_numbers(parser, "--p99", "--drift")
     add_output(parser, per_request=True, picture=True)
     simulate_regions.add_arguments(parser)
     parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))

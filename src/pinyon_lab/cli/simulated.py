@@ -19,7 +19,7 @@ from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
 from pinyon.traces.reader import TraceFile
-from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers
+from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest
 from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
@@ -46,11 +46,12 @@ WITH_MEMORY = "l4-llama-8b"
 SSD_SHARE = 3
 """Of the plain reference's DRAM, in a pool on SSDs."""
 _WHOLE_NUMBERS = (
-    *("prefill_instances", "decode_instances", "clients", "dram_tokens", "step_tokens", "chunk_tokens", "step_tbt"),
-    *("whole_tokens", "active_prefills", "max_batch", "pipeline", "utilisation", "path_ms", "shed", "shed_tbt"),
+    *("--prefill-instances", "--decode-instances", "--clients", "--dram-tokens", "--step-tokens", "--chunk-tokens"),
+    *("--step-tbt", "--whole-tokens", "--active-prefills", "--max-batch", "--pipeline", "--utilisation", "--path-ms"),
+    *("--shed", "--shed-tbt"),
 )
 WHOLE_ALONE: Mapping[str, object] = {
-    **{name: NUMBERS[name].default for name in _WHOLE_NUMBERS},
+    **{dest(option): NUMBERS[option].default for option in _WHOLE_NUMBERS},
     "no_prefix_cache": False,
     "steps": StepRule.MIXED,
     "batching": BATCHING_DEFAULT,
@@ -78,7 +79,9 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
     parser.add_argument(
         "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
     )
-    add_numbers(parser, *(["instances"] if sized else []), "prefill_instances", "decode_instances", "cache_tokens")
+    add_numbers(
+        parser, *(["--instances"] if sized else []), "--prefill-instances", "--decode-instances", "--cache-tokens"
+    )
     described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
     parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
     parser.add_argument(
@@ -90,7 +93,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
     add_load(parser)
     parser.add_argument("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
-    add_numbers(whole, "dram_tokens", "pool_tokens")
+    add_numbers(whole, "--dram-tokens", "--pool-tokens")
     whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")
     whole.add_argument(
         "--steps",
@@ -98,8 +101,10 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
         choices=[*StepRule],
         help="what a step computes: chunks of prompts beside decoding (mixed, the default), or whole prompts first",
     )
-    add_numbers(whole, "step_tokens", "chunk_tokens", "step_tbt", "whole_tokens", "active_prefills", "max_batch")
-    add_numbers(whole, "pipeline")
+    add_numbers(
+        whole, "--step-tokens", "--chunk-tokens", "--step-tbt", "--whole-tokens", "--active-prefills", "--max-batch"
+    )
+    add_numbers(whole, "--pipeline")
     described = f"who gets KV memory: {BATCHING_POLICIES.described} (default {BATCHING_DEFAULT}, as a worker's)"
     whole.add_argument("--batching", default=BATCHING_DEFAULT, help=described)
     whole.add_argument(
@@ -109,14 +114,14 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
         help="which KV is read once for several requests: what the whole batch shares (whole, the default), or what "
         "any two of it share (grouped); it counts for profiles that gain by it",
     )
-    add_numbers(whole, "utilisation", "path_ms")
+    add_numbers(whole, "--utilisation", "--path-ms")
     whole.add_argument(
         "--sizes",
         default="",
         metavar="LEAST-MOST",
         help="instances come and go with the load, within these bounds (default: their number is fixed)",
     )
-    add_numbers(whole, "shed", "shed_tbt")
+    add_numbers(whole, "--shed", "--shed-tbt")
 
 
 def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, picture: bool = False) -> None:
@@ -130,7 +135,7 @@ def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, pi
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     """How a trace is sent, and how what came of it is judged."""
-    add_numbers(parser, "tokens_max", "shrink", "clients", "warm_up", "slo", "tbt_slo")
+    add_numbers(parser, "--tokens-max", "--shrink", "--clients", "--warm-up", "--slo", "--tbt-slo")
 
 
 def check(arguments: argparse.Namespace) -> None:
