@@ -12,7 +12,7 @@ import pytest
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, EvictionPolicy, Traits
 from pinyon.eviction.fit import Fit
 from pinyon.eviction.workload_aware import WorkloadAware
-from pinyon_lab.caches.belady import Belady
+from pinyon_lab.caches.replay import Belady
 
 KEYS = range(9)
 TRAITS = [NO_TRAITS, Traits("text/1", "anna"), Traits("text/2", "bert")]

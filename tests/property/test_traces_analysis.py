@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pinyon.traces import TraceRow
 from pinyon_lab.traces.analysis import Figure, analyse, read_columns, uses
-from pinyon_lab.traces.analysis.histogram import EDGES_S, bins_of, ks_exponential, quantile_s
 from pinyon_lab.traces.analysis.models import MODELS
+from pinyon_lab.traces.analysis.reuse_times import EDGES_S, bins_of, ks_exponential, quantile_s
 from tests.long import usually
 
 BLOCK = 16

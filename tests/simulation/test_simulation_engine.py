@@ -14,9 +14,8 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator import engine as engine_module
 from pinyon_lab.simulator.cluster import Cluster
-from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCost, StepRule
 from pinyon_lab.simulator.outcome import Outcome, longest_tenth
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 from tests.simulation.plain_instance import serve

@@ -14,12 +14,11 @@ from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Attempt
-from pinyon_lab.simulator.block_ids import ids_of
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.report import cluster_report
-from pinyon_lab.simulator.workload import Arrival
+from pinyon_lab.simulator.workload import Arrival, ids_of
 
 BLOCK = 16
 ENGINE = EngineProfile("s", "", "", 0.0, 1e-3, 0.0, 5e-3, 1e-4, 2e-8)

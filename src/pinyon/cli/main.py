@@ -26,10 +26,12 @@ from pinyon.messages.sampling import sampling_to_proto
 from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
-__all__ = ["main"]
+__all__ = ["LAB_COMMANDS", "main"]
 
 LAB = "pinyon_lab"
-"""Not imported by name: what serves knows nothing of the laboratory."""
+"""Not imported by name: what serves knows nothing of the laboratory,"""
+LAB_COMMANDS = ("compare", "plan", "replay", "reproduce", "simulate", "simulate-cache", "trace")
+"""but what its commands are called, to say that it is missing where one of them is given."""
 
 _DESCRIPTION = """\
 Send a prompt to a running suite, look into it, change it{and_lab}. COMMAND --help tells more.
@@ -144,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 1 when the suite refuses or does not answer."""
     parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in LAB_COMMANDS and importlib.util.find_spec(LAB) is None:
+        parser.error(f"{words[0]} is a command of the laboratory, the package {LAB}, which is not installed here")
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.print_help(sys.stderr)

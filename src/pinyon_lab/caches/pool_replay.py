@@ -19,16 +19,64 @@ from dataclasses import dataclass
 from typing import Any
 
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
-from pinyon_lab.caches.cache import Cache, each_once, leading_run
-from pinyon_lab.caches.last_copies import LastCopies
+from pinyon.eviction.runs import runs
+from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.pool_routers import Router
-from pinyon_lab.caches.replay import CacheReplay
+from pinyon_lab.caches.replay import CacheReplay, MakePolicy
 
-__all__ = ["NODES_MAX", "Coldest", "GlobalPool", "LocalCaches", "PoolSize"]
+__all__ = ["NODES_MAX", "Coldest", "GlobalPool", "LastCopies", "LocalCaches", "PoolSize"]
+
+
+class LastCopies:
+    """Of the next ``look_ahead`` victims of ``policy`` the first one goes that has another copy elsewhere; if none has,
+    the first one.
+
+    Those that are passed over keep their order and are next again. To the policy they have gone: what is used meanwhile
+    is told to it as stored.
+    """
+
+    def __init__(self, policy: Chooser, elsewhere: Callable[[int], bool], look_ahead: int) -> None:
+        self._policy = policy
+        self._elsewhere = elsewhere
+        self._look_ahead = look_ahead
+        self._next: dict[int, None] = {}
+        """The policy's victims, in their order, that are still held."""
+
+    def stored(
+        self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int], after: int | None = None
+    ) -> None:
+        self._policy.stored(keys, now_s, traits, offsets, after)
+
+    def used(self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int]) -> None:
+        for start, end, passed_over in runs(keys, self._next):
+            run, at = keys[start:end], offsets[start:end]
+            if passed_over:
+                self._policy.stored(run, now_s, traits, at, keys[start - 1] if start else None)
+                for key in run:
+                    del self._next[key]
+            else:
+                self._policy.used(run, now_s, traits, at)
+
+    def victims(self, count: int, now_s: float) -> list[int]:
+        gone: list[int] = []
+        while len(gone) < count and (key := self._first(now_s)) is not None:
+            del self._next[key]
+            gone.append(key)
+        return gone
+
+    def _first(self, now_s: float) -> int | None:
+        passed_over = self._next
+        for key in passed_over:
+            if self._elsewhere(key):
+                return key
+        while len(passed_over) < self._look_ahead and (found := self._policy.victims(1, now_s)):
+            passed_over[found[0]] = None
+            if self._elsewhere(found[0]):
+                return found[0]
+        return next(iter(passed_over), None)
+
 
 NODES_MAX = 1024
-
-MakePolicy = Callable[[], EvictionPolicy[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +94,7 @@ class PoolSize:
 
 class LocalCaches:
     """``last_copies``: among so many next victims one goes first that has another copy in the pool (0: none is looked
-    for), see :class:`~pinyon_lab.caches.last_copies.LastCopies`."""
+    for), see :class:`LastCopies`."""
 
     def __init__(self, make: MakePolicy, size: PoolSize, router: Router, last_copies: int = 0) -> None:
         policies = [make() for _ in range(size.nodes)]
@@ -117,18 +165,14 @@ class LocalCaches:
         }
 
 
-class GlobalPool:
+class GlobalPool(CacheReplay):
     """One cache as large as all nodes together."""
 
     def __init__(self, make: MakePolicy, size: PoolSize) -> None:
-        self._cache = CacheReplay(make(), size.nodes * size.capacity)
-
-    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
-        return self._cache.request(blocks, now_s, traits)
+        super().__init__(make(), size.nodes * size.capacity)
 
     def result(self) -> dict[str, Any]:
-        return {"resident_blocks": self._cache.resident, "evicted_blocks": self._cache.evicted, "per_node": []}
+        return {"resident_blocks": self.resident, "evicted_blocks": self.evicted, "per_node": []}
 
 
 class Coldest:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pinyon.core.policies import NoSettings, Registry
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.pool_replay import Coldest, GlobalPool, LocalCaches, PoolSize
 from pinyon_lab.caches.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
+from pinyon_lab.caches.replay import MakePolicy
 
 __all__ = ["LOOK_AHEAD", "LOOK_AHEAD_MAX", "POOLS", "Build", "Pool", "pool"]
 
@@ -29,7 +30,6 @@ class Pool(Protocol):
         ...
 
 
-MakePolicy = Callable[[], EvictionPolicy[int]]
 Build = Callable[[MakePolicy], Pool]
 Kind = Callable[[PoolSize, int], Build]
 

@@ -14,15 +14,40 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from pinyon.eviction.policies import EVICTION_POLICIES
-from pinyon.eviction.policy import EvictionPolicy, Traits, learner
-from pinyon_lab.caches.belady import Belady
+from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
+from pinyon.eviction.ranked import Rank, RankedPolicy
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 
-__all__ = ["BELADY", "Asked", "CacheReplay", "Future", "replay", "replayed"]
+__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "MakePolicy", "replay", "replayed"]
+
+
+class Belady(RankedPolicy[Key]):
+    """``next_use`` says when a key that is stored or used now will be used again (``inf``: never). Of what is used
+    again at the same time what is deeper goes first. Worth: time to the next use, negative."""
+
+    def __init__(self, next_use: Callable[[Key], float]) -> None:
+        super().__init__()
+        self._next_use = next_use
+
+    def stored(
+        self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
+    ) -> None:
+        self.used(keys, now_s, traits, offsets)
+
+    def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            self._rank(key, (-self._next_use(key), -offset))
+
+    def _worth(self, rank: Rank, now_s: float) -> float:
+        return float(rank[0] + now_s)
+
 
 NEVER = float("inf")
 BELADY = "belady"
 PROGRESS_EVERY = 256
+
+
+MakePolicy = Callable[[], EvictionPolicy[int]]
 
 
 class Replaying(Protocol):
@@ -41,7 +66,6 @@ class CacheReplay:
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
         self._cache = Cache(policy, capacity, learner(policy))
-        self.requests = 0
         self.blocks = 0
         """Asked for."""
         self.hit_blocks = 0
@@ -64,20 +88,11 @@ class CacheReplay:
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """How many of its blocks were hits."""
         hits = self.hits(blocks)
-        self.requests += 1
         self.blocks += len(blocks)
         self.hit_blocks += hits
         self._cache.tell(*each_once(blocks), now_s, traits)
         self._cache.shrink(now_s)
         return hits
-
-    def result(self) -> dict[str, float]:
-        return {
-            "requests": self.requests,
-            "blocks": self.blocks,
-            "hit_blocks": self.hit_blocks,
-            "hit_ratio": self.hit_blocks / self.blocks if self.blocks else 0.0,
-        }
 
 
 class Future:
@@ -123,7 +138,7 @@ def replay(
 def replayed(
     requests: Sequence[Asked],
     choice: str,
-    build: Callable[[Callable[[], EvictionPolicy[int]]], Replay],
+    build: Callable[[MakePolicy], Replay],
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Replay, list[int]]:
     """What ``build`` makes, after all of the requests in this order, and the hits of each; it is given what makes

@@ -6,7 +6,19 @@ import argparse
 from typing import TYPE_CHECKING
 
 import pinyon_lab.policies.names  # noqa: F401 - options choose among them
-from pinyon_lab.cli import compare, plan, replay, reproduce, simulate, simulate_cache, trace
+from pinyon_lab.cli import (
+    compare,
+    plan,
+    replay,
+    reproduce,
+    simulate,
+    simulate_cache,
+    trace_analyze,
+    trace_fit,
+    trace_generate,
+    trace_record,
+    trace_scale,
+)
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -16,5 +28,9 @@ __all__ = ["add_commands"]
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the parser of ``pinyon``."""
-    for command in (compare, plan, replay, reproduce, simulate_cache, simulate, trace):
+    for command in (compare, plan, replay, reproduce, simulate_cache, simulate):
         command.add_command(commands)
+    trace = commands.add_parser("trace", help="make, record and analyse traces of requests")
+    of_traces = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
+    for each in (trace_analyze, trace_fit, trace_generate, trace_record, trace_scale):
+        each.add_command(of_traces)

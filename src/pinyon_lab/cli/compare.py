@@ -5,24 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon_lab.cli.simulated import (
-    add_cluster,
-    block_tokens_of,
-    check,
-    limits_of,
-    model_of,
-    policy_of,
-    read,
-    run_model,
-)
+from pinyon_lab.cli.numbers import add_numbers
+from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import draw, print_side_by_side
 from pinyon_lab.cli.trace_input import open_trace
 from pinyon_lab.simulator.models import Rows
+from pinyon_lab.simulator.workload import at_rate
 
 __all__ = ["add_command", "compare"]
 
@@ -42,9 +34,8 @@ def add_command(commands: Any) -> None:
         metavar="POLICY",
         help=f"may be given again: {PLACEMENT_POLICIES.described} (default: {', '.join(DEFAULT)})",
     )
-    parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the trace's)")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add_numbers(parser, "--rate")
+    add_output(parser, picture=True)
     parser.set_defaults(run=compare)
 
 
@@ -56,22 +47,18 @@ def compare(arguments: argparse.Namespace) -> int:
     if len(policies) < len(choices):
         raise InvalidArgument("a policy is named twice", field="policy")
     trace = open_trace(arguments)
-    models = {
-        choice: model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
-        for choice, policy in policies.items()
-    }
+    models = {choice: model_of(arguments, trace, policy, arguments.instances) for choice, policy in policies.items()}
     load = read(arguments, trace)
-    limits = limits_of(arguments, load)
-    rate = load.native_rate if arguments.rate is None else arguments.rate
+    arrivals = at_rate(load.arrivals, load.rate)
     rows: dict[str, Rows] = {}
     results: dict[str, dict[str, Any]] = {}
     for choice, model in models.items():
-        rows[choice] = run_model(model, load, rate, choice)
-        results[choice] = {"policy": model.policy, "rate": rate, **model.report(rows[choice], limits)}
+        rows[choice] = run_model(model, arrivals, choice)
+        results[choice] = {"policy": model.policy, "rate": load.rate, **model.report(rows[choice], load.limits)}
     count = (arguments.instances or 0) + arguments.prefill_instances + arguments.decode_instances
     title = f"{count} instances of {arguments.model}, TTFT SLO {arguments.slo:g} s"
     if arguments.picture is not None:
-        draw(arguments.picture, title, rows, limits)
+        draw(arguments.picture, title, rows, load.limits)
     if not arguments.json:
         print_side_by_side(title, "policy", results)
     common = {"name": "compare", "model": arguments.model, "instances": count, "slo_s": arguments.slo}

@@ -9,22 +9,13 @@ from typing import Any
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
-from pinyon_lab.cli.simulated import (
-    Load,
-    add_cluster,
-    block_tokens_of,
-    check,
-    limits_of,
-    model_of,
-    policy_of,
-    read,
-    run_model,
-)
+from pinyon_lab.cli.numbers import add_numbers
+from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import print_side_by_side
 from pinyon_lab.cli.trace_input import open_trace
 from pinyon_lab.simulator.models import Limits, Rows
-from pinyon_lab.simulator.plan import fewest
-from pinyon_lab.simulator.workload import one_by_one
+from pinyon_lab.simulator.searches import fewest
+from pinyon_lab.simulator.workload import at_rate, one_by_one
 
 __all__ = ["add_command", "plan"]
 
@@ -46,17 +37,12 @@ def add_command(commands: Any) -> None:
     add_cluster(parser, sized=False)
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
-    parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the trace's)")
-    parser.add_argument(
-        "--share", type=float, default=0.9, help="share of the requests that is to be in time (default 0.9)"
-    )
+    add_numbers(parser, "--rate", "--share")
     parser.add_argument(
         "--both", action="store_true", help="count requests whose TTFT and time between tokens are both in time"
     )
-    parser.add_argument(
-        "--instances-max", type=int, default=1024, metavar="N", help="how many are tried at most (default 1024)"
-    )
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add_numbers(parser, "--instances-max")
+    add_output(parser)
     parser.set_defaults(run=plan)
 
 
@@ -69,10 +55,9 @@ def plan(arguments: argparse.Namespace) -> int:
     policy = policy_of(arguments, arguments.policy)
     trace = open_trace(arguments)
     split = arguments.prefill_instances > 0
-    base = model_of(arguments, block_tokens_of(arguments, trace), policy, None if split else 1)
+    base = model_of(arguments, trace, policy, None if split else 1)
     load = read(arguments, trace)
-    limits = limits_of(arguments, load)
-    rate = load.native_rate if arguments.rate is None else arguments.rate
+    limits, arrivals = load.limits, at_rate(load.arrivals, load.rate)
     least = 2 if split else 1
     key = "effective" if arguments.both and arguments.tbt_slo else "attainment"
     found: dict[int, dict[str, float]] = {}
@@ -82,16 +67,16 @@ def plan(arguments: argparse.Namespace) -> int:
 
     def attained(instances: int) -> float:
         model = base.resized(max(least, instances))
-        rows = run_model(model, load, rate, f"{instances} instances")
+        rows = run_model(model, arrivals, f"{instances} instances")
         found[instances] = model.report(rows, limits)
         return share_of(found[instances])
 
     enough = fewest(attained, arguments.share, arguments.instances_max)
     if enough is None:
         most: int = arguments.instances_max
-        apart = Load(one_by_one(load.arrivals, max(APART_S, 10 * limits.slo_s)), load.broken)
+        apart = one_by_one(load.arrivals, max(APART_S, 10 * limits.slo_s))
         models = [base.resized(size) for size in (least, max(most, APART_INSTANCES))]
-        alone = [(each, run_model(each, apart, None, "each request alone")) for each in models]
+        alone = [(each, run_model(each, apart, "each request alone")) for each in models]
         model, rows = max(alone, key=lambda pair: share_of(pair[0].report(pair[1], limits)))
         best = share_of(model.report(rows, limits))
         if best >= arguments.share:
@@ -108,7 +93,7 @@ def plan(arguments: argparse.Namespace) -> int:
         "policy": policy,
         "slo_s": arguments.slo,
         "share": arguments.share,
-        "rate": rate,
+        "rate": load.rate,
         "seed": arguments.seed,
         "instances": fewest_instances,
         "tried": sizes,

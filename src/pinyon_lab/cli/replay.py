@@ -9,21 +9,14 @@ import sys
 import time
 from bisect import bisect_left
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pinyon.cli.channel import add_api_key, add_tls_dir, authorization, check_role, open_async_channel, open_channel
 from pinyon.cli.failures import in_words
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import LB
-from pinyon_lab.cli.simulated import (
-    Load,
-    add_load,
-    block_tokens_of,
-    check,
-    limits_of,
-    read,
-)
+from pinyon_lab.cli.numbers import add_numbers
+from pinyon_lab.cli.simulated import Load, add_load, add_output, block_tokens_of, check, read
 from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
 from pinyon_lab.replay import Player, Prompts, Replayed, Sending, TokenRange
@@ -63,9 +56,7 @@ def add_command(commands: Any) -> None:
         "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
     )
     parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
-    parser.add_argument(
-        "--rate", type=float, metavar="R", help="requests per second in the mean (default: the trace's)"
-    )
+    add_numbers(parser, "--rate")
     add_load(parser)
     parser.add_argument(
         "--seed",
@@ -79,20 +70,9 @@ def add_command(commands: Any) -> None:
         metavar="FIRST-LAST",
         help="token ids that prompts are made of (default 33-126: printable characters in most vocabularies)",
     )
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="a request fails after this (default 600)"
-    )
-    parser.add_argument(
-        "--in-flight-max",
-        type=int,
-        default=4096,
-        metavar="N",
-        help="so many requests at a time; further ones wait in this program (default 4096)",
-    )
+    add_numbers(parser, "--timeout", "--in-flight-max")
     add_api_key(parser)
-    parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add_output(parser, per_request=True, picture=True)
     add_tls_dir(parser)
     parser.set_defaults(run=replay)
 
@@ -106,19 +86,18 @@ def replay(arguments: argparse.Namespace) -> int:
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         check_role(channel, arguments.lb, LB, min(REACHED_S, arguments.timeout))
     load = read(arguments, trace)
-    limits = limits_of(arguments, load)
     replayed, interrupted = asyncio.run(_play(arguments, load, block_tokens, tokens))
     rows = replayed.outcomes
     title = f"replay, TTFT SLO {arguments.slo:g} s"
-    warm_up = bisect_left(replayed.numbers, limits.warm_up)
+    warm_up = bisect_left(replayed.numbers, load.limits.warm_up)
     if interrupted:
         title += f", interrupted: {len(rows)} of {len(load.arrivals)} requests had ended"
         if warm_up == len(rows):
             warm_up, title = 0, f"{title}, none after the warm-up, which counts here"
-    limits = replace(limits, warm_up=warm_up)
+    limits = replace(load.limits, warm_up=warm_up)
     result = {
         "name": "replay",
-        "rate": load.native_rate if arguments.rate is None else arguments.rate,
+        "rate": load.rate,
         "native_rate": load.native_rate,
         "broken_rows": load.broken,
         "slo_s": arguments.slo,
@@ -153,7 +132,7 @@ async def _play(
     arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange
 ) -> tuple[Replayed, bool]:
     """What came of the requests, and whether it was interrupted."""
-    arrivals = at_rate(load.arrivals, load.native_rate if arguments.rate is None else arguments.rate)
+    arrivals = at_rate(load.arrivals, load.rate)
     prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         with bar(f"to {arguments.lb}", len(arrivals)) as progress:

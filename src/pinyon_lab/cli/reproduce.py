@@ -17,8 +17,8 @@ from rich.table import Table
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
 from pinyon_lab.cli.trace_input import bar, open_file, tell_broken
-from pinyon_lab.figures.picture import svg
 from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
+from pinyon_lab.pictures import svg
 
 __all__ = ["add_command", "reproduce"]
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon_lab.cli import simulate_regions
-from pinyon_lab.cli.simulated import (
-    add_cluster,
-    block_tokens_of,
-    check,
-    limits_of,
-    model_of,
-    policy_of,
-    read,
-    run_model,
-)
+from pinyon_lab.cli.numbers import add_numbers
+from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
 from pinyon_lab.cli.trace_input import open_trace
-from pinyon_lab.simulator.goodput import Bounds, goodput
 from pinyon_lab.simulator.models import Rows
+from pinyon_lab.simulator.searches import Bounds, goodput
+from pinyon_lab.simulator.workload import at_rate
 
 __all__ = ["add_command", "simulate"]
 
@@ -58,27 +49,9 @@ def add_command(commands: Any) -> None:
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
     rate = parser.add_mutually_exclusive_group()
-    rate.add_argument("--rate", type=float, metavar="R", help="requests per second in the mean (default: the trace's)")
-    rate.add_argument(
-        "--goodput", type=float, metavar="SHARE", help="find the highest rate at which that share is in time"
-    )
-    parser.add_argument(
-        "--p99",
-        type=float,
-        default=math.inf,
-        metavar="S",
-        help="with --goodput: the P99 of the TTFT is to be within this, too (default: it may be any)",
-    )
-    parser.add_argument(
-        "--drift",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="with --goodput: how much less than of all may be in time of the last quarter (default 1: any)",
-    )
-    parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add_numbers(rate, "--rate", "--goodput")
+    add_numbers(parser, "--p99", "--drift")
+    add_output(parser, per_request=True, picture=True)
     simulate_regions.add_arguments(parser)
     parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))
 
@@ -93,22 +66,20 @@ def simulate(arguments: argparse.Namespace) -> int:
     check(arguments)
     policy = policy_of(arguments, arguments.policy)
     trace = open_trace(arguments)
-    model = model_of(arguments, block_tokens_of(arguments, trace), policy, arguments.instances)
+    model = model_of(arguments, trace, policy, arguments.instances)
     load = read(arguments, trace)
-    limits = limits_of(arguments, load)
 
     def served_at(rate: float) -> Rows:
-        return run_model(model, load, rate, f"{rate:.4g} requests/s")
+        return run_model(model, at_rate(load.arrivals, rate), f"{rate:.4g} requests/s")
 
     if arguments.goodput is None:
-        rate = load.native_rate if arguments.rate is None else arguments.rate
-        rows = served_at(rate)
+        rate, rows = load.rate, served_at(load.rate)
     else:
         bounds = Bounds(arguments.goodput, arguments.p99, arguments.drift)
         within = "" if bounds == Bounds(bounds.share) else " within the bounds"
         rate, rows = goodput(
             served_at,
-            lambda rows: bounds.hold(model.report(rows, limits)),
+            lambda rows: bounds.hold(model.report(rows, load.limits)),
             load.native_rate,
             f"{bounds.share:.0%} of the requests in time{within}",
         )
@@ -125,7 +96,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         **({} if arguments.goodput is None else {"goodput": rate, "goodput_share": arguments.goodput}),
         "native_rate": load.native_rate,
         "broken_rows": load.broken,
-        **model.report(rows, limits),
+        **model.report(rows, load.limits),
     }
     if arguments.per_request is not None:
         write_rows(arguments.per_request, enumerate(rows))
@@ -133,7 +104,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     if arguments.goodput is not None:
         title += f": goodput at {arguments.goodput:.0%}"
     if arguments.picture is not None:
-        draw(arguments.picture, title, {policy: rows}, limits)
+        draw(arguments.picture, title, {policy: rows}, load.limits)
     if not arguments.json:
         print_result(title, result)
     sys.stdout.write(json.dumps(result) + "\n")

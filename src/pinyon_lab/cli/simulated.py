@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,103 +19,58 @@ from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
 from pinyon.traces.reader import TraceFile
+from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest
 from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
-from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate, shrunk
+from pinyon_lab.simulator.workload import Arrival, cut, native_rate, shrunk
 
 __all__ = [
-    "MODELS",
     "Load",
     "add_cluster",
     "add_load",
+    "add_output",
     "block_tokens_of",
     "check",
-    "limits_of",
     "model_of",
     "policy_of",
     "read",
     "run_model",
 ]
 
-REFERENCE = "prefill-reference"
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 WITH_MEMORY = "l4-llama-8b"
 """A model to begin with."""
-INSTANCES_MAX = 1 << 16
-WARM_UP = 500
-"""Requests that do not count where nobody says how many: caches are empty at first."""
 SSD_SHARE = 3
 """Of the plain reference's DRAM, in a pool on SSDs."""
-_RANGES = (
-    ("instances", 1, INSTANCES_MAX),
-    ("prefill_instances", 0, INSTANCES_MAX),
-    ("decode_instances", 0, INSTANCES_MAX),
-    ("tokens_max", 1, 1 << 31),
-    ("shrink", 1, 1 << 20),
-    ("warm_up", 0, 1 << 31),
-    ("cache_tokens", 1, 1 << 50),
-    ("dram_tokens", 0, 1 << 50),
-    ("pool_tokens", 1, 1 << 50),
-    ("clients", 0, 1 << 20),
-    ("timeout", 1e-3, 1e6),
-    ("in_flight_max", 1, 1 << 20),
-    ("pipeline", 1, 1024),
-    ("max_batch", 1, 1 << 16),
-    ("step_tokens", 1, 1 << 24),
-    ("chunk_tokens", 1, 1 << 24),
-    ("step_tbt", 0.0, 60.0),
-    ("whole_tokens", 1, 1 << 24),
-    ("active_prefills", 1, 1 << 16),
-    ("utilisation", 1e-3, 1.0),
-    ("slo", 1e-6, 1e6),
-    ("tbt_slo", 1e-6, 1e6),
-    ("shed", 1e-6, 1e6),
-    ("shed_tbt", 1e-6, 1e6),
-    ("path_ms", 0.0, 1e6),
-    ("rate", 1e-9, 1e9),
-    ("goodput", 1e-6, 1.0),
-    ("p99", 1e-6, math.inf),
-    ("drift", 0.0, 1.0),
-    ("share", 0.0, 1.0),
-    ("instances_max", 1, INSTANCES_MAX),
+_WHOLE_NUMBERS = (
+    *("--prefill-instances", "--decode-instances", "--clients", "--dram-tokens", "--step-tokens", "--chunk-tokens"),
+    *("--step-tbt", "--whole-tokens", "--active-prefills", "--max-batch", "--pipeline", "--utilisation", "--path-ms"),
+    *("--shed", "--shed-tbt"),
 )
-
-
 WHOLE_ALONE: Mapping[str, object] = {
-    "prefill_instances": 0,
-    "decode_instances": 0,
-    "clients": 0,
-    "dram_tokens": None,
+    **{dest(option): NUMBERS[option].default for option in _WHOLE_NUMBERS},
     "no_prefix_cache": False,
     "steps": StepRule.MIXED,
-    "step_tokens": 2048,
-    "chunk_tokens": None,
-    "step_tbt": 0.0,
-    "whole_tokens": 32_768,
-    "active_prefills": 8,
-    "max_batch": 256,
-    "pipeline": 1,
     "batching": BATCHING_DEFAULT,
     "attention_kernel": "whole",
-    "utilisation": 1.0,
-    "path_ms": 0.0,
     "sizes": "",
-    "shed": None,
-    "shed_tbt": None,
 }
 """Options, with their defaults, that say nothing to the model of few rules."""
 
 
+@dataclass(frozen=True, slots=True)
 class Load:
-    """A trace as it is sent."""
+    """A trace as it is sent, and by what is judged what came of it."""
 
-    def __init__(self, arrivals: Sequence[Arrival], broken: int) -> None:
-        self.arrivals = arrivals
-        self.broken = broken
-        self.native_rate = native_rate(arrivals)
+    arrivals: Sequence[Arrival]
+    broken: int
+    native_rate: float
+    rate: float
+    """As asked for, else the trace's own."""
+    limits: Limits
 
 
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
@@ -125,21 +79,8 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
     parser.add_argument(
         "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
     )
-    if sized:
-        parser.add_argument("--instances", type=int, metavar="N", help="how many, each for prompts and decoding")
-    apart = "these two go together (default: none)"
-    parser.add_argument(
-        "--prefill-instances", type=int, default=0, metavar="P", help=f"how many for prompts alone; {apart}"
-    )
-    parser.add_argument(
-        "--decode-instances", type=int, default=0, metavar="D", help=f"how many for decoding alone; {apart}"
-    )
-    parser.add_argument(
-        "--cache-tokens",
-        type=int,
-        metavar="C",
-        help="tokens of KV, in whole blocks, that an instance holds, or a node of its pipeline (default: the machine's "
-        f"HBM; needed for {REFERENCE}, which has none)",
+    add_numbers(
+        parser, *(["--instances"] if sized else []), "--prefill-instances", "--decode-instances", "--cache-tokens"
     )
     described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
     parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
@@ -152,16 +93,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
     add_load(parser)
     parser.add_argument("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
-    whole.add_argument(
-        "--dram-tokens", type=int, metavar="N", help="tokens of KV in the tier below HBM (default: the machine's DRAM)"
-    )
-    whole.add_argument(
-        "--pool-tokens",
-        type=int,
-        metavar="N",
-        help=f"tokens of KV in a host's part of the pool (default: its DRAM; with {REFERENCE} and --pool ssd, three "
-        "times --cache-tokens)",
-    )
+    add_numbers(whole, "--dram-tokens", "--pool-tokens")
     whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")
     whole.add_argument(
         "--steps",
@@ -169,41 +101,10 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
         choices=[*StepRule],
         help="what a step computes: chunks of prompts beside decoding (mixed, the default), or whole prompts first",
     )
-    whole.add_argument(
-        "--step-tokens", type=int, default=2048, metavar="N", help="tokens of a mixed step at most (default 2048)"
+    add_numbers(
+        whole, "--step-tokens", "--chunk-tokens", "--step-tbt", "--whole-tokens", "--active-prefills", "--max-batch"
     )
-    whole.add_argument(
-        "--chunk-tokens", type=int, metavar="N", help="tokens of one prompt in a step at most (default: --step-tokens)"
-    )
-    whole.add_argument(
-        "--step-tbt",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="seconds that a mixed step should take at most: chunks are cut to that (default 0: they are not)",
-    )
-    whole.add_argument(
-        "--whole-tokens",
-        type=int,
-        default=32_768,
-        metavar="N",
-        help="tokens of whole prompts in one step at most; a prompt that is longer has a step alone (default 32768)",
-    )
-    whole.add_argument(
-        "--active-prefills",
-        type=int,
-        default=8,
-        metavar="N",
-        help="prompts that an instance works on at a time; the others wait in its queue (default 8)",
-    )
-    whole.add_argument("--max-batch", type=int, default=256, metavar="N", help="requests decoded at once (default 256)")
-    whole.add_argument(
-        "--pipeline",
-        type=int,
-        default=1,
-        metavar="X",
-        help="nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)",
-    )
+    add_numbers(whole, "--pipeline")
     described = f"who gets KV memory: {BATCHING_POLICIES.described} (default {BATCHING_DEFAULT}, as a worker's)"
     whole.add_argument("--batching", default=BATCHING_DEFAULT, help=described)
     whole.add_argument(
@@ -213,77 +114,33 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
         help="which KV is read once for several requests: what the whole batch shares (whole, the default), or what "
         "any two of it share (grouped); it counts for profiles that gain by it",
     )
-    whole.add_argument(
-        "--utilisation",
-        type=float,
-        default=1.0,
-        metavar="U",
-        help="share of its stated speed at which the engine computes prompts (default 1)",
-    )
-    whole.add_argument(
-        "--path-ms",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="that a request takes through the services, and its first token back, where nobody waits (default 0)",
-    )
+    add_numbers(whole, "--utilisation", "--path-ms")
     whole.add_argument(
         "--sizes",
         default="",
         metavar="LEAST-MOST",
         help="instances come and go with the load, within these bounds (default: their number is fixed)",
     )
-    whole.add_argument(
-        "--shed", type=float, metavar="S", help="refuse requests whose predicted TTFT is longer (default: none)"
-    )
-    whole.add_argument(
-        "--shed-tbt",
-        type=float,
-        metavar="S",
-        help="refuse requests whose predicted time between tokens is longer (default: none)",
-    )
+    add_numbers(whole, "--shed", "--shed-tbt")
+
+
+def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, picture: bool = False) -> None:
+    """Where results go."""
+    if per_request:
+        parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
+    if picture:
+        parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how TTFTs are distributed, as SVG")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     """How a trace is sent, and how what came of it is judged."""
-    parser.add_argument(
-        "--tokens-max", type=int, default=20_480, metavar="N", help="cut prompts to so many tokens (default 20480)"
-    )
-    parser.add_argument(
-        "--shrink", type=int, default=1, metavar="F", help="divide all lengths by this, after --tokens-max (default 1)"
-    )
-    parser.add_argument(
-        "--clients",
-        type=int,
-        default=0,
-        metavar="N",
-        help="so many clients, each of which sends when it has its answer (default: requests come at their times)",
-    )
-    parser.add_argument(
-        "--warm-up",
-        type=int,
-        metavar="N",
-        help=f"first requests, which do not count (default {WARM_UP}, but a tenth of the trace at most)",
-    )
-    parser.add_argument("--slo", type=float, default=5.0, metavar="S", help="a TTFT up to this is in time (default 5)")
-    parser.add_argument(
-        "--tbt-slo",
-        type=float,
-        default=0.1,
-        metavar="S",
-        help="a time between tokens up to this is in time (default 0.1)",
-    )
+    add_numbers(parser, "--tokens-max", "--shrink", "--clients", "--warm-up", "--slo", "--tbt-slo")
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Raises :class:`InvalidArgument`."""
-    for name, least, most in _RANGES:
-        value = getattr(arguments, name, None)
-        if value is not None and not least <= value <= most:
-            option = name.replace("_", "-")
-            raise InvalidArgument(
-                f"--{option} must be from {_number(least)} to {_number(most)}, got {value}", field=name
-            )
+    check_numbers(arguments)
     if arguments.clients:
         for name in ("rate", "goodput"):
             if getattr(arguments, name, None) is not None:
@@ -294,29 +151,12 @@ def check(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
 
 
-def _number(bound: float) -> str:
-    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
-
-
 def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
     """Of a block as it is sent. Raises :class:`InvalidArgument`."""
     block_tokens, factor = trace.format.block_tokens, int(arguments.shrink)
     if block_tokens % factor:
         raise InvalidArgument(f"--shrink must divide the trace's {block_tokens} tokens of a block", field="shrink")
     return block_tokens // factor
-
-
-def limits_of(arguments: argparse.Namespace, load: Load) -> Limits:
-    """Raises :class:`InvalidArgument` where no request would count."""
-    requests = len(load.arrivals)
-    by_itself = min(WARM_UP, requests // 10)
-    warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
-    if warm_up >= requests:
-        raise InvalidArgument(
-            f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
-            field="warm_up",
-        )
-    return Limits(arguments.slo, arguments.tbt_slo, warm_up)
 
 
 def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
@@ -327,7 +167,21 @@ def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
     tell_broken(trace)
     if not arrivals:
         raise InvalidArgument("no request of the trace has a prompt", field="trace")
-    return Load(shrunk(arrivals, arguments.shrink), trace.broken)
+    rate, limits = native_rate(arrivals), _limits(arguments, len(arrivals))
+    asked = rate if arguments.rate is None else arguments.rate
+    return Load(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
+
+
+def _limits(arguments: argparse.Namespace, requests: int) -> Limits:
+    """Raises :class:`InvalidArgument` where no request would count."""
+    by_itself = min(WARM_UP, requests // 10)
+    warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
+    if warm_up >= requests:
+        raise InvalidArgument(
+            f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
+            field="warm_up",
+        )
+    return Limits(arguments.slo, arguments.tbt_slo, warm_up)
 
 
 def policy_of(arguments: argparse.Namespace, choice: str) -> str:
@@ -341,8 +195,9 @@ def policy_of(arguments: argparse.Namespace, choice: str) -> str:
     return policy
 
 
-def model_of(arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None) -> Model:
-    """Raises :class:`InvalidArgument`."""
+def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, instances: int | None) -> Model:
+    """For the blocks of a trace. Raises :class:`InvalidArgument`."""
+    block_tokens = block_tokens_of(arguments, trace)
     order = _choice(SERVICE_ORDERS, arguments.order, "order")
     eviction = _choice(EVICTION_POLICIES, arguments.eviction, "eviction")
     if arguments.model == REFERENCE:
@@ -476,8 +331,6 @@ def _choice(registry: Registry[Any], choice: str, option: str) -> str:
         raise InvalidArgument(str(error), field=option) from None
 
 
-def run_model(model: Model, load: Load, rate: float | None, text: str) -> Rows:
-    """At the trace's own times where no rate is given."""
-    arrivals = load.arrivals if rate is None else at_rate(load.arrivals, rate)
+def run_model(model: Model, arrivals: Sequence[Arrival], text: str) -> Rows:
     with bar(text, len(arrivals)) as progress:
         return model.run(arrivals, progress)

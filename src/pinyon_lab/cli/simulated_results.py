@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.picture import Course, Courses, Picture, svg
+from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.models import Limits, Rows
 
 __all__ = ["draw", "print_result", "print_side_by_side", "write_rows"]
@@ -41,24 +41,16 @@ _FACTS = (
     ("tokens generated per s", "output_tokens_per_s", "{:,.0f}"),
 )
 _COLUMNS = (
-    ("in time", "attainment", "{:.1%}"),
-    ("last ¼", "attainment_last_quarter", "{:.1%}"),
-    ("longest", "attainment_longest_tenth", "{:.1%}"),
-    ("P50", "p50_s", "{:.2f}"),
-    ("P90", "p90_s", "{:.2f}"),
-    ("P99", "p99_s", "{:.2f}"),
-    ("reused", "hit_ratio", "{:.1%}"),
-    ("both", "effective", "{:.1%}"),
+    ("in time", "attainment", "{:.1%}", "share of the requests whose TTFT is"),
+    ("last ¼", "attainment_last_quarter", "{:.1%}", "of the last quarter by arrival"),
+    ("longest", "attainment_longest_tenth", "{:.1%}", "of the tenth with the longest prompts"),
+    ("P50", "p50_s", "{:.2f}", "of the TTFT in s, as P90 and P99"),
+    ("P90", "p90_s", "{:.2f}", ""),
+    ("P99", "p99_s", "{:.2f}", ""),
+    ("reused", "hit_ratio", "{:.1%}", "share of the prompts' tokens"),
+    ("both", "effective", "{:.1%}", "TTFT and TBT in time"),
 )
-"""Side by side."""
-_LEGEND = {
-    "in time": "share of the requests whose TTFT is",
-    "last ¼": "of the last quarter by arrival",
-    "longest": "of the tenth with the longest prompts",
-    "P50": "of the TTFT in s, as P90 and P99",
-    "reused": "share of the prompts' tokens",
-    "both": "TTFT and TBT in time",
-}
+"""Side by side, and what the legend says of each."""
 
 
 def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
@@ -100,12 +92,12 @@ def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column(first, no_wrap=True)
     shown = [column for column in _COLUMNS if any(column[1] in result for result in results.values())]
-    for label, _, _ in shown:
+    for label, *_ in shown:
         table.add_column(label, justify="right", no_wrap=True)
     for name, result in results.items():
-        table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form in shown))
-    legend = "; ".join(f"{label}: {told}" for label, told in _LEGEND.items() if label in {each[0] for each in shown})
-    table.caption, table.caption_justify = legend, "left"
+        table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form, _ in shown))
+    table.caption = "; ".join(f"{label}: {told}" for label, _, _, told in shown if told)
+    table.caption_justify = "left"
     _print(table)
 
 

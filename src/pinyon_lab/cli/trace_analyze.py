@@ -14,7 +14,8 @@ from rich.table import Table as RichTable
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
-from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures, svg
+from pinyon_lab.pictures import Picture, svg
+from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures
 
 __all__ = ["add_command", "analyze"]
 
@@ -83,7 +84,7 @@ def _write(folder: Path, result: dict[str, object], figures: Sequence[Figure]) -
         for figure in figures:
             if figure.plots:
                 name = figure.number if "-" in figure.number else f"fig{figure.number}"
-                (folder / f"{name}.svg").write_text(svg(_title(figure), figure.plots))
+                (folder / f"{name}.svg").write_text(svg(Picture(_title(figure), figure.plots)))
     except OSError as error:
         raise InvalidArgument(f"{folder}: {error.strerror}", field="out") from None
 

@@ -45,11 +45,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--per-s", type=_rate, metavar="RATE", help="requests per second at the day's busiest time")
     parser.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set a parameter of the profile; repeatable",
+        "--vary", action="append", default=[], metavar="NAME=VALUE", help="set a parameter of the profile; repeatable"
     )
     parser.add_argument("--profiles", action="store_true", help="list the profiles with their free parameters")
     parser.set_defaults(run=trace_generate)

@@ -11,12 +11,29 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from pinyon_lab.figures.picture import Picture
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Picture
 
-__all__ = ["Basis", "Claim", "Clock", "Column", "Figure", "Measure", "Result", "Simulated", "Tell", "Value"]
+__all__ = [
+    "Basis",
+    "Claim",
+    "Clock",
+    "Column",
+    "Figure",
+    "Measure",
+    "Result",
+    "Row",
+    "Rows",
+    "Section",
+    "Simulated",
+    "Tell",
+    "Value",
+    "figure",
+]
 
 Value = str | int | float | None
+Row = Mapping[str, Value]
+Rows = Sequence[Row]
 Tell = Callable[[str], None]
 """Hears what is being done."""
 Clock = Callable[[], int]
@@ -72,9 +89,30 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """Where a paper's text says something, and what our numbers beside it rest on if nothing else is said."""
+
+    name: str
+    basis: Basis = Basis.MODELLED
+
+    def says(
+        self,
+        said: str,
+        ours: Value,
+        agrees: bool,
+        why: str = "",
+        *,
+        printed: Value = None,
+        order: bool = False,
+        basis: Basis | None = None,
+    ) -> Claim:
+        return Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order)
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     columns: Sequence[Column]
-    rows: Sequence[Mapping[str, Value]]
+    rows: Rows
     claims: Sequence[Claim]
     notes: Sequence[str]
     picture: Picture
@@ -102,6 +140,10 @@ class Simulated:
     make: Callable[[Tell, bool], Result]
 
 
+By = Callable[[Sequence[Workload], Tell], Result] | Measure | Simulated
+"""What makes a figure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without."""
@@ -112,7 +154,7 @@ class Figure:
     title: str
     needs: tuple[str, ...]
     likes: tuple[str, ...]
-    by: Callable[[Sequence[Workload], Tell], Result] | Measure | Simulated
+    by: By
 
     @property
     def has_quick_way(self) -> bool:
@@ -129,3 +171,10 @@ class Figure:
         if clock is None:
             raise ValueError(f"{self.name} measures CPU time and needs a clock")
         return self.by.make(tell, clock)
+
+
+def figure(
+    name: str, paper: str, section: str, title: str, needs: tuple[str, ...] = (), likes: tuple[str, ...] = ()
+) -> Callable[[By], Figure]:
+    """What it decorates makes the figure, and becomes it."""
+    return lambda by: Figure(name, paper, section, title, needs, likes, by)

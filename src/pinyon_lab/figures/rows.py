@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
-from pinyon_lab.figures.figure import Basis, Tell, Value
+from pinyon_lab.figures.figure import Basis, Row, Rows, Tell, Value
 from pinyon_lab.figures.workload import Workload
 
-__all__ = ["basis", "claimed", "close", "counting", "number", "share", "shown"]
+__all__ = ["basis", "cell", "claimed", "close", "counting", "number", "points", "share", "shown", "those", "up_to"]
 
 
 def basis(workload: Workload) -> Basis:
@@ -23,13 +23,29 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def number(row: Mapping[str, Value], key: str) -> float:
+def number(row: Row, key: str) -> float:
     value = row[key]
     assert isinstance(value, int | float)
     return value
 
 
-def claimed(*rows: Mapping[str, Value]) -> Basis:
+def those(rows: Rows, **where: Value) -> list[Row]:
+    """The rows that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in where.items())]
+
+
+def cell(rows: Rows, key: str, **where: Value) -> float:
+    """The number in the only row that has these values."""
+    (row,) = those(rows, **where)
+    return number(row, key)
+
+
+def points(rows: Rows, x: str, y: str) -> list[tuple[float, float]]:
+    """For a course."""
+    return [(number(row, x), number(row, y)) for row in rows]
+
+
+def claimed(*rows: Row) -> Basis:
     """Of what is said of them."""
     return Basis.CONSTRUCTION if any(row["basis"] == Basis.CONSTRUCTION for row in rows) else Basis.MEASURED
 
@@ -37,6 +53,12 @@ def claimed(*rows: Mapping[str, Value]) -> Basis:
 def close(ours: float, printed: float) -> bool:
     """Within a fifth: ours, the papers give no error."""
     return abs(ours - printed) <= printed / 5
+
+
+def up_to(values: Sequence[float], form: str) -> str:
+    """From the least to the most, as text."""
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least} to {most}"
 
 
 def counting(tell: Tell, text: str, all_of: int) -> Callable[[int], None]:

@@ -30,7 +30,6 @@ __all__ = [
     "reused",
     "seldom",
     "split",
-    "up_to",
 ]
 
 MACHINE = "a800x8-llama-70b"
@@ -51,9 +50,7 @@ def node() -> tuple[MachineProfile, EngineProfile]:
     machine = load_machine(MACHINE)
     engine = load_profile(machine.engine)
     return machine, replace(
-        engine,
-        prefill_token_s=engine.prefill_token_s / UTILISATION,
-        prefill_pair_s=engine.prefill_pair_s / UTILISATION,
+        engine, prefill_token_s=engine.prefill_token_s / UTILISATION, prefill_pair_s=engine.prefill_pair_s / UTILISATION
     )
 
 
@@ -122,9 +119,3 @@ def mean_ttft_s(outcomes: Sequence[Outcome]) -> float:
 def reused(outcomes: Sequence[Outcome]) -> float:
     """Of all prompts' tokens, held or fetched."""
     return sum(each.hit_tokens + each.fetched_tokens for each in outcomes) / sum(each.tokens for each in outcomes)
-
-
-def up_to(values: Sequence[float], form: str) -> str:
-    """From the least to the most, as text."""
-    least, most = format(min(values), form), format(max(values), form)
-    return least if least == most else f"{least} to {most}"

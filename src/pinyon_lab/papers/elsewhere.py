@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pinyon_lab.papers.dualmap.runs import PAPER as DUALMAP
-from pinyon_lab.papers.feather import runs as feather_runs
-from pinyon_lab.papers.mooncake import figures as mooncake
-from pinyon_lab.papers.skywalker import runs as skywalker_runs
-from pinyon_lab.papers.wild import figures as wild
+from pinyon_lab.papers import dualmap, feather, mooncake, skywalker, wild
 
 __all__ = ["ELSEWHERE", "NOT_MADE", "Elsewhere", "NotMade"]
 
@@ -39,10 +35,10 @@ ELSEWHERE = {
             "how long transfers between two nodes take",
             "./dev bench transfer --fig12",
         ),
-        Elsewhere("dualmap-fig13b", DUALMAP, "§A.4.2, Fig. 13b", "what a decision costs", "./dev bench dualmap"),
+        Elsewhere("dualmap-fig13b", dualmap.PAPER, "§A.4.2, Fig. 13b", "what a decision costs", "./dev bench dualmap"),
         Elsewhere(
             "dualmap-fig14",
-            DUALMAP,
+            dualmap.PAPER,
             "§A.5, Fig. 14",
             "how much of a prompt is shared, of any trace",
             "pinyon trace analyze TRACE --figure dualmap-14",
@@ -62,12 +58,12 @@ _DRAWN = "drawings and lists of terms: nothing is measured in them"
 
 NOT_MADE = (
     NotMade(mooncake.PAPER, "Figs. 2 to 4, Table 1", f"{_DRAWN}; the others compute with the table's numbers"),
-    NotMade(DUALMAP, "Figs. 2, 7 and 9", _DRAWN),
+    NotMade(dualmap.PAPER, "Figs. 2, 7 and 9", _DRAWN),
     NotMade(wild.PAPER, "Figs. 1 to 3, 23 and 24, Tables 1 and 2", _DRAWN),
-    NotMade(feather_runs.PAPER, "Figs. 3.1, 3.3 and 3.7, chapters 1, 2 and 4, appendix A", _DRAWN),
-    NotMade(skywalker_runs.PAPER, "Figs. 1 and 7", _DRAWN),
+    NotMade(feather.PAPER, "Figs. 3.1, 3.3 and 3.7, chapters 1, 2 and 4, appendix A", _DRAWN),
+    NotMade(skywalker.PAPER, "Figs. 1 and 7", _DRAWN),
     NotMade(
-        skywalker_runs.PAPER,
+        skywalker.PAPER,
         "Figs. 2, 4a and 5b",
         "not reproduced: times, lengths and users of WildChat and ChatBot Arena, whose data sets are not at hand",
     ),

@@ -1,6 +1,22 @@
-"""What pictures as SVG text are made of. Which picture shows what is said where the numbers are."""
+"""Pictures as SVG text. Which picture shows what is said where the numbers are."""
 
-from pinyon_lab.pictures.axes import round_ticks, rounded_up, ticks_from_zero
-from pinyon_lab.pictures.svg import COLOURS, line, page, polyline, rect, text
+from pinyon_lab.pictures.elements import COLOURS, line, page, polyline, round_ticks, text
+from pinyon_lab.pictures.picture import Bars, Course, Courses, Heat, Mark, Panel, Picture, clock, svg
 
-__all__ = ["COLOURS", "line", "page", "polyline", "rect", "round_ticks", "rounded_up", "text", "ticks_from_zero"]
+__all__ = [
+    "COLOURS",
+    "Bars",
+    "Course",
+    "Courses",
+    "Heat",
+    "Mark",
+    "Panel",
+    "Picture",
+    "clock",
+    "line",
+    "page",
+    "polyline",
+    "round_ticks",
+    "svg",
+    "text",
+]

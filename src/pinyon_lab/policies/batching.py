@@ -10,23 +10,19 @@ from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
 from pinyon.batching.policy import Holdings
 from pinyon.batching.prefix_line import BySharedPrefix
 from pinyon.batching.rounds import PrefixRounds
-from pinyon_lab.policies.bounded import BoundedFcfs
-from pinyon_lab.policies.cached_prefix_line import ByCachedPrefix, CachedPrefixSettings
-from pinyon_lab.policies.dfs_weight import DfsWeight
-from pinyon_lab.policies.double_counting import DoubleCounting
+from pinyon_lab.policies.bounded import BoundedFcfs, DoubleCounting
+from pinyon_lab.policies.cached_prefix_line import (
+    ByCachedPrefix,
+    CachedPrefixSettings,
+    DfsWeight,
+    LongestMatch,
+    LongestMatchSettings,
+)
 from pinyon_lab.policies.dynamic_batch import DynamicBatch, DynamicBatchSettings
 from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSettings
-from pinyon_lab.policies.longest_match import LongestMatch, LongestMatchSettings
 from pinyon_lab.policies.tip_tree import LabFeatherSettings, TipTree
 
-__all__ = [
-    "Dynamic",
-    "Feather",
-    "Lpm",
-    "Oracle",
-    "SglangDfsWeight",
-    "SglangFcfs",
-]
+__all__ = ["Dynamic", "Feather", "Lpm", "Oracle", "SglangDfsWeight", "SglangFcfs"]
 
 
 class Oracle(Batching):

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst
-from pinyon_lab.policies.radix_tree import RadixTree
+from pinyon_lab.policies.radix_tree import RadixNode, RadixTree
 
-__all__ = ["ByCachedPrefix", "CachedPrefixSettings", "PrefixOrder"]
+__all__ = ["ByCachedPrefix", "CachedPrefixSettings", "DfsWeight", "LongestMatch", "LongestMatchSettings", "PrefixOrder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +92,61 @@ class ByCachedPrefix(AgainFirst):
 
     def adopt(self, request: BatchRequest) -> None:
         self._tree.insert(request.block_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class LongestMatchSettings(CachedPrefixSettings):
+    """``fallback``: where more wait, they are admitted as they came, as SGLang has it; 0: never, as FEATHER has it
+    (§5.3.1)."""
+
+    fallback: int = 128
+
+    def __post_init__(self) -> None:
+        CachedPrefixSettings.__post_init__(self)
+        if not 0 <= self.fallback <= 1_000_000:
+            raise ValueError("fallback must be from 0 to 1000000")
+
+
+class LongestMatch:
+    """SGLang's longest prefix match: those first of whose prompts most is cached (FEATHER §3.4, experiment 9); of equal
+    matches the first to come. O(W · T + W log W) for W that wait and T keys of a prompt."""
+
+    def __init__(self, settings: LongestMatchSettings) -> None:
+        self._fallback = settings.fallback
+
+    def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
+        if 0 < self._fallback < len(waiting):
+            return list(waiting)
+        ranks = [(-tree.match(request.block_keys).keys, number) for number, request in waiting.items()]
+        return [number for _, number in sorted(ranks)]
+
+
+class DfsWeight:
+    """SGLang's DFS-weight: through the tree of what is cached in depth, first where most of those that wait hang
+    (FEATHER §3.4, experiment 9).
+
+    A request hangs at the node where its longest match ends; a node's weight is how many hang there and below. Of a
+    node's children the heaviest comes first, of equals the one that is there for longest; behind them those that hang
+    at the node itself, as they came. The whole tree is visited: O(W · T + B log B) for its B nodes.
+    """
+
+    def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
+        hanging: dict[RadixNode, list[int]] = {}
+        for number, request in waiting.items():
+            hanging.setdefault(tree.match(request.block_keys).node, []).append(number)
+        nodes = tree.nodes()
+        weights = {node: len(hanging[node]) if node in hanging else 0 for node in nodes}
+        for node in reversed(nodes):
+            if node.parent is not None:
+                weights[node.parent] += weights[node]
+        # Backwards: a node, then its lightest child with all below it, the heaviest last.
+        visited: list[RadixNode] = []
+        stack = [tree.root]
+        while stack:
+            node = stack.pop()
+            visited.append(node)
+            stack.extend(sorted(node.children.values(), key=lambda child: -weights[child]))
+        order: list[int] = []
+        for node in reversed(visited):
+            order.extend(hanging.get(node, ()))
+        return order

@@ -9,7 +9,7 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.paging import Reservation
 from pinyon.placement.policy import PlacementDecision
-from pinyon_lab.simulator.block_ids import key_of
+from pinyon_lab.simulator.workload import key_of
 
 __all__ = ["Attempt", "Request"]
 

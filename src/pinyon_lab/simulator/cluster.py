@@ -18,9 +18,6 @@ from pinyon.core.errors import PinyonError, Rejected, Unavailable
 from pinyon.core.request import Role
 from pinyon.decisions import FrontConfig, FrontDecisions
 from pinyon.placement.decode_selection import decode_blocks
-from pinyon.placement.fleet import Fleet
-from pinyon.placement.index import BlockIndex
-from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -31,7 +28,7 @@ from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.elasticity import Elasticity
 from pinyon_lab.simulator.front import Front
-from pinyon_lab.simulator.members import MODEL
+from pinyon_lab.simulator.members import MODEL, endless_fleet
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
@@ -39,8 +36,6 @@ from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
 
 __all__ = ["Cluster"]
 
-UNLIMITED = 1 << 40
-FOREVER_S = 1e15
 RETRY_S = 0.25
 """Until a request that no instance takes is placed again."""
 
@@ -67,10 +62,8 @@ class Cluster:
         config = FrontConfig(settings.front_slots, settings.front_queue)
         decisions = FrontDecisions(config, journal("lb", config))
         self.front = Front(self.time, settings, decisions, self._place, self._withdraw, self.log)
-        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
         together = all(role is Role.MIXED for role in settings.roles)
-        sharing = settings.decode_sharing
-        self.fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together, decode_sharing=sharing)
+        self.fleet = endless_fleet(together=together, decode_sharing=settings.decode_sharing)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
         self._numbers = count(1)
         world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
@@ -84,10 +77,7 @@ class Cluster:
     # -- a run
 
     def run(
-        self,
-        arrivals: Sequence[Arrival],
-        clients: int = 0,
-        progress: Callable[[int], None] = lambda done: None,
+        self, arrivals: Sequence[Arrival], clients: int = 0, progress: Callable[[int], None] = lambda done: None
     ) -> list[Outcome]:
         """What came of each. ``clients``: see :class:`Clients`; ``progress`` hears how many are over."""
         self.front.open(arrivals, clients, progress)

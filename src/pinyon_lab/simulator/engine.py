@@ -8,6 +8,7 @@ which something comes up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -22,12 +23,30 @@ from pinyon.paging import Reservation
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster_settings import StepRule
-from pinyon_lab.simulator.decode_sums import DecodeSums
 from pinyon_lab.simulator.engine_memory import EngineMemory
 from pinyon_lab.simulator.leap import Leap
 from pinyon_lab.simulator.world import World
 
-__all__ = ["Engine", "Owner"]
+__all__ = ["DecodeSums", "Engine", "Owner"]
+
+
+@dataclass(slots=True)
+class DecodeSums:
+    steps: int = 0
+    """That have decoded anything."""
+    tokens: int = 0
+    seconds: float = 0.0
+    """Without what prompts took that were computed in the same steps."""
+    kv_tokens: float = 0.0
+    """Whose KV was read, as the engine's profile counts them where a whole batch shares some."""
+
+    def add(self, steps: int, requests: int, seconds: float, kv_tokens: float) -> None:
+        """So many steps, in which that many requests got a token each."""
+        self.steps += steps
+        self.tokens += steps * requests
+        self.seconds += seconds
+        self.kv_tokens += kv_tokens
+
 
 LEAP_S = 1.0
 """So often at least it reports its load."""

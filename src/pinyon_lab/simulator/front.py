@@ -10,12 +10,11 @@ from pinyon.decisions import FrontDecisions
 from pinyon.eviction import Traits
 from pinyon.eviction.policy import kind_and_turn
 from pinyon_lab.simulator.attempt import Attempt, Request
-from pinyon_lab.simulator.block_ids import key_of
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
-from pinyon_lab.simulator.workload import Arrival, answers
+from pinyon_lab.simulator.workload import Arrival, answers, key_of
 
 __all__ = ["Front"]
 

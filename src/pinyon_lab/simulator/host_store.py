@@ -11,7 +11,7 @@ from pinyon.eviction.policy import learner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
-from pinyon_lab.simulator.block_ids import ids_of, key_of
+from pinyon_lab.simulator.workload import ids_of, key_of
 
 __all__ = ["HostStore"]
 

@@ -7,14 +7,25 @@ from itertools import count
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
+from pinyon.placement.fleet import Fleet
+from pinyon.placement.index import BlockIndex
+from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo
 from pinyon_lab.simulator.engine import Engine, Owner
 from pinyon_lab.simulator.host_store import HostStore
 from pinyon_lab.simulator.world import World
 
-__all__ = ["MODEL", "Members"]
+__all__ = ["MODEL", "Members", "endless_fleet"]
 
 MODEL = "simulated"
+UNLIMITED = 1 << 40
+FOREVER_S = 1e15
+
+
+def endless_fleet(*, together: bool, decode_sharing: bool = True) -> Fleet:
+    """Whose books have no end: nothing is forgotten in virtual time."""
+    inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
+    return Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together, decode_sharing=decode_sharing)
 
 
 class Members:

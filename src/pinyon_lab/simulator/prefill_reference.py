@@ -132,10 +132,7 @@ class PrefillReference:
     """Instances 0 to ``settings.instances`` - 1 under one policy."""
 
     def __init__(
-        self,
-        settings: ReferenceSettings,
-        policy: PlacementPolicy,
-        order: Callable[[], ServiceOrder[_Job]],
+        self, settings: ReferenceSettings, policy: PlacementPolicy, order: Callable[[], ServiceOrder[_Job]]
     ) -> None:
         self._slo_s, self._token_us = settings.slo_s, settings.token_us
         self._block_tokens = settings.block_tokens

@@ -18,7 +18,7 @@ from pinyon.eviction.policy import learner
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
-from pinyon_lab.simulator.block_ids import key_of
+from pinyon_lab.simulator.workload import key_of
 
 __all__ = ["FETCH_US", "SSD_US", "OwnCache", "PoolRules", "PooledCache", "Reuse", "packed"]
 

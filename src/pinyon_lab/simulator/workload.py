@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
 from pinyon.traces import TraceRow
 
-__all__ = ["Arrival", "answers", "at_rate", "cut", "native_rate", "one_by_one", "shrunk"]
+__all__ = ["Arrival", "answers", "at_rate", "cut", "ids_of", "key_of", "native_rate", "one_by_one", "shrunk"]
 
 
 class Arrival(NamedTuple):
@@ -90,3 +91,11 @@ def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
 def one_by_one(arrivals: Sequence[Arrival], gap_s: float) -> list[Arrival]:
     """The same in their order, each so long after the one before. Where that is long, nobody waits."""
     return [each._replace(time_s=number * gap_s) for number, each in enumerate(arrivals)]
+
+
+def key_of(block: int) -> BlockKey:
+    return block.to_bytes(KEY_BYTES, "little", signed=True)
+
+
+def ids_of(keys: Iterable[BlockKey]) -> list[int]:
+    return [int.from_bytes(key, "little", signed=True) for key in keys]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed, StepSeen
-from pinyon_lab.policies.double_counting import DoubleCounting
+from pinyon_lab.policies.bounded import DoubleCounting
 from pinyon_lab.policies.dynamic_batch import BATCH_MAX, STEPS, DynamicBatch, DynamicBatchSettings
 
 

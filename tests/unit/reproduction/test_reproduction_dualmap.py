@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon.traces import TraceRow
-from pinyon_lab.figures.picture import svg
-from pinyon_lab.papers import FIGURES, Result, Workload
-from pinyon_lab.papers.dualmap import structure as dualmap_structure
+from pinyon_lab.papers import FIGURES, Result, Workload, dualmap
+from pinyon_lab.pictures import svg
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 STRUCTURE = ["dualmap-fig6", "dualmap-fig15", "dualmap-a4", "dualmap-table1"]
@@ -33,7 +32,7 @@ def workload(name: str) -> Workload:
 def make(name: str) -> Result:
     figure = FIGURES[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dualmap_structure, "PER_INSTANCE", 200)
+        patch.setattr(dualmap.structure, "PER_INSTANCE", 200)
         return figure.make([workload(each) for each in (*figure.needs, *figure.likes)], lambda _: None)
 
 

@@ -11,13 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon.traces import TraceRow
-from pinyon_lab.figures.picture import svg
-from pinyon_lab.papers import FIGURES, Result, Workload
-from pinyon_lab.papers.dualmap import balance as dualmap_balance
-from pinyon_lab.papers.dualmap import elastic as dualmap_elastic
-from pinyon_lab.papers.dualmap import runs as dualmap_runs
-from pinyon_lab.papers.dualmap import serving as dualmap_serving
+from pinyon_lab.papers import FIGURES, Result, Workload, dualmap
 from pinyon_lab.papers.dualmap.runs import DECODING, PREFILL_ONLY, System, goodput, load_of, ran
+from pinyon_lab.pictures import svg
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 FIGURES_OF = ("fig1", "fig3", "fig4", "fig5", "fig8", "fig10", "fig11", "fig12", "fig13", "a6")
@@ -38,18 +34,18 @@ def workload(name: str, count: int = 70) -> Workload:
 @pytest.fixture(scope="module")
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dualmap_runs, "REQUESTS", {"conversation": 70, "toolagent": 70})
-        patch.setattr(dualmap_runs, "SEEDS", 1)
-        patch.setattr(dualmap_runs, "SAMPLE_S", 0.5)
-        for module in (dualmap_runs, dualmap_balance, dualmap_elastic):
+        patch.setattr(dualmap.runs, "REQUESTS", {"conversation": 70, "toolagent": 70})
+        patch.setattr(dualmap.runs, "SEEDS", 1)
+        patch.setattr(dualmap.runs, "SAMPLE_S", 0.5)
+        for module in (dualmap.runs, dualmap.balance, dualmap.elastic):
             patch.setattr(module, "WARM_UP", 20)
-        patch.setattr(dualmap_serving, "RATES", dict.fromkeys(dualmap_serving.RATES, (6.0, 20.0)))
-        patch.setattr(dualmap_elastic, "SIZES", (8, 16))
-        patch.setattr(dualmap_elastic, "REQUESTS_EACH", 15)
-        patch.setattr(dualmap_elastic, "RATES_EACH", (2.0,))
-        patch.setattr(dualmap_elastic, "CALM_S", 60.0)
+        patch.setattr(dualmap.serving, "RATES", dict.fromkeys(dualmap.serving.RATES, (6.0, 20.0)))
+        patch.setattr(dualmap.elastic, "SIZES", (8, 16))
+        patch.setattr(dualmap.elastic, "REQUESTS_EACH", 15)
+        patch.setattr(dualmap.elastic, "RATES_EACH", (2.0,))
+        patch.setattr(dualmap.elastic, "CALM_S", 60.0)
         yield
-    dualmap_runs._ran.cache_clear()
+    dualmap.runs._ran.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +88,7 @@ def test_a_goodput_is_where_attainment_falls_below_the_share() -> None:
 def test_a_run_is_the_same_again_and_another_with_another_seed(small: None) -> None:
     load = load_of(workload("conversation"), "7B")
     first = ran(load, System(DECODING, "dualmap"), 8.0, lambda _: None)
-    dualmap_runs._ran.cache_clear()
+    dualmap.runs._ran.cache_clear()
     assert ran(load, System(DECODING, "dualmap"), 8.0, lambda _: None) == first
     assert ran(load, System(DECODING, "dualmap", seed=1), 8.0, lambda _: None) != first
     assert first.samples

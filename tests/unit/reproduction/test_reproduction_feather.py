@@ -11,24 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon_lab.figures.figure import Clock, Measure
-from pinyon_lab.figures.picture import svg
 from pinyon_lab.figures.tree_costs import TreeLoad
-from pinyon_lab.papers import FIGURES, Result
-from pinyon_lab.papers.feather import batches as feather_batches
-from pinyon_lab.papers.feather import chunks as feather_chunks
-from pinyon_lab.papers.feather import costs as feather_costs
-from pinyon_lab.papers.feather import kernels as feather_kernels
-from pinyon_lab.papers.feather import learning as feather_learning
-from pinyon_lab.papers.feather import load as feather_load
-from pinyon_lab.papers.feather import locality as feather_locality
-from pinyon_lab.papers.feather import offline as feather_offline
-from pinyon_lab.papers.feather import requests as feather_requests
-from pinyon_lab.papers.feather import runs as feather_runs
-from pinyon_lab.papers.feather import stalls as feather_stalls
-from pinyon_lab.papers.feather import sweeps as feather_sweeps
+from pinyon_lab.papers import FIGURES, Result, feather
 from pinyon_lab.papers.feather.runs import Load, Prompts, Server, batches, one_batch, served, tree
-from pinyon_lab.simulator.cluster_settings import GROUPED
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.pictures import svg
+from pinyon_lab.simulator.cluster_settings import GROUPED, SchedulingCost
 from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
@@ -44,40 +31,40 @@ def ticking() -> Clock:
 @pytest.fixture(scope="module")
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feather_runs, "REQUESTS", usually(10, long=16))
-        for module in (feather_locality, feather_batches):
+        patch.setattr(feather.runs, "REQUESTS", usually(10, long=16))
+        for module in (feather.locality, feather.batches):
             patch.setattr(module, "REQUESTS", usually(14, long=24))
             patch.setattr(module, "OUTPUT_TOKENS", 10)
-        patch.setattr(feather_locality, "PREFIX", 1_000)
-        patch.setattr(feather_locality, "SHARES", (0.0, 0.1, 1.0))
-        patch.setattr(feather_locality, "FRACTIONS", (0.0, 0.5, 1.0))
-        patch.setattr(feather_locality, "GROUPS", (1, 2, 10, 20, 50, 100))
-        patch.setattr(feather_batches, "LENGTH", 1_000)
-        patch.setattr(feather_batches, "LENGTHS", (100, 1_000))
-        patch.setattr(feather_batches, "SIZES", (5, 20))
-        patch.setattr(feather_batches, "EACH", 8)
-        patch.setattr(feather_batches, "SPLITS", (1, 8, 16, 32))
-        patch.setattr(feather_batches, "OUTPUTS", (1, 10))
-        patch.setattr(feather_load, "RATES", (10, 100))
-        patch.setattr(feather_offline, "OFFLINE_REQUESTS", usually(10, long=16))
-        patch.setattr(feather_sweeps, "MAX_BATCH", 16)
-        patch.setattr(feather_requests, "PREFIXES", (500, 1_000))
-        patch.setattr(feather_learning, "CONVERGING_REQUESTS", usually(20, long=40))
-        patch.setattr(feather_learning, "ALONE_REQUESTS", usually(15, long=30))
-        patch.setattr(feather_learning, "ALONE_RATES", (2,))
-        patch.setattr(feather_learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
-        patch.setattr(feather_learning, "LEARNING_RATES", (3, 10, 100))
-        patch.setattr(feather_costs, "REQUESTS", usually(10, long=20))
-        patch.setattr(feather_costs, "LENGTHS", (320, 640))
-        patch.setattr(feather_costs, "TREE", TreeLoad(20, 300, 60, 50))
-        patch.setattr(feather_chunks, "REQUESTS", usually(10, long=20))
-        patch.setattr(feather_kernels, "RATES", (100,))
-        patch.setattr(feather_stalls, "RATES", (10, 100))
-        for module in (feather_chunks, feather_stalls):
+        patch.setattr(feather.locality, "PREFIX", 1_000)
+        patch.setattr(feather.locality, "SHARES", (0.0, 0.1, 1.0))
+        patch.setattr(feather.locality, "FRACTIONS", (0.0, 0.5, 1.0))
+        patch.setattr(feather.locality, "GROUPS", (1, 2, 10, 20, 50, 100))
+        patch.setattr(feather.batches, "LENGTH", 1_000)
+        patch.setattr(feather.batches, "LENGTHS", (100, 1_000))
+        patch.setattr(feather.batches, "SIZES", (5, 20))
+        patch.setattr(feather.batches, "EACH", 8)
+        patch.setattr(feather.batches, "SPLITS", (1, 8, 16, 32))
+        patch.setattr(feather.batches, "OUTPUTS", (1, 10))
+        patch.setattr(feather.load, "RATES", (10, 100))
+        patch.setattr(feather.offline, "OFFLINE_REQUESTS", usually(10, long=16))
+        patch.setattr(feather.sweeps, "MAX_BATCH", 16)
+        patch.setattr(feather.load, "PREFIXES", (500, 1_000))
+        patch.setattr(feather.learning, "CONVERGING_REQUESTS", usually(20, long=40))
+        patch.setattr(feather.learning, "ALONE_REQUESTS", usually(15, long=30))
+        patch.setattr(feather.learning, "ALONE_RATES", (2,))
+        patch.setattr(feather.learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
+        patch.setattr(feather.learning, "LEARNING_RATES", (3, 10, 100))
+        patch.setattr(feather.costs, "REQUESTS", usually(10, long=20))
+        patch.setattr(feather.costs, "LENGTHS", (320, 640))
+        patch.setattr(feather.costs, "TREE", TreeLoad(20, 300, 60, 50))
+        patch.setattr(feather.chunks, "REQUESTS", usually(10, long=20))
+        patch.setattr(feather.kernels, "RATES", (100,))
+        patch.setattr(feather.stalls, "RATES", (10, 100))
+        for module in (feather.chunks, feather.stalls):
             patch.setattr(module, "PREFIXES", (320, 640))
-        patch.setattr(feather_stalls, "TREE_PREFIXES", (320, 640))
+        patch.setattr(feather.stalls, "TREE_PREFIXES", (320, 640))
         yield
-    feather_runs._served.cache_clear()
+    feather.runs._served.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +197,7 @@ def test_larger_batches_bring_less_and_less_and_later_where_a_prefix_is_shared()
 def test_a_run_is_the_same_again() -> None:
     load = Load(requests=40, output_tokens=20)
     first = served(load, Server("bandit"), lambda _: None)
-    feather_runs._served.cache_clear()
+    feather.runs._served.cache_clear()
     assert served(load, Server("bandit"), lambda _: None) == first
     assert first.tokens_s > 0
     assert first.batch <= 40
@@ -231,10 +218,10 @@ def test_what_measures_needs_a_clock_and_says_the_same_by_the_same_one(made: dic
 
 def test_a_server_waits_for_its_scheduler_as_long_as_was_measured(small: None) -> None:
     """Of all policies before each step, of an order of the line also for each that waits."""
-    costs = feather_costs.waits(("fcfs", "bandit", "lpm", feather_costs.RADIX), 320, lambda _: None, ticking())
+    costs = feather.costs.waits(("fcfs", "bandit", "lpm", feather.costs.RADIX), 320, lambda _: None, ticking())
     assert all(each.step_s > 0 for each in costs.values())
-    assert [name for name, each in costs.items() if each.waiting_s] == ["lpm", feather_costs.RADIX]
-    assert costs[feather_costs.RADIX].step_s == costs["bandit"].step_s
+    assert [name for name, each in costs.items() if each.waiting_s] == ["lpm", feather.costs.RADIX]
+    assert costs[feather.costs.RADIX].step_s == costs["bandit"].step_s
 
 
 def test_waiting_for_a_scheduler_takes_throughput_and_makes_tokens_later() -> None:

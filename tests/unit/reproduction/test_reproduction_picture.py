@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture, svg
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 y_values = st.one_of(st.floats(0, 1), st.floats(0, 1e9))

@@ -10,13 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon_lab.figures.picture import svg
-from pinyon_lab.papers import FIGURES, Result
-from pinyon_lab.papers.skywalker import pushing as skywalker_pushing
-from pinyon_lab.papers.skywalker import runs as skywalker_runs
-from pinyon_lab.papers.skywalker import serving as skywalker_serving
-from pinyon_lab.papers.skywalker import sharing as skywalker_sharing
+from pinyon_lab.papers import FIGURES, Result, skywalker
 from pinyon_lab.papers.skywalker.runs import Load
+from pinyon_lab.pictures import svg
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 SKYWALKER = [name for name in FIGURES if name.startswith("skywalker-")]
@@ -31,10 +27,10 @@ def short(load: Load) -> Load:
 def made() -> Iterator[dict[str, Result]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Load, "quick", lambda load: replace(short(load), warm_s=5.0))
-        patch.setattr(skywalker_pushing, "LIMITS", (20, 50))
-        patch.setattr(skywalker_sharing, "PROGRAMS", 150)
+        patch.setattr(skywalker.pushing, "LIMITS", (20, 50))
+        patch.setattr(skywalker.sharing, "PROGRAMS", 150)
         yield {name: FIGURES[name].make((), lambda _: None, quick=True) for name in SKYWALKER}
-    skywalker_runs._ran.cache_clear()
+    skywalker.runs._ran.cache_clear()
 
 
 @pytest.mark.parametrize("name", SKYWALKER)
@@ -54,7 +50,7 @@ def test_what_is_asked_for_is_there() -> None:
 def test_fig_8_has_all_systems_and_workloads(made: dict[str, Result]) -> None:
     rows = made["skywalker-fig8"].rows
     assert len(rows) == len({(row["workload"], row["system"]) for row in rows}) == 4 * 8
-    assert set(skywalker_serving.LOADS) == {"arena", "wildchat", "tree", "mixed-tree"}
+    assert set(skywalker.serving.LOADS) == {"arena", "wildchat", "tree", "mixed-tree"}
 
 
 def test_what_agrees_is_in_the_range(made: dict[str, Result]) -> None:

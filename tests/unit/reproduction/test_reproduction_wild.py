@@ -20,7 +20,7 @@ from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, 
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
 from pinyon_lab.papers.wild.ablation import LIFE_S, LIVES_S, HeadFirst
 from pinyon_lab.papers.wild.ablation import claims as ablation_claims
-from pinyon_lab.papers.wild.claims import BASELINES, claims
+from pinyon_lab.papers.wild.figures import BASELINES, claims
 from pinyon_lab.traces.analysis.models import MODELS
 from tests.unit.eviction.test_eviction_replay import trace
 from tests.unit.reproduction.test_reproduction_mooncake import SHARED, make, plain

@@ -10,9 +10,8 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.simulator.cluster import Cluster
-from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCost
 from pinyon_lab.simulator.leap import Leap
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
 from pinyon_lab.simulator.workload import Arrival
 
 ENGINE = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, 0.5)

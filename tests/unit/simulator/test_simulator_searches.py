@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.simulator.goodput import Bounds, goodput
-from pinyon_lab.simulator.plan import fewest
+from pinyon_lab.simulator.searches import Bounds, fewest, goodput
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 8, 9, 100, 128])

@@ -12,7 +12,8 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces import TraceFile, TraceRow
-from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, numbering, read_columns, svg
+from pinyon_lab.pictures import Picture, svg
+from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, columns, read_columns
 from pinyon_lab.traces.analysis.models import MODELS
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
@@ -62,10 +63,10 @@ def test_the_papers_sizes() -> None:
 @pytest.mark.parametrize("scale", [1, 1 << 40])
 def test_ids_are_numbered(monkeypatch: pytest.MonkeyPatch, scale: int) -> None:
     """Small ones as they are, others in the order of their values; over several pieces."""
-    monkeypatch.setattr(numbering, "PIECE_IDS", 10)
+    monkeypatch.setattr(columns, "PIECE_IDS", 10)
     generator = random.Random(3)
     rows = [[scale * generator.randrange(40) for _ in range(generator.randrange(9))] for _ in range(60)]
-    pieces = numbering.Pieces()
+    pieces = columns.Pieces()
     for row in rows:
         pieces.add(row)
     flat = [each for row in rows for each in row]
@@ -129,7 +130,7 @@ def test_odd_traces_have_figures_and_pictures(rows: list[TraceRow]) -> None:
         figure.json()
         assert figure.left_out or figure.facts or figure.tables
         if figure.plots:
-            xml.dom.minidom.parseString(svg(figure.title, figure.plots))
+            xml.dom.minidom.parseString(svg(Picture(figure.title, figure.plots)))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")

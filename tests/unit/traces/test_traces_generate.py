@@ -15,8 +15,8 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.traces import FORMATS, TraceRow
 from pinyon.traces.writer import line_of
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile, programs
+from pinyon_lab.traces.generate.draws import Quantiles
 from pinyon_lab.traces.generate.profile import Chats, Profile, Programs
-from pinyon_lab.traces.generate.quantiles import Quantiles
 from pinyon_lab.traces.generate.source import Ids
 from pinyon_lab.traces.generate.users import Users
 

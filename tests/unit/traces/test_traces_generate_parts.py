@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon_lab.traces.generate import PROFILES, profile
-from pinyon_lab.traces.generate.draws import exponential, log_normal
+from pinyon_lab.traces.generate.draws import Quantiles, exponential, log_normal
 from pinyon_lab.traces.generate.profile import Hours
-from pinyon_lab.traces.generate.quantiles import Quantiles
 from pinyon_lab.traces.generate.source import Ids
 from pinyon_lab.traces.generate.users import Users, weights
 

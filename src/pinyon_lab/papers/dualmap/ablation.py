@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, close, number
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.dualmap.runs import (
-    DECODING,
-    DUALMAP,
-    MODEL_NOTE,
-    PAPER,
-    SEEDS_NOTE,
-    all_seeds,
-    load_of,
-    mean,
-)
+from pinyon_lab.papers.dualmap.runs import DECODING, DUALMAP, MODEL_NOTE, PAPER, SEEDS_NOTE, all_seeds, load_of, means
+from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["FIG5", "VARIANTS"]
+__all__ = ["VARIANTS", "fig5"]
 
 VARIANTS = {
     "cache affinity": "dualmap:choice=cache_affinity,rebalance=false",
@@ -32,42 +23,33 @@ ABLATION_RATE = 3.5
 """Conversation on the 14B model; the text names none."""
 
 
-def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",))
+def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     load = load_of(workload, "14B")
     rows: list[dict[str, Value]] = []
     for label, policy in VARIANTS.items():
         runs = all_seeds(load, DECODING, policy, ABLATION_RATE, tell)
         rows.append(
-            {
-                "variant": label,
-                "p50_s": mean(runs, lambda run: run.p50_s),
-                "p90_s": mean(runs, lambda run: run.p90_s),
-                "hits": mean(runs, lambda run: run.hits),
-                "cv": mean(runs, lambda run: run.cv),
-                "attainment": mean(runs, lambda run: run.attainment),
-                "basis": basis(workload),
-            }
+            {"variant": label, **means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), "basis": basis(workload)}
         )
     by = {str(row["variant"]): row for row in rows}
 
     def less(key: str, variant: str, than: str) -> float:
         return 1 - number(by[variant], key) / number(by[than], key)
 
+    section = Section("§4.3")
+
     def claim(said: str, printed: float, ours: float) -> Claim:
         agrees = close(ours, printed)
-        return Claim(said, "§4.3", f"{printed:.1%}", f"{ours:.1%}", Basis.MODELLED, agrees, f"at {ABLATION_RATE}/s")
+        return section.says(said, f"{ours:.1%}", agrees, f"at {ABLATION_RATE}/s", printed=f"{printed:.1%}")
 
     p50, p90 = (number(by["cache affinity"], key) for key in ("p50_s", "p90_s"))
     claims = [
-        Claim(
+        section.says(
             "*DualMap-cache-affinity* shows the highest P50 (Figure 5a) and P90 (Figure 5b) TTFT",
-            "§4.3",
-            None,
             f"P50 {p50:.2f} s, P90 {p90:.2f} s",
-            Basis.MODELLED,
             all(number(row, "p50_s") <= p50 and number(row, "p90_s") <= p90 for row in rows),
-            "",
         ),
         claim(
             "*DualMap-no-rebalance* performs better, reducing P50 and P90 TTFT by 23.5% and 18.5%",
@@ -101,6 +83,3 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         Bars("Reused", "of the tokens", groups, {"hits": [number(by[each], "hits") for each in groups]}),
     ]
     return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], Picture("DualMap Fig. 5: ablation", panels))
-
-
-FIG5 = Figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",), (), _fig5)

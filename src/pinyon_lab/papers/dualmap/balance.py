@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.caches.cache import leading_run
+from pinyon_lab.figures.figure import Basis, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, cell, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.ablation import VARIANTS
 from pinyon_lab.papers.dualmap.runs import (
@@ -24,17 +24,15 @@ from pinyon_lab.papers.dualmap.runs import (
     label,
     load_of,
     mean,
+    means,
 )
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["FIG1", "FIG8", "FIG10", "FIG11"]
+__all__ = ["fig1", "fig8", "fig10", "fig11"]
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """Of Figs. 1, 8, 10 and 11, where systems fill up."""
-
-
-def _of(rows: Sequence[Mapping[str, Value]], **where: Value) -> list[Mapping[str, Value]]:
-    return [row for row in rows if all(row[key] == value for key, value in where.items())]
 
 
 # -- Figs. 1, 10 and 11: one rate, where systems fill up
@@ -45,11 +43,7 @@ def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
     seen: set[int] = set()
     hits = total = 0
     for place, arrival in enumerate(arrivals):
-        leading = 0
-        for block in arrival.blocks:
-            if block not in seen:
-                break
-            leading += 1
+        leading = leading_run(arrival.blocks, seen)
         seen.update(arrival.blocks)
         if place >= WARM_UP:
             hits += min(leading * block_tokens, arrival.tokens - 1)
@@ -71,11 +65,9 @@ def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[list[dict[s
                     "workload": workload.name,
                     "policy": policy,
                     "rate": rate,
-                    "hits": mean(runs, lambda run: run.hits),
-                    "of_ideal": mean(runs, lambda run: run.hits) / ideal,
-                    "cv": mean(runs, lambda run: run.cv),
-                    "pending": mean(runs, lambda run: run.pending),
-                    "attainment": mean(runs, lambda run: run.attainment),
+                    "hits": mean(runs, "hits"),
+                    "of_ideal": mean(runs, "hits") / ideal,
+                    **means(runs, "cv", "pending", "attainment"),
                     "basis": basis(workload),
                 }
             )
@@ -102,12 +94,12 @@ _ONE_RATE_NOTES = [
 ]
 
 
-def _value(rows: Sequence[Mapping[str, Value]], workload: str, policy: str, key: str) -> float:
-    (row,) = _of(rows, workload=workload, policy=policy)
-    return number(row, key)
+def _value(rows: Rows, workload: str, policy: str, key: str) -> float:
+    return cell(rows, key, workload=workload, policy=policy)
 
 
-def _fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
+def fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows, _ = _at_one_rate(workloads, tell)
     more = _value(rows, "conversation", "cache_affinity", "hits") / _value(rows, "conversation", "least_loaded", "hits")
     names = [workload.name for workload in workloads]
@@ -120,37 +112,30 @@ def _fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
         for found in (*hits.values(), *cvs.values())
         for policy in ("min_ttft", "preble")
     )
+    section = Section("§2.2")
     claims = [
-        Claim(
+        section.says(
             "the *Cache Affinity* strategy achieves a cache hit rate $1.21 \\times$ higher than that of *Least Loaded* "
             "on the *Conversation* dataset",
-            "§2.2",
-            "1.21",
             f"{more:.2f}",
-            Basis.MODELLED,
             close(more, 1.21),
-            "",
+            printed="1.21",
         ),
-        Claim(
+        section.says(
             "*Least Loaded* achieves near-zero CV",
-            "§2.2",
-            "near zero",
             ", ".join(f"{name} {cvs[name]['least_loaded']:.2f}" for name in names),
-            Basis.MODELLED,
             all(found["least_loaded"] == min(found.values()) for found in cvs.values()),
             "agrees if it is the least of all",
+            printed="near zero",
         ),
-        Claim(
+        section.says(
             "*Min TTFT* and *Preble* achieve cache hit rates and load balancing ratios between those of *Cache "
             "Affinity* and *Least Loaded*",
-            "§2.2",
-            None,
             "; ".join(
                 f"{name}: hits {', '.join(f'{hits[name][each]:.0%}' for each in POLICIES)}, "
                 f"CV {', '.join(f'{cvs[name][each]:.2f}' for each in POLICIES)}"
                 for name in names
             ),
-            Basis.MODELLED,
             between,
             "in the order of the table; agrees if both are between the two in hits and in CV",
         ),
@@ -164,42 +149,33 @@ def _fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 1: affinity and balance", panels))
 
 
-FIG1 = Figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",), _fig1)
-
-
-def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",))
+def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows, _ = _at_one_rate(workloads, tell)
     printed = {"conversation": 0.625, "toolagent": 0.964}
     ours = {workload.name: _value(rows, workload.name, DUALMAP, "of_ideal") for workload in workloads}
+    section = Section("§A.3.2")
     claims = [
-        Claim(
+        section.says(
             "reaching 62.5% and 96.4% of the theoretical upper bound, respectively",
-            "§A.3.2",
-            ", ".join(f"{name} {printed[name]:.1%}" for name in ours),
             ", ".join(f"{name} {share:.1%}" for name, share in ours.items()),
-            Basis.MODELLED,
             all(close(share, printed[name]) for name, share in ours.items()),
             "what the bound is the text does not say: here one cache without an end",
+            printed=", ".join(f"{name} {printed[name]:.1%}" for name in ours),
         ),
-        Claim(
+        section.says(
             "the *Least Loaded* strategy exhibits significantly lower cache hit rates on both workloads",
-            "§A.3.2",
-            None,
             ", ".join(f"{name} {_value(rows, name, 'least_loaded', 'of_ideal'):.0%} of the bound" for name in ours),
-            Basis.MODELLED,
             all(_value(rows, name, "least_loaded", "of_ideal") < share for name, share in ours.items()),
             "below DualMap's",
         ),
-        Claim(
+        section.says(
             "*Preble* performs similarly to *Least Loaded*",
-            "§A.3.2",
-            None,
             ", ".join(
                 f"{name} {_value(rows, name, 'preble', 'of_ideal'):.0%} of the bound against "
                 f"{_value(rows, name, 'least_loaded', 'of_ideal'):.0%}"
                 for name in ours
             ),
-            Basis.MODELLED,
             all(
                 close(_value(rows, name, "preble", "of_ideal"), _value(rows, name, "least_loaded", "of_ideal"))
                 for name in ours
@@ -215,26 +191,21 @@ def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 10: hit rates", [panel]))
 
 
-FIG10 = Figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",), _fig10)
-
-
-def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
+def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows, first = _at_one_rate(workloads, tell)
     least = {
         workload.name: min(_value(rows, workload.name, policy, "pending") for policy in POLICIES if policy != DUALMAP)
         for workload in workloads
     }
     claims = [
-        Claim(
+        Section("§A.3.2").says(
             "*DualMap* maintains consistently low and stable system load throughout the entire experiment, "
             "significantly outperforming all baselines",
-            "§A.3.2",
-            None,
             ", ".join(
                 f"{name} {_value(rows, name, DUALMAP, 'pending'):,.0f} tokens, the least of the others {others:,.0f}"
                 for name, others in least.items()
             ),
-            Basis.MODELLED,
             all(_value(rows, name, DUALMAP, "pending") < others for name, others in least.items()),
             "tokens that wait at an instance, mean",
         )
@@ -259,9 +230,6 @@ def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 11: what waits", panels))
 
 
-FIG11 = Figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",), _fig11)
-
-
 # -- Fig. 8
 
 OVERLOADED = 0.5 * SLO_S / 127e-6
@@ -274,7 +242,8 @@ def _hot(result: Ran) -> float:
     return sum(hot) / max(1, len(hot))
 
 
-def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",))
+def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     panels = []
     for workload in workloads:
@@ -285,8 +254,8 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
                 {
                     "workload": workload.name,
                     "variant": variant,
-                    "hot": mean(runs, _hot),
-                    "cv": mean(runs, lambda run: run.cv),
+                    "hot": sum(map(_hot, runs)) / len(runs),
+                    "cv": mean(runs, "cv"),
                     "basis": basis(workload),
                 }
             )
@@ -298,12 +267,9 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
                 panels.append(Courses(shown(workload), "time, s", "waiting tokens", courses, form=",.0f"))
     hot = {str(row["workload"]): number(row, "hot") for row in rows if row["variant"] == "no rebalance"}
     claims = [
-        Claim(
+        Section("§A.2.2").says(
             "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
-            "§A.2.2",
-            None,
             ", ".join(f"{name} {share:.0%} of the time" for name, share in hot.items()),
-            Basis.MODELLED,
             hot.get("toolagent", 1.0) >= hot["conversation"] > 0.05,
             "one instance overloaded and not all of them together, without rebalancing",
         )
@@ -315,6 +281,3 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("cv", "CV", ".2f", Basis.MODELLED),
     ]
     return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], Picture("DualMap Fig. 8: hot instances", panels))
-
-
-FIG8 = Figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",), _fig8)

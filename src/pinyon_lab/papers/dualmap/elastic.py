@@ -4,22 +4,16 @@ Fig. 13); prompts and decoding on instances of their own (A.6)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
-from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
-from pinyon.profiles.engine_profile import load_profile
-from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
-    MACHINES,
     MODEL_NOTE,
     ONE_SEED_NOTE,
     PAPER,
@@ -30,18 +24,18 @@ from pinyon_lab.papers.dualmap.runs import (
     WARM_UP,
     System,
     all_seeds,
-    cluster_settings,
+    cluster_of,
     goodput,
     label,
     load_of,
     mean,
 )
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
-__all__ = ["A6", "FIG12", "FIG13"]
+__all__ = ["a6", "fig12", "fig13"]
 
 # -- Fig. 12
 
@@ -67,21 +61,19 @@ def _by_window(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
     return [((at + 1) * WINDOW_S, sum(seen) / len(seen)) for at, seen in sorted(windows.items())]
 
 
-def _fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig12", PAPER, "§A.3.3, Fig. 12", "scaling", ("toolagent",))
+def fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     load = load_of(workload, "7B")
     half = len(load.arrivals) // 2
     busy_end_s = half / (BUSY * KNEE)
     arrivals = _phase(load.arrivals[:half], BUSY * KNEE, 0.0, busy_end_s)
     arrivals += _phase(load.arrivals[half:], CALM * KNEE, busy_end_s, busy_end_s + CALM_S)
-    machine = load_machine(MACHINES["7B"])
     rows: list[dict[str, Value]] = []
     panels, told = [], {}
     for text, scaling in (("scaling", ScalingSettings(FEW, MANY, SLO_S)), (f"{FEW} instances", None)):
         tell(f"{workload.name}: {text}")
-        settings = replace(cluster_settings(load, FEW), scaling=scaling)
-        policy = PLACEMENT_POLICIES.make(System(DECODING, DUALMAP).placement())
-        cluster = Cluster(settings, machine, load_profile(machine.engine), policy)
+        cluster = cluster_of(load, System(DECODING, DUALMAP, FEW), scaling=scaling)
         windows = _by_window(cluster.run(arrivals))
         sizes = cluster.elasticity.sizes if cluster.elasticity is not None else [(0.0, FEW)]
         told[text] = windows, sizes
@@ -104,44 +96,36 @@ def _fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
     shrunk = [at_s for (at_s, size), (_, before) in zip(sizes[1:], sizes, strict=False) if size < before]
     busy, calm = (row for row in rows if row["cluster"] == "scaling")
     fixed = next(row for row in rows if row["cluster"] != "scaling" and row["phase"] == "busy")
+    section = Section("§A.3.3")
     claims = [
-        Claim(
+        section.says(
             "At 74 seconds, *DualMap* detects overload",
-            "§A.3.3",
-            74,
             "never" if grown_s is None else f"{grown_s:.0f}",
-            Basis.MODELLED,
             grown_s is not None and close(grown_s, 74),
             "seconds from the beginning; when depends on the rule, of which the text prints nothing, and on the rate",
+            printed=74,
         ),
-        Claim(
+        section.says(
             "At 1809 seconds, *DualMap* begins gradual downscaling",
-            "§A.3.3",
-            1809,
             f"{shrunk[0]:.0f}, {shrunk[0] - busy_end_s:.0f} after the load fell" if shrunk else "never",
-            Basis.MODELLED,
             bool(shrunk) and close(shrunk[0], 1809),
             "when the load falls the text does not say",
+            printed=1809,
         ),
-        Claim(
+        section.says(
             "SLO attainment promptly rises to 90% as the scheduler routes new requests to the newly added idle "
             "instances",
-            "§A.3.3",
-            "90%",
             f"{number(busy, 'later'):.0%} in the second half, {number(fixed, 'later'):.0%} without",
-            Basis.MODELLED,
             number(busy, "later") >= 0.9 > number(fixed, "later"),
-            "",
+            printed="90%",
         ),
-        Claim(
+        section.says(
             "*DualMap* begins gradual downscaling, reducing to 4 instances (Figure 12c), while maintaining over 90% "
             "SLO attainment",
-            "§A.3.3",
-            "90%",
             f"{len(shrunk)} instances go, {number(calm, 'attainment'):.0%} in time",
-            Basis.MODELLED,
             sizes[-1][1] == FEW and number(calm, "attainment") > 0.9,
             "one by one",
+            printed="90%",
         ),
     ]
     columns = [
@@ -182,9 +166,6 @@ def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float
     return [*points, (end_s, points[-1][1])]
 
 
-FIG12 = Figure("dualmap-fig12", PAPER, "§A.3.3, Fig. 12", "scaling", ("toolagent",), (), _fig12)
-
-
 # -- Fig. 13
 
 SIZES = (8, 16, 24, 32)
@@ -193,7 +174,8 @@ REQUESTS_EACH = 700
 RATES_EACH = (1.5, 2.0, 2.5, 3.0, 3.5)
 
 
-def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig13", PAPER, "§A.4.1, Fig. 13", "clusters that grow", ("toolagent",))
+def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     if len(workload.rows) < REQUESTS_EACH * SIZES[-1]:
         raise InvalidArgument(f"{workload.name} has less than {REQUESTS_EACH * SIZES[-1]:,} requests", field="trace")
@@ -204,9 +186,9 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             points, p99 = [], 0.0
             for each in RATES_EACH:
                 runs = all_seeds(load, PREFILL_ONLY, policy, each * size, tell, size)
-                points.append((each * size, mean(runs, lambda run: run.attainment)))
+                points.append((each * size, mean(runs, "attainment")))
                 if points[-1][1] >= 0.9:
-                    p99 = mean(runs, lambda run: run.p99_s)
+                    p99 = mean(runs, "p99_s")
             rows.append(
                 {
                     "instances": size,
@@ -225,22 +207,17 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
     ahead = {
         size: found(size, DUALMAP) / max(found(size, each) for each in POLICIES if each != DUALMAP) for size in SIZES
     }
+    section = Section("§A.4.1")
     claims = [
-        Claim(
+        section.says(
             "*DualMap* achieves near-linear growth in goodput",
-            "§A.4.1",
-            None,
             f"{growth:.0%} for each instance of {SIZES[-1]} of what it is for each of {SIZES[0]}",
-            Basis.MODELLED,
             growth >= 0.9,
             "nine tenths count as near-linear; prefill only",
         ),
-        Claim(
+        section.says(
             "and consistently outperforms Cache Affinity, Least Loaded, Min TTFT, and Preble across all cluster sizes",
-            "§A.4.1",
-            None,
             ", ".join(f"{size}: {ratio - 1:+.0%}" for size, ratio in ahead.items()),
-            Basis.MODELLED,
             min(ahead.values()) >= 1,
             "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
         ),
@@ -266,25 +243,21 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, notes, Picture("DualMap Fig. 13: clusters that grow", [panel]))
 
 
-FIG13 = Figure("dualmap-fig13", PAPER, "§A.4.1, Fig. 13", "clusters that grow", ("toolagent",), (), _fig13)
-
-
 # -- A.6
 
 PREFILLS, DECODES = 5, 3
 SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 
 
-def _a6(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
+def a6(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
-    machine = load_machine(MACHINES["7B"])
+    roles = (Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES
     for workload in workloads:
         load, rate = load_of(workload, "7B"), SPLIT_RATE[workload.name]
         for policy in POLICIES:
             tell(f"{workload.name}: {policy}, {PREFILLS} for prompts, {DECODES} that decode")
-            settings = replace(cluster_settings(load, 1), roles=(Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES)
-            made = PLACEMENT_POLICIES.make(System(DECODING, policy).placement())
-            cluster = Cluster(settings, machine, load_profile(machine.engine), made)
+            cluster = cluster_of(load, System(DECODING, policy), roles=roles)
             outcomes = cluster.run(at_rate(load.arrivals, rate))
             told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
             rows.append(
@@ -323,18 +296,12 @@ def _a6(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, notes, Picture("DualMap A.6: prefill and decode apart", [panel]))
 
 
-def _a6_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim:
+def _a6_claim(rows: Rows, workload: str) -> Claim:
     found = {str(row["policy"]): number(row, "attainment") for row in rows if row["workload"] == workload}
-    return Claim(
+    return Section("§A.6").says(
         "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs routing "
         "exclusively on the prefill instances",
-        "§A.6",
-        None,
         ", ".join(f"{label(policy)} {share:.1%}" for policy, share in found.items()),
-        Basis.MODELLED,
         found[DUALMAP] > max(found["cache_affinity"], found["least_loaded"]),
         f"{workload}: agrees if it is ahead of cache affinity and least loaded there, too",
     )
-
-
-A6 = Figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",), _a6)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Tell
+from pinyon_lab.figures.figure import Tell, Value
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
@@ -41,11 +42,12 @@ __all__ = [
     "Ran",
     "System",
     "all_seeds",
-    "cluster_settings",
+    "cluster_of",
     "goodput",
     "label",
     "load_of",
     "mean",
+    "means",
     "ran",
     "seeds_of",
 ]
@@ -194,7 +196,7 @@ def _ran(load: Load, system: System, rate: float) -> Ran:
     arrivals = at_rate(load.arrivals, rate)
     if system.kind == PREFILL_ONLY:
         return _prefill_only(load, system, arrivals)
-    cluster = _cluster(load, system)
+    cluster = cluster_of(load, system)
     samples = PendingSamples(cluster, arrivals)
     outcomes = cluster.run(arrivals)
     e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
@@ -218,7 +220,7 @@ def _summary(told: Mapping[str, float]) -> Ran:
     )
 
 
-def cluster_settings(load: Load, instances: int) -> ClusterSettings:
+def _settings(load: Load, instances: int) -> ClusterSettings:
     machine = load_machine(MACHINES[load.size])
     return ClusterSettings(
         (Role.MIXED,) * instances,
@@ -233,9 +235,10 @@ def cluster_settings(load: Load, instances: int) -> ClusterSettings:
     )
 
 
-def _cluster(load: Load, system: System) -> Cluster:
+def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
+    """``changes``: of its settings."""
     machine = load_machine(MACHINES[load.size])
-    settings = cluster_settings(load, system.instances)
+    settings = replace(_settings(load, system.instances), **changes)
     policy = PLACEMENT_POLICIES.make(system.placement())
     return Cluster(settings, machine, load_profile(machine.engine), policy, system.seed)
 
@@ -268,8 +271,12 @@ def all_seeds(load: Load, kind: str, policy: str, rate: float, tell: Tell, insta
     return [ran(load, System(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
 
 
-def mean(runs: Sequence[Ran], value: Callable[[Ran], float]) -> float:
-    return sum(map(value, runs)) / len(runs)
+def mean(runs: Sequence[Ran], key: str) -> float:
+    return sum(float(getattr(run, key)) for run in runs) / len(runs)
+
+
+def means(runs: Sequence[Ran], *keys: str) -> dict[str, Value]:
+    return {key: mean(runs, key) for key in keys}
 
 
 def label(policy: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, number
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -22,9 +21,13 @@ from pinyon_lab.papers.dualmap.runs import (
     label,
     load_of,
     mean,
+    means,
 )
+from pinyon_lab.pictures import Course, Courses, Picture
 
-__all__ = ["FIG3", "FIG4"]
+__all__ = ["fig3", "fig4"]
+
+SECTION = Section("§4.2")
 
 RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("conversation", "7B", DECODING): (3.0, 4.0, 5.0, 6.0, 7.0),
@@ -61,17 +64,11 @@ def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> l
                         "kind": kind,
                         "policy": policy,
                         "rate": rate,
-                        "attainment": mean(runs, lambda run: run.attainment),
+                        "attainment": mean(runs, "attainment"),
                         "least": min(run.attainment for run in runs),
                         "most": max(run.attainment for run in runs),
-                        "last_quarter": mean(runs, lambda run: run.last_quarter),
-                        "longest_tenth": mean(runs, lambda run: run.longest_tenth),
-                        "p50_s": mean(runs, lambda run: run.p50_s),
-                        "p90_s": mean(runs, lambda run: run.p90_s),
-                        "p99_s": mean(runs, lambda run: run.p99_s),
-                        "hits": mean(runs, lambda run: run.hits),
-                        "e2e_p50_s": mean(runs, lambda run: run.e2e_p50_s),
-                        "e2e_p90_s": mean(runs, lambda run: run.e2e_p90_s),
+                        **means(runs, "last_quarter", "longest_tenth", "p50_s", "p90_s", "p99_s", "hits"),
+                        **means(runs, "e2e_p50_s", "e2e_p90_s"),
                         "basis": basis(workload),
                     }
                 )
@@ -87,23 +84,17 @@ _WHERE = [
 ]
 
 
-def _of(rows: Sequence[Mapping[str, Value]], **where: Value) -> list[Mapping[str, Value]]:
-    return [row for row in rows if all(row[key] == value for key, value in where.items())]
-
-
-def _goodputs(rows: Sequence[Mapping[str, Value]], **where: Value) -> dict[str, float]:
+def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
     """By policy."""
-    return {
-        policy: goodput([(number(row, "rate"), number(row, "attainment")) for row in _of(rows, policy=policy, **where)])
-        for policy in POLICIES
-    }
+    return {policy: goodput(points(those(rows, policy=policy, **where), "rate", "attainment")) for policy in POLICIES}
 
 
-def _settings_of(rows: Sequence[Mapping[str, Value]]) -> list[tuple[Value, Value, Value]]:
+def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
     return list(dict.fromkeys((row["workload"], row["model"], row["kind"]) for row in rows))
 
 
-def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
+def fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = _rated(workloads, tell, (DECODING, PREFILL_ONLY))
     columns = [
         *_WHERE,
@@ -123,14 +114,14 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         courses = [
             Course(
                 label(policy),
-                [(number(row, "rate"), number(row, "attainment")) for row in _of(rows, policy=policy, **here)],
+                points(those(rows, policy=policy, **here), "rate", "attainment"),
                 dashed=policy != DUALMAP,
             )
             for policy in POLICIES
         ]
         panels.append(Courses(text, "requests/s", "in time", courses))
     names = dict.fromkeys(row["workload"] for row in rows)
-    claims += [_capacity_claim(_of(rows, workload=name, kind=DECODING), str(name)) for name in names]
+    claims += [_capacity_claim(those(rows, workload=name, kind=DECODING), str(name)) for name in names]
     notes = [
         f"Goodput: the rate at which {SHARE:.0%} are in time, between the rates that were run. In time: TTFT of 5 s at "
         "most. Beside it the 99th percentile, attainment of the last quarter by arrival, which falls where a queue "
@@ -154,31 +145,26 @@ def _goodput_claim(found: Mapping[str, float], workload: str, where: str) -> Cla
     }[workload]
     name, best = _best(found)
     gain = found[DUALMAP] / best - 1 if best else 0.0
-    return Claim(
+    return SECTION.says(
         said,
-        "§4.2",
-        f"{low:.1%} to {high:.0%}",
         f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
-        Basis.MODELLED,
         0.8 * low <= gain <= 1.2 * high,
         where,
+        printed=f"{low:.1%} to {high:.0%}",
     )
 
 
 def _others_claim(found: Mapping[str, float], where: str) -> Claim:
     _, best = _best(found)
-    return Claim(
+    return SECTION.says(
         "consistently outperforms other approaches",
-        "§4.2",
-        None,
         ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
-        Basis.MODELLED,
         found[DUALMAP] > best,
         f"goodput, requests/s; agrees if ahead of all four; {where}",
     )
 
 
-def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim:
+def _capacity_claim(rows: Rows, workload: str) -> Claim:
     said, printed, least = {
         "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
         "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
@@ -186,23 +172,19 @@ def _capacity_claim(rows: Sequence[Mapping[str, Value]], workload: str) -> Claim
     gains = []
     for model in dict.fromkeys(row["model"] for row in rows):
         for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
-            found = {str(row["policy"]): number(row, "attainment") for row in _of(rows, model=model, rate=rate)}
+            found = {str(row["policy"]): number(row, "attainment") for row in those(rows, model=model, rate=rate)}
             gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
-    return Claim(
+    return SECTION.says(
         said,
-        "§4.2",
-        printed,
         f"{min(gains):+.0%} to {max(gains):+.0%}",
-        Basis.MODELLED,
         max(gains) >= least,
         f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
+        printed=printed,
     )
 
 
-FIG3 = Figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",), _fig3)
-
-
-def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
+def fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = _rated(workloads, tell, (DECODING,))
     columns = [
         *_WHERE,
@@ -215,18 +197,14 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     cut: dict[str, list[float]] = {"p50_s": [], "p90_s": []}
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        served = [number(row, "rate") for row in _of(rows, **here) if number(row, "attainment") >= SHARE]
-        rate = max(served, default=min(number(row, "rate") for row in _of(rows, **here)))
+        served = [number(row, "rate") for row in those(rows, **here) if number(row, "attainment") >= SHARE]
+        rate = max(served, default=min(number(row, "rate") for row in those(rows, **here)))
         for key, found in cut.items():
-            values = {str(row["policy"]): number(row, key) for row in _of(rows, rate=rate, **here)}
+            values = {str(row["policy"]): number(row, key) for row in those(rows, rate=rate, **here)}
             least = min(value for policy, value in values.items() if policy != DUALMAP)
             found.append(1 - values[DUALMAP] / least)
         courses = [
-            Course(
-                label(policy),
-                [(number(row, "rate"), number(row, "p90_s")) for row in _of(rows, policy=policy, **here)],
-                dashed=policy != DUALMAP,
-            )
+            Course(label(policy), points(those(rows, policy=policy, **here), "rate", "p90_s"), dashed=policy != DUALMAP)
             for policy in POLICIES
         ]
         panels.append(Courses(f"{workload}, {model}", "requests/s", "TTFT P90, s", courses, form=".0f"))
@@ -235,7 +213,7 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
         least, most = min(cut[key]), max(cut[key])
         agrees = least >= 0.8 * low and most <= min(1.0, 1.2 * high)
         why = "at the highest rate of each setting that any policy serves, against the best baseline by that percentile"
-        return Claim(said, "§4.2", printed, f"{least:.0%} to {most:.0%}", Basis.MODELLED, agrees, why)
+        return SECTION.says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
 
     claims = [
         claim("*DualMap* reduces P50 TTFT by 55.4%–97.4%", "55.4% to 97.4%", "p50_s", 0.554, 0.974),
@@ -243,6 +221,3 @@ def _fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
     ]
     picture = Picture("DualMap Fig. 4: TTFT", panels)
     return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], picture)
-
-
-FIG4 = Figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",), _fig4)

@@ -4,33 +4,25 @@ worth (Fig. 15), and how large the scheduler's books are (A.4)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import leading_run
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, cell, close, number, shown, those
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.simulator.block_ids import key_of
+from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.simulator.workload import key_of
 
-__all__ = ["A4", "FIG6", "FIG15", "TABLE1"]
-
-PAPER = "DualMap"
-INSTANCES = 8
-"""§4.2."""
+__all__ = ["a4", "fig6", "fig15", "table1"]
 
 # -- Fig. 6
 
-REQUESTS = {"conversation": 4_000, "toolagent": 8_000}
-"""A.3.1: the first ones."""
-RULES = {
-    "published code": HotnessSettings(),
-    "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0),
-}
+RULES = {"published code": HotnessSettings(), "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0)}
 POINTS = 0.05
 """Ours: of a share of requests; the paper gives no error."""
 
@@ -46,7 +38,8 @@ def _lengths(workload: Workload, settings: HotnessSettings) -> Counter[int]:
     return lengths
 
 
-def _fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",))
+def fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     for workload in workloads:
         for rule, settings in RULES.items():
@@ -83,58 +76,47 @@ def _fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
     notes = [
         "The text extends a prefix that more than 2/n of the requests in a window share and shortens it again below "
         "1/n (n = 8); the code published with the paper extends at 6.12% of the last 200 requests and shortens below "
-        "2%. In time of the trace itself; at another rate a window of seconds has other requests.",
+        "2%. In time of the trace itself; at another rate a window of seconds has other requests."
     ]
     return Result(columns, rows, _fig6_claims(rows), notes, Picture("DualMap Fig. 6: length of keys", panels))
 
 
-def _share(rows: Sequence[Mapping[str, Value]], workload: str, rule: str, blocks: int) -> float:
-    return sum(
-        number(row, "share")
-        for row in rows
-        if row["workload"] == workload and row["rule"] == rule and row["blocks"] == blocks
-    )
+def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
+    return sum(number(row, "share") for row in those(rows, workload=workload, rule=rule, blocks=blocks))
 
 
-def _fig6_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig6_claims(rows: Rows) -> list[Claim]:
     two = {rule: _share(rows, "conversation", rule, 2) for rule in RULES}
+    section = Section("§A.2.1", Basis.MEASURED)
     claims = [
-        Claim(
+        section.says(
             "on the *Conversation* dataset, 95% of requests have a shared prefix length of 2 blocks",
-            "§A.2.1",
-            "95%",
             ", ".join(f"{share:.1%} ({rule})" for rule, share in two.items()),
-            Basis.MEASURED,
             any(abs(share - 0.95) <= POINTS for share in two.values()),
             "within five points, by either bounds",
+            printed="95%",
         )
     ]
     if any(row["workload"] == "toolagent" for row in rows):
         printed = {2: 0.452, 6: 0.149, 13: 0.378}
         ours = {rule: {blocks: _share(rows, "toolagent", rule, blocks) for blocks in printed} for rule in RULES}
         claims.append(
-            Claim(
+            section.says(
                 "14.9% and 37.8% of requests have hash key lengths of 6 and 13 blocks, respectively",
-                "§A.2.1",
-                "2: 45.2%, 6: 14.9%, 13: 37.8%",
                 "; ".join(
                     f"{rule} " + ", ".join(f"{blocks}: {share:.1%}" for blocks, share in shares.items())
                     for rule, shares in ours.items()
                 ),
-                Basis.CONSTRUCTION,
                 any(
                     all(abs(shares[blocks] - share) <= POINTS for blocks, share in printed.items())
                     for shares in ours.values()
                 ),
                 "these shares were put into the generated trace; that the rule finds them is what is seen",
+                printed="2: 45.2%, 6: 14.9%, 13: 37.8%",
+                basis=Basis.CONSTRUCTION,
             )
         )
     return claims
-
-
-FIG6 = Figure(
-    "dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",), _fig6
-)
 
 
 # -- Fig. 15
@@ -154,7 +136,8 @@ def _deviation(instances: int, choices: int, seed: int) -> int:
     return max(loads) - PER_INSTANCE
 
 
-def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth")
+def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     for instances in SIZES:
         tell(f"choices: {instances} instances")
@@ -168,27 +151,21 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     ]
 
     def deviation(instances: int, choices: int) -> float:
-        (row,) = (row for row in rows if row["instances"] == instances and row["choices"] == choices)
-        return number(row, "deviation")
+        return cell(rows, "deviation", instances=instances, choices=choices)
 
     first = [deviation(each, 1) / deviation(each, 2) for each in SIZES]
     later = [deviation(each, 2) - deviation(each, 3) for each in SIZES]
+    section = Section("§A.9")
     claims = [
-        Claim(
+        section.says(
             "increasing d from 1 to 2 produces a sharp reduction in maximum load deviation",
-            "§A.9",
-            None,
             f"{min(first):.0f} to {max(first):.0f} times less",
-            Basis.MODELLED,
             min(first) > 5,
             f"mean of {SEEDS} seeds; five times counts as sharp",
         ),
-        Claim(
+        section.says(
             "When d exceeds 2, the marginal benefit quickly tapers off",
-            "§A.9",
-            None,
             f"{min(later):.2f} to {max(later):.2f} requests of {PER_INSTANCE}",
-            Basis.MODELLED,
             all(less < (deviation(each, 1) - deviation(each, 2)) / 10 for each, less in zip(SIZES, later, strict=True)),
             "from two to three choices, less than a tenth of what the second one brought",
         ),
@@ -202,16 +179,14 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [note], Picture("DualMap Fig. 15: choices", [panel]))
 
 
-FIG15 = Figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth", (), (), _fig15)
-
-
 # -- A.4
 
 BLOCK_TOKENS, ENTRY_BYTES, DRAM_BYTES, CLUSTER = 128, 16, 64 << 30, 32
 MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 
 
-def _a4(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are")
+def a4(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     for name, machine in MODELS.items():
         blocks = DRAM_BYTES // (BLOCK_TOKENS * load_machine(machine).kv_token_bytes)
@@ -226,7 +201,7 @@ def _a4(workloads: Sequence[Workload], tell: Tell) -> Result:
     small, large = rows
 
     def claim(said: str, printed: float, ours: float, form: str, agrees: bool, why: str) -> Claim:
-        return Claim(said, "§A.4.2", format(printed, form), format(ours, form), Basis.MODELLED, agrees, why)
+        return Section("§A.4.2").says(said, format(ours, form), agrees, why, printed=format(printed, form))
 
     why = "16 B for each block of 128 tokens that 64 GiB hold"
     kib, mib = number(small, "kib"), number(small, "cluster_mib")
@@ -239,14 +214,7 @@ def _a4(workloads: Sequence[Workload], tell: Tell) -> Result:
             number(small, "blocks") == 9632,
             "two digits seem to be swapped: 9,362 blocks are the 146.2 KB that follow",
         ),
-        claim(
-            "each instance stores about 146.2 KB of metadata",
-            146.2,
-            kib,
-            ".1f",
-            abs(kib - 146.2) < 0.1,
-            why,
-        ),
+        claim("each instance stores about 146.2 KB of metadata", 146.2, kib, ".1f", abs(kib - 146.2) < 0.1, why),
         claim("a 32-instance cluster stores 4.57MB", 4.57, mib, ".2f", abs(mib - 4.57) < 0.01, why),
         claim(
             "the per-instance and 32-instance metadata costs are 44KB and 1.38MB",
@@ -269,16 +237,14 @@ def _a4(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [note], Picture("DualMap A.4: metadata", [panel]))
 
 
-A4 = Figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are", (), (), _a4)
-
-
 # -- Table 1
 
 PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 """Average input and output length, tokens, and the prefix caching ratio."""
 
 
-def _table1(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",))
+def table1(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     for workload in workloads:
         tell(f"statistics: {workload.name}")
@@ -311,14 +277,13 @@ def _table1(workloads: Sequence[Workload], tell: Tell) -> Result:
             "toolagent": "is characterized by long and repetitive system prompts, with a prefix cache ratio of 59%",
         }[workload.name]
         claims.append(
-            Claim(
+            Section("§A.3.1, Table 1").says(
                 said,
-                "§A.3.1, Table 1",
-                f"input {tokens:,}, output {output}, reused {ratio:.0%}",
                 f"input {ours[0]:,.0f}, output {ours[1]:.0f}, reused {ours[2]:.1%}",
-                basis(workload),
                 close(ours[0], tokens) and close(ours[1], output) and close(ours[2], ratio),
                 "of all rows, by blocks: the table names 4,000 and 8,000 requests, and has the lengths of whole traces",
+                printed=f"input {tokens:,}, output {output}, reused {ratio:.0%}",
+                basis=basis(workload),
             )
         )
     columns = [
@@ -334,6 +299,3 @@ def _table1(workloads: Sequence[Workload], tell: Tell) -> Result:
     hits = {"all": [number(row, "reused") for row in wholes]}
     panel = Bars("Blocks that an endless cache has", "of the blocks", names, hits)
     return Result(columns, rows, claims, [], Picture("DualMap Table 1: workloads", [panel]))
-
-
-TABLE1 = Figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",), _table1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.locality import (
     BATCH,
@@ -20,8 +19,9 @@ from pinyon_lab.papers.feather.locality import (
     row,
 )
 from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, PAPER, Parts, Server, batches, one_batch
+from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["FIG3_8", "FIG3_9", "FIG3_10", "FIG3_11"]
+__all__ = ["fig3_8", "fig3_9", "fig3_10", "fig3_11"]
 
 # -- Experiment 5
 
@@ -33,7 +33,8 @@ SHORT, DROP = 0.05, 0.2
 """Ours: what is no drop, and what is one."""
 
 
-def _fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.8", PAPER, "§3.2, Fig. 3.8", "prefix lengths and groups, Qwen 0.5B")
+def fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[tuple[int, int], float] = {}
     for length in LENGTHS:
@@ -55,43 +56,33 @@ def _fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
         [rate[each, groups] for each in LENGTHS] == sorted([rate[each, groups] for each in LENGTHS], reverse=True)
         for groups in GROUPS
     )
+    section = Section("§3.2, Experiment 5")
     claims = [
-        Claim(
+        section.says(
             "this drop from 1 to 2 prefix groups is observable only for larger shared prefix lengths",
-            "§3.2, Experiment 5",
-            None,
             told,
-            Basis.MODELLED,
             drops[LENGTHS[0]] < SHORT and drops[LENGTHS[-1]] > DROP,
             "the formula gives that by itself: what a short prefix saves is little beside weights and 50 µs a "
             "request. Agrees if the shortest loses less than 5 % and the longest more than 20 %",
         ),
-        Claim(
+        section.says(
             "Beyond this point, however, throughput remains relatively stable",
-            "§3.2, Experiment 5",
-            None,
             f"{after:.1%} from that of two prefixes at most",
-            Basis.CONSTRUCTION,
             after <= SHORT,
             "only what all share counts",
+            basis=Basis.CONSTRUCTION,
         ),
-        Claim(
+        section.says(
             "throughput decreases as the prefix sequence length increases",
-            "§3.2, Experiment 5",
-            None,
             "at every number of groups" if fell else "not everywhere",
-            Basis.MODELLED,
             fell,
-            "",
         ),
-        Claim(
+        section.says(
             "no clear throughput degradation is observed once this threshold is exceeded",
-            "§3.2, Experiment 5",
-            None,
             "no threshold at 96 MB",
-            Basis.CONSTRUCTION,
             True,
             "Takeaway 5: the formula knows no size of a cache",
+            basis=Basis.CONSTRUCTION,
         ),
     ]
     bars = Bars(
@@ -102,9 +93,6 @@ def _fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
         form=",.0f",
     )
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.8: lengths and groups", [bars]))
-
-
-FIG3_8 = Figure("feather-fig3.8", PAPER, "§3.2, Fig. 3.8", "prefix lengths and groups, Qwen 0.5B", (), (), _fig3_8)
 
 
 # -- Experiment 6
@@ -123,7 +111,8 @@ def _mixed(first: float, second: float) -> list[Parts]:
     return prompts
 
 
-def _fig3_9(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.9", PAPER, "§3.2, Fig. 3.9", "partly shared prompts")
+def fig3_9(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[tuple[float, float], float] = {}
     for first in FIRSTS:
@@ -135,34 +124,27 @@ def _fig3_9(workloads: Sequence[Workload], tell: Tell) -> Result:
     columns = [Column("first", "f1", ".0%"), Column("second", "f2", ".0%"), OVERALL, BATCH, EVICTED]
     jump = {first: rate[first, 1.0] / rate[first, 0.8] for first in FIRSTS if first < 1}
     flat = [rate[0.8, second] for second in SECONDS if second < 1]
+    section = Section("§3.2, Experiment 6")
     claims = [
-        Claim(
+        section.says(
             "we observe a sharp increase in throughput when $f_2$ changes from 0.8 to 1",
-            "§3.2, Experiment 6",
-            None,
             ", ".join(f"f1 {first:g}: {each:.2f}×" for first, each in jump.items()),
-            Basis.MODELLED,
             min(jump.values()) > 1.1,
             "Takeaway 6; agrees if by a tenth at every f1 below 1",
         ),
-        Claim(
+        section.says(
             "increasing $f_1$ improves throughput due to enhanced temporal and spatial locality",
-            "§3.2, Experiment 6",
-            None,
             ", ".join(f"{first:g}: {rate[first, 0.5]:,.0f}" for first in FIRSTS),
-            Basis.MODELLED,
             [rate[first, 0.5] for first in FIRSTS] == sorted(rate[first, 0.5] for first in FIRSTS),
             "tokens/s at f2 = 0.5",
         ),
-        Claim(
+        section.says(
             "once the working set fits within GPU memory (around $f_1 = 0.8$ ), throughput remains nearly constant "
             "for all $f_2 < 1$",
-            "§3.2, Experiment 6",
-            "0.8",
             f"{min(flat):,.0f} to {max(flat):,.0f} tokens/s at f1 = 0.8",
-            Basis.MODELLED,
             min(flat) > 0.9 * max(flat) and rate[0.4, 0.0] < 0.7 * rate[0.8, 0.0],
             "agrees if within a tenth there, and at f1 = 0.4 less than 70 % of it with f2 = 0",
+            printed="0.8",
         ),
     ]
     bars = Bars(
@@ -175,9 +157,6 @@ def _fig3_9(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.9: partly shared", [bars]))
 
 
-FIG3_9 = Figure("feather-fig3.9", PAPER, "§3.2, Fig. 3.9", "partly shared prompts", (), (), _fig3_9)
-
-
 # -- Experiment 7
 
 SIZES = (5, 10, 25, 50, 100, 200, 300, 500)
@@ -185,7 +164,8 @@ KINDS = {"5 prefixes": 5, "one prefix": 1}
 SATURATED = 0.9
 
 
-def _fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.10", PAPER, "§3.3, Fig. 3.10", "throughput by batch size")
+def fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
     for kind, groups in KINDS.items():
@@ -200,22 +180,18 @@ def _fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
         for kind, rates in rate.items()
     }
     several, one = KINDS
+    section = Section("§3.3, Experiment 7")
     claims = [
-        Claim(
+        section.says(
             "the saturation throughput is higher in the homogeneous case due to greater locality",
-            "§3.3, Experiment 7",
-            None,
             f"{max(rate[one].values()):,.0f} and {max(rate[several].values()):,.0f} tokens/s",
-            Basis.CONSTRUCTION,
             max(rate[one].values()) > max(rate[several].values()),
             "as in Experiment 1",
+            basis=Basis.CONSTRUCTION,
         ),
-        Claim(
+        section.says(
             "the batch size at which throughput saturates is higher for the homogeneous workload",
-            "§3.3, Experiment 7",
-            None,
             f"{full[one]} and {full[several]} requests",
-            Basis.MODELLED,
             full[one] > full[several],
             "Takeaway 7; where nine tenths of the most are reached. Tensor cores are not modelled",
         ),
@@ -230,9 +206,6 @@ def _fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.10: batch size", [bars]))
 
 
-FIG3_10 = Figure("feather-fig3.10", PAPER, "§3.3, Fig. 3.10", "throughput by batch size", (), (), _fig3_10)
-
-
 # -- Experiment 8
 
 SPLITS = (1, 2, 4, 8, 16, 32)
@@ -240,7 +213,8 @@ PREFIXES, EACH = 8, 100
 OUTPUTS = (1, 10, 20, 50, 100)
 
 
-def _fig3_11(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.11", PAPER, "§3.3, Fig. 3.11", "small batches of one prefix")
+def fig3_11(workloads: Sequence[Workload], tell: Tell) -> Result:
     count = PREFIXES * EACH
     prompts: list[Parts] = [[(f"prefix {place // EACH}", LENGTH), (f"own {place}", SUFFIX)] for place in range(count)]
     rows: list[dict[str, Value]] = []
@@ -257,43 +231,32 @@ def _fig3_11(workloads: Sequence[Workload], tell: Tell) -> Result:
     short, long = OUTPUTS[0], OUTPUTS[-1]
     over = {split: rate[split, long] / rate[1, long] for split in SPLITS}
     told = ", ".join(f"{split} x {count // split}: {each:.2f}" for split, each in over.items())
+    section = Section("§3.3, Experiment 8")
     claims = [
-        Claim(
+        section.says(
             "at longer decode lengths, fully homogeneous batches ( $8 \\times 100$ ) significantly improve "
             "throughput despite smaller batch sizes",
-            "§3.3, Experiment 8",
-            None,
             told,
-            Basis.MODELLED,
             over[8] > 1.2 and over[8] == max(over.values()),
             f"times 1 x {count}, at {long} tokens, prompts included; agrees if by a fifth, and no other strategy is "
             "better",
         ),
-        Claim(
+        section.says(
             "even $16 \\times 50$ continues to outperform $1 \\times 800$ at large decode lengths",
-            "§3.3, Experiment 8",
-            None,
             f"{over[16]:.2f}×",
-            Basis.MODELLED,
             over[16] > 1,
             "Takeaway 8",
         ),
-        Claim(
+        section.says(
             "Only when batches become too small ( $32 \\times 25$ ) does throughput decline again",
-            "§3.3, Experiment 8",
-            None,
             f"{over[32]:.2f}× that of 1 x {count}, {over[32] / over[8]:.2f}× that of 8 x {EACH}",
-            Basis.MODELLED,
             over[32] < over[16],
             "the weights are read for 25 requests only",
         ),
-        Claim(
+        section.says(
             "For small decode lengths, throughput is dominated by prefill, and large heterogeneous batches perform "
             "the best",
-            "§3.3, Experiment 8",
-            None,
             ", ".join(f"{split} x {count // split}: {rate[split, short]:.1f}" for split in SPLITS),
-            Basis.MODELLED,
             rate[1, short] >= max(rate[split, short] for split in SPLITS),
             "tokens/s with one token each. A prompt token takes as long in any batch here, so nothing is lost by "
             "splitting and all are equal but for rounding",
@@ -307,6 +270,3 @@ def _fig3_11(workloads: Sequence[Workload], tell: Tell) -> Result:
         form=".2f",
     )
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.11: batches", [bars]))
-
-
-FIG3_11 = Figure("feather-fig3.11", PAPER, "§3.3, Fig. 3.11", "small batches of one prefix", (), (), _fig3_11)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pinyon_lab.figures.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.tree_costs import ASKED, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, SEED, tokens_round
 from pinyon_lab.papers.feather.runs import BLOCK, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
 from pinyon_lab.papers.feather.sweeps import FEATHER
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.pictures import Bars, Picture
+from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["FIG5_11"]
+__all__ = ["fig5_11"]
 
 CHUNKS = (1, 16, 64)
 """Tokens. Ours but for 1: the text prints no other."""
@@ -27,7 +27,9 @@ CHUNKS_NOTE = (
 )
 
 
-def _fig5_11(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.11", PAPER, "§5.3.3, Fig. 5.11", "tokens of a chunk")
+@Measure
+def fig5_11(tell: Tell, clock: Clock) -> Result:
     rows: list[dict[str, Value]] = []
     cpu: dict[tuple[int, int], float] = {}
     rate: dict[tuple[int, int], float] = {}
@@ -60,54 +62,42 @@ def _fig5_11(tell: Tell, clock: Clock) -> Result:
         for tokens in PREFIXES
     }
     gaps = [cpu[tokens, 1] - cpu[tokens, largest] for tokens in PREFIXES]
+    section = Section("§5.3.3", Basis.MEASURED)
     claims = [
-        Claim(
+        section.says(
             "Increasing the chunk size reduces CPU overhead by enabling coarser-grained matching",
-            "§5.3.3",
-            None,
             ", ".join(f"{chunk}: {cpu[most, chunk]:,.0f} µs" for chunk in CHUNKS),
-            Basis.MEASURED,
             all(cpu[tokens, 1] > cpu[tokens, CHUNKS[1]] > cpu[tokens, largest] for tokens in PREFIXES),
             f"per request, at {most:,} tokens; agrees if so at all lengths",
         ),
-        Claim(
+        section.says(
             "Overhead rises with prefix length due to more hash comparisons, while throughput declines due to higher "
             "KV cache memory pressure",
-            "§5.3.3",
-            None,
             ", ".join(f"{tokens:,}: {cpu[tokens, 1]:,.0f} µs, {rate[tokens, 1]:,.0f} tokens/s" for tokens in PREFIXES),
-            Basis.MODELLED,
             all(
                 cpu[most, chunk] > cpu[PREFIXES[0], chunk] and rate[most, chunk] < rate[PREFIXES[0], chunk]
                 for chunk in CHUNKS
             ),
             "chunks of 1; agrees if so for all, from the shortest to the longest",
+            basis=Basis.MODELLED,
         ),
-        Claim(
+        section.says(
             "At larger prefix lengths, the overhead gap between chunk size 1 and larger sizes widens substantially",
-            "§5.3.3",
-            None,
             ", ".join(f"{gap:,.0f} µs" for gap in gaps),
-            Basis.MEASURED,
             gaps[-1] > 2 * gaps[0],
             f"between 1 and {largest}, by length; agrees if it doubles",
         ),
-        Claim(
+        section.says(
             "throughput remains similar across all chunk sizes",
-            "§5.3.3",
-            None,
             ", ".join(f"{tokens:,}: {each:.3f}×" for tokens, each in spread.items()),
-            Basis.MODELLED,
             max(spread.values()) < 1.05,
             "most over least; agrees if within 5 %",
+            basis=Basis.MODELLED,
         ),
-        Claim(
+        section.says(
             "even its radix tree-equivalent configuration (chunk size 1) achieves significantly better efficiency than "
             "a conventional radix tree",
-            "§5.3.3",
-            None,
             f"{radix_us / max(1e-9, cpu[most, 1]):.1f}× as much CPU time",
-            Basis.MEASURED,
             radix_us > 1.5 * cpu[most, 1],
             "of a radix tree that matches all that wait (`lpm`), by tokens, for each request that enters; agrees if by "
             "half",
@@ -131,6 +121,3 @@ def _fig5_11(tell: Tell, clock: Clock) -> Result:
     ]
     notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
     return Result(columns, rows, claims, notes, Picture("FEATHER Fig. 5.11: chunks", panels))
-
-
-FIG5_11 = Figure("feather-fig5.11", PAPER, "§5.3.3, Fig. 5.11", "tokens of a chunk", (), (), Measure(_fig5_11))

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon.profiles.engine_profile import load_profile
-from pinyon_lab.figures.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
 from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["COSTS_NOTE", "FIG5_9", "RADIX", "SEED", "TABLE5_1", "tokens_round", "waits"]
+__all__ = ["COSTS_NOTE", "RADIX", "SEED", "fig5_9", "table5_1", "tokens_round", "waits"]
 
 COSTS_NOTE = (
     "Measured: CPU time of this code in this process, on the machine at hand; the paper's is of another one and, of "
@@ -55,7 +55,9 @@ def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dic
 # -- Fig. 5.9
 
 
-def _fig5_9(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies")
+@Measure
+def fig5_9(tell: Tell, clock: Clock) -> Result:
     rows: list[dict[str, Value]] = []
     ms: dict[str, dict[int, float]] = {}
     share: dict[str, dict[int, float]] = {}
@@ -85,52 +87,43 @@ def _fig5_9(tell: Tell, clock: Clock) -> Result:
     over = {name: ms[name + BY_TOKENS][most] / ms["feather"][most] for name in PER_TOKEN}
     exceed = max(share[name + BY_TOKENS][most] for name in PER_TOKEN)
     grown = {name: ms[name][most] / ms[name][LENGTHS[0]] for name in ("feather", *(n + BY_TOKENS for n in PER_TOKEN))}
+    section = Section("§5.3.1")
     claims = [
-        Claim(
+        section.says(
             "At 20K tokens, LPM and DFS-W incur roughly $1,000\\times$ higher overhead than FEATHER",
-            "§5.3.1",
-            "1,000×",
             _told(over, ",.0f", "×"),
-            Basis.MEASURED,
             min(over.values()) >= 800,
             "both trees are Python's, or both compiled, here; the paper compares Python with C++. Nearly all of "
             "`feather`'s is that batches are formed anew of all that run, which is done in each round here",
+            printed="1,000×",
+            basis=Basis.MEASURED,
         ),
-        Claim(
+        section.says(
             "their scheduling overhead exceeds the Oracle GPU execution time by up to $10\\times$",
-            "§5.3.1",
-            "10×",
             f"{exceed:.2f}× of it at {most:,} tokens",
-            Basis.MODELLED,
             exceed > 1,
             "the engine's time is modelled; agrees if it exceeds it at all",
+            printed="10×",
         ),
-        Claim(
+        section.says(
             "FEATHER remains below 1% of GPU execution time across the entire range",
-            "§5.3.1",
-            "1 %",
             ", ".join(f"{tokens:,}: {each:.2%}" for tokens, each in share["feather"].items()),
-            Basis.MODELLED,
             max(share["feather"].values()) < 0.01,
             "the engine's time is modelled; compiled it is half of what Python takes",
+            printed="1 %",
         ),
-        Claim(
+        section.says(
             "All three realistic policies—FEATHER, LPM, and DFS-W— incurr higher overhead as the prefix length "
             "increases due to deeper radix-tree traversals and larger key comparisons. However, their growth rates "
             "diverge significantly",
-            "§5.3.1",
-            None,
             _told(grown, ".1f", "×"),
-            Basis.MEASURED,
             min(grown.values()) > 1 and min(grown[n + BY_TOKENS] for n in PER_TOKEN) > 2 * grown["feather"],
             f"at {most:,} tokens, over {LENGTHS[0]:,}; agrees if all grow, and SGLang's twice as much as feather's",
+            basis=Basis.MEASURED,
         ),
-        Claim(
+        section.says(
             "effectively zero scheduling cost while preserving locality",
-            "§5.3.1",
-            None,
             f"{max(share['oracle'].values()):.3%} of the engine's time at most",
-            Basis.MODELLED,
             max(share["oracle"].values()) < 0.01,
             "of the oracle; agrees if below 1 %",
         ),
@@ -142,9 +135,6 @@ def _fig5_9(tell: Tell, clock: Clock) -> Result:
         [Course(name, [*each.items()], dashed=not name.endswith(BY_TOKENS)) for name, each in share.items()],
     )
     return Result(columns, rows, claims, [COSTS_NOTE], Picture("FEATHER Fig. 5.9: CPU overhead", [courses]))
-
-
-FIG5_9 = Figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies", (), (), Measure(_fig5_9))
 
 
 def _told(found: Mapping[str, float], form: str, unit: str) -> str:
@@ -164,7 +154,9 @@ SAID = {
 }
 
 
-def _table5_1(tell: Tell, clock: Clock) -> Result:
+@figure("feather-table5.1", PAPER, "§5.3.4, Table 5.1", "CPU time of the tree's operations")
+@Measure
+def table5_1(tell: Tell, clock: Clock) -> Result:
     tell(f"{TREE.requests:,} requests of {TREE.tokens:,} tokens")
     costs = tree_costs(TREE, SEED, 1, clock)
     ours = {key: costs[key].mean_us for key in NAMES}
@@ -189,42 +181,35 @@ def _table5_1(tell: Tell, clock: Clock) -> Result:
         Column("total_ms", "total, ms", ".1f", Basis.MEASURED),
     ]
     claims = [
-        Claim(
+        Section("§5.3.4, Table 5.1").says(
             SAID[key],
-            "§5.3.4, Table 5.1",
-            f"{1e3 * PRINTED_US[key]:,.0f} ns",
             f"{1e3 * ours[key]:,.0f} ns",
-            Basis.MEASURED,
             ours[key] <= PRINTED_US[key],
             "mean; agrees if it is no more than the paper's, in C++ on another machine",
+            printed=f"{1e3 * PRINTED_US[key]:,.0f} ns",
+            basis=Basis.MEASURED,
         )
         for key in NAMES
     ]
+    section = Section("§5.3.4", Basis.MEASURED)
     claims += [
-        Claim(
+        section.says(
             "INSERT dominates total time because hash computation scans every token once",
-            "§5.3.4",
-            "64 %",
             f"{total['insert'] / max(1e-9, sum(total.values())):.0%}",
-            Basis.MEASURED,
             total["insert"] >= max(total.values()),
             "of all; the paper's share is from Table 5.1. Agrees if nothing takes more",
+            printed="64 %",
         ),
-        Claim(
+        section.says(
             "FINISH is more expensive than ADDTOBATCH, despite their symmetric roles",
-            "§5.3.4",
-            "3.5×",
             f"{ours['finish'] / max(1e-9, ours['add']):.2f}×",
-            Basis.MEASURED,
             ours["finish"] > ours["add"],
             "means; ours keeps counts at nodes, so that nothing is searched when one ends",
+            printed="3.5×",
         ),
-        Claim(
+        section.says(
             "FINDBEST is the cheapest per-call operation due to result caching and lazy heap traversal",
-            "§5.3.4",
-            None,
             f"{1e3 * ours['find']:,.0f} ns",
-            Basis.MEASURED,
             ours["find"] <= min(ours.values()),
             "five times for each that enters, of which four are known already",
         ),
@@ -237,8 +222,3 @@ def _table5_1(tell: Tell, clock: Clock) -> Result:
         form=".1f",
     )
     return Result(columns, rows, claims, [COSTS_NOTE], Picture("FEATHER Table 5.1: tree operations", [bars]))
-
-
-TABLE5_1 = Figure(
-    "feather-table5.1", PAPER, "§5.3.4, Table 5.1", "CPU time of the tree's operations", (), (), Measure(_table5_1)
-)

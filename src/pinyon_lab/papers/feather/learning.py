@@ -5,22 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.feather.runs import (
-    FCFS,
-    MODEL_NOTE,
-    NEVER,
-    PAPER,
-    Load,
-    Sample,
-    Server,
-    served,
-)
-from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, here, picture, ratios, sweep, told, value
+from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
+from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
+from pinyon_lab.pictures import Course, Courses, Picture
 
-__all__ = ["FIG5_12", "FIG5_13", "FIG5_14", "FIG5_17"]
+__all__ = ["fig5_12", "fig5_13", "fig5_14", "fig5_17"]
 
 # -- Fig. 5.12
 
@@ -82,7 +73,8 @@ def _courses(title: str, courses: Sequence[tuple[str, Sequence[Sample]]]) -> Pic
     return Picture(title, panels)
 
 
-def _fig5_12(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig5.12", PAPER, "§5.3.5, Fig. 5.12", "convergence of the bandit")
+def fig5_12(workloads: Sequence[Workload], tell: Tell) -> Result:
     runs: dict[float, list[Sample]] = {}
     for rate in (CONVERGING.rate, 2 * CONVERGING.rate):
         load = Load(rate=rate, requests=round(CONVERGING_REQUESTS * rate / CONVERGING.rate))
@@ -91,34 +83,31 @@ def _fig5_12(workloads: Sequence[Workload], tell: Tell) -> Result:
         runs[rate] = [each for each in taken if each.time_s <= end_s]
     rows = [row for rate, samples in runs.items() for row in _windows(samples, rate)]
     claims = []
+    section = Section("§5.3.5")
     for rate, samples in runs.items():
         early = [each for each in samples if each.time_s <= LATE_S]
         late = [each for each in samples if each.time_s > LATE_S]
         batch = f"{rate:g}/s: batch {_mean(early, 'batch'):.0f} until 100 s, {_mean(late, 'batch'):.0f} after that"
         claims.append(
-            Claim(
+            section.says(
                 "After this phase concludes (around 100 seconds), the system shifts to homogeneous batching",
-                "§5.3.5",
-                "100 s",
                 f"{batch}; {_mean(early, 'homogeneity'):.0%} and {_mean(late, 'homogeneity'):.0%} shared",
-                Basis.MODELLED,
                 _mean(late, "homogeneity") >= HOMOGENEOUS > _mean(early, "homogeneity"),
                 "agrees if batches share nine tenths of their prompts after 100 s and not before. At 5/s this server "
                 "is not full (70 are decoded at once, and one batch of all is as fast as five of 14); at twice that "
                 "it is",
+                printed="100 s",
             )
         )
         claims.append(
-            Claim(
+            section.says(
                 "FEATHER experiments with different configurations and reaches relatively large batch sizes (around "
                 "500)",
-                "§5.3.5",
-                "500",
                 f"{rate:g}/s: {max((each.batch for each in samples), default=0.0):.0f} at most",
-                Basis.MODELLED,
                 max((each.batch for each in samples), default=0.0) >= 400,
                 "mean of five seconds. The paper's server is full at 5/s, for it has a fourth of its throughput "
                 "without locality; ours does not fill up while it explores, which takes some hundred rounds",
+                printed="500",
             )
         )
     picture = _courses(
@@ -127,15 +116,13 @@ def _fig5_12(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(SAMPLED, rows, claims, [MODEL_NOTE], picture)
 
 
-FIG5_12 = Figure("feather-fig5.12", PAPER, "§5.3.5, Fig. 5.12", "convergence of the bandit", (), (), _fig5_12)
-
-
 # -- Fig. 5.13
 
 PHASES = ((5.0, 200.0), (10.0, 100.0), (20.0, 50.0))
 
 
-def _fig5_13(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig5.13", PAPER, "§5.3.6, Fig. 5.13", "the bandit as rates change")
+def fig5_13(workloads: Sequence[Workload], tell: Tell) -> Result:
     samples = served(Load(rates=PHASES), Server(FEATHER), tell).samples
     rows, means, begin_s = [], [], 0.0
     for rate, seconds in PHASES:
@@ -143,22 +130,17 @@ def _fig5_13(workloads: Sequence[Workload], tell: Tell) -> Result:
         rows += _windows(part, rate)
         means.append(_mean(part, "batch"))
         begin_s += seconds
+    section = Section("§5.3.6")
     claims = [
-        Claim(
+        section.says(
             "Between 200 and 300 seconds, the rate increases to 10, leading to a noticeable rise in batch size",
-            "§5.3.6",
-            None,
             f"{means[0]:.0f} to {means[1]:.0f} requests",
-            Basis.MODELLED,
             means[1] > means[0],
             "means of the phases",
         ),
-        Claim(
+        section.says(
             "from 300 to 350 seconds, the request rate reaches 20, and the batch size peaks",
-            "§5.3.6",
-            None,
             f"{means[-1]:.0f} requests",
-            Basis.MODELLED,
             means[-1] == max(means),
             "mean of the phase",
         ),
@@ -167,9 +149,6 @@ def _fig5_13(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(
         SAMPLED, rows, claims, [MODEL_NOTE], _courses("FEATHER Fig. 5.13: changing rates", [("bandit", shown)])
     )
-
-
-FIG5_13 = Figure("feather-fig5.13", PAPER, "§5.3.6, Fig. 5.13", "the bandit as rates change", (), (), _fig5_13)
 
 
 # -- Fig. 5.14
@@ -181,43 +160,36 @@ ALONE_TOKENS = 1_000
 ALONE = (FCFS, "bandit", "q_learning", "heuristic", "sglang_fcfs")
 
 
-def _fig5_14(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig5.14", PAPER, "§5.3.7, Fig. 5.14", "nothing shared")
+def fig5_14(workloads: Sequence[Workload], tell: Tell) -> Result:
     points = {
-        f"{rate}/s": here(Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS))
+        f"{rate}/s": Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS)
         for rate in ALONE_RATES
     }
     rows = sweep(points, ALONE, tell)
     gains = {policy: ratios(rows, policy) for policy in ("bandit", "q_learning")}
     most = f"{max(ALONE_RATES)}/s"
+    section = Section("§5.3.7")
     claims = [
-        Claim(
+        section.says(
             "even in the absence of prefix sharing, FEATHER, powered by its adaptive RL-based policy—matches the "
             "performance of vLLM's FCFS scheduler",
-            "§5.3.7",
-            None,
             "; ".join(f"{policy} {told(each)}" for policy, each in gains.items()),
-            Basis.MODELLED,
             min(gains["bandit"].values()) > 0.97,
             "throughput over fcfs by rate; agrees if the bandit is nowhere more than 3 % behind. Where nobody shares "
             "anything a round has one decision, and one batch as soon as that is known to be better",
         ),
-        Claim(
+        section.says(
             "At higher input rates, vLLM-based policies begin to outperform SGLang policies, primarily due to their "
             "ability to form larger batches",
-            "§5.3.7",
-            None,
             f"batch {value(rows, most, FCFS, 'batch'):.0f} against {value(rows, most, 'sglang_fcfs', 'batch'):.0f}, "
             f"{value(rows, most, FCFS):,.0f} against {value(rows, most, 'sglang_fcfs'):,.0f} tokens/s",
-            Basis.MODELLED,
             value(rows, most, FCFS) > 1.02 * value(rows, most, "sglang_fcfs"),
             "at the highest rate, fcfs against sglang_fcfs: where nothing is shared nothing is counted twice, and "
             "the two are one policy here",
         ),
     ]
     return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.14: nothing shared", rows, "rate"))
-
-
-FIG5_14 = Figure("feather-fig5.14", PAPER, "§5.3.7, Fig. 5.14", "nothing shared", (), (), _fig5_14)
 
 
 # -- Fig. 5.17
@@ -227,46 +199,37 @@ BEYOND = 100
 """Ours: a rate that is higher than those of the figure."""
 
 
-def _fig5_17(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = sweep({f"{rate}/s": here(Load(rate=rate)) for rate in LEARNING_RATES}, (FEATHER, NEVER), tell)
+@figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")
+def fig5_17(workloads: Sequence[Workload], tell: Tell) -> Result:
+    rows = sweep({f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), tell)
     gains = ratios(rows, FEATHER, NEVER)
     batch = ratios(rows, FEATHER, NEVER, "batch")
     low = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if rate < 5}
     high = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if 5 < rate < BEYOND}
     beyond = f"{BEYOND}/s"
+    section = Section("§5.4.2")
     claims = [
-        Claim(
+        section.says(
             "At $< 5$ req/s, removing RL has little effect",
-            "§5.4.2",
-            None,
             told(low),
-            Basis.MODELLED,
             all(abs(ratio - 1) < 0.03 for ratio in low.values()),
             "throughput with learning over without; agrees if within 3 %",
         ),
-        Claim(
+        section.says(
             "With RL, FEATHER detects homogeneous requests and stops batching at the right time, achieving higher "
             "throughput despite smaller average batch sizes",
-            "§5.4.2",
-            None,
             f"{told(high)}; batch {told({at: batch[at] for at in high})}",
-            Basis.MODELLED,
             all(ratio > 1.02 for at, ratio in high.items() if at != "7/s") and all(batch[at] < 1 for at in high),
             "of those beyond 5/s; agrees if by 2 % from 10/s on. This server is full at 6/s without locality",
         ),
-        Claim(
+        section.says(
             "At higher rates than shown in the figure, large pools enable even non-RL to form $\\sim 500$ -request "
             "homogeneous batches, leading the two curves to converge",
-            "§5.4.2",
-            "500",
             f"{beyond}: {gains[beyond]:.2f}; batches of {value(rows, beyond, NEVER, 'batch'):.0f}, of all five "
             "prefixes",
-            Basis.MODELLED,
             abs(gains[beyond] - 1) < 0.1,
             "who gets memory first are those of one prefix, but memory holds all five, and whoever has some is decoded",
+            printed="500",
         ),
     ]
     return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.17: without RL", rows, "rate"))
-
-
-FIG5_17 = Figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning", (), (), _fig5_17)

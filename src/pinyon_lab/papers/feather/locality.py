@@ -3,27 +3,17 @@ many groups there are, and how they branch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import close, number
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.feather.runs import (
-    CHAPTER_3_NOTE,
-    MAX_BATCH,
-    PAPER,
-    BatchRun,
-    Parts,
-    Server,
-    one_batch,
-    tree,
-)
+from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, MAX_BATCH, PAPER, BatchRun, Parts, Server, one_batch, tree
+from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["FIG3_2", "FIG3_4", "FIG3_5", "FIG3_6"]
+__all__ = ["fig3_2", "fig3_4", "fig3_5", "fig3_6"]
 
-Rows = Sequence[Mapping[str, Value]]
 
 REQUESTS = MAX_BATCH
 OUTPUT_TOKENS = 50
@@ -54,7 +44,8 @@ def _two(share: float) -> list[Parts]:
     return [[("A" if place < first else "B", PREFIX), (f"own {place}", SUFFIX)] for place in range(REQUESTS)]
 
 
-def _fig3_2(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.2", PAPER, "§3.2, Fig. 3.2", "two prefixes in a batch")
+def fig3_2(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = []
     for share in SHARES:
         tell(f"{share:.1%} on prefix A")
@@ -64,33 +55,26 @@ def _fig3_2(workloads: Sequence[Workload], tell: Tell) -> Result:
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop = min(same) / rates[1]
     read = number(rows[1], "kv_tokens") / number(rows[0], "kv_tokens")
+    section = Section("§3.2, Experiment 1", Basis.CONSTRUCTION)
     claims = [
-        Claim(
+        section.says(
             "even a single request from the other prefix group (e.g., $f = 0.002$ ) causes throughput to drop by "
             "nearly $2\\times$",
-            "§3.2, Experiment 1",
-            "nearly 2×",
             f"{drop:.2f}×",
-            Basis.CONSTRUCTION,
             close(drop, 2.0),
             "the gain was put in, between what Experiments 1 and 2 print; that one request takes all of it is the "
             "formula's; agrees within a fifth",
+            printed="nearly 2×",
         ),
-        Claim(
+        section.says(
             "the throughput is highest for fully homogeneous batches",
-            "§3.2, Experiment 1",
-            None,
             f"{min(same):,.0f} against at most {max(mixed):,.0f} tokens/s",
-            Basis.CONSTRUCTION,
             min(same) > max(mixed),
             "Takeaway 1",
         ),
-        Claim(
+        section.says(
             "greater temporal locality in prefix-homogeneous batches reduces the total data fetched from DRAM",
-            "§3.2, Experiment 1",
-            None,
             f"{read:.2f} times as much is read per step at f = 0.002",
-            Basis.CONSTRUCTION,
             read > 1,
             "tokens whose KV a step reads stand in for DRAM activity. Of the paper's two effects, higher bandwidth "
             "(over 40 %) and less data, the model has one number for both, so its 40 % cannot be compared",
@@ -104,9 +88,6 @@ def _fig3_2(workloads: Sequence[Workload], tell: Tell) -> Result:
         form=",.0f",
     )
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.2: two prefixes", [bars]))
-
-
-FIG3_2 = Figure("feather-fig3.2", PAPER, "§3.2, Fig. 3.2", "two prefixes in a batch", (), (), _fig3_2)
 
 
 # -- Experiment 2
@@ -123,7 +104,8 @@ def _partly(fraction: float) -> list[Parts]:
     ]
 
 
-def _fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.4", PAPER, "§3.2, Fig. 3.4", "how much of the prompt is shared")
+def fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = []
     for fraction in FRACTIONS:
         tell(f"{fraction:.0%} shared")
@@ -132,31 +114,25 @@ def _fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
     rates = [number(each, "decode_tokens_s") for each in rows]
     gain = rates[-1] / rates[0] - 1
     steps = [after / before - 1 for before, after in pairwise(rates)]
+    section = Section("§3.2, Experiment 2")
     claims = [
-        Claim(
+        section.says(
             "reaching over 60% higher throughput at $f = 1$",
-            "§3.2, Experiment 2",
-            "over 60%",
             f"{gain:.0%}",
-            Basis.CONSTRUCTION,
             gain > 0.6,
             "the gain was put in, between what Experiments 1 and 2 print: one share for all lengths does not have both",
+            printed="over 60%",
+            basis=Basis.CONSTRUCTION,
         ),
-        Claim(
+        section.says(
             "throughput increases smoothly with $f$",
-            "§3.2, Experiment 2",
-            None,
             f"by {min(steps):.1%} to {max(steps):.1%} with each tenth",
-            Basis.MODELLED,
             min(steps) > 0 and max(steps) < 0.15,
             "Takeaway 2; agrees if no tenth brings less than the one before it or more than 15 %",
         ),
-        Claim(
+        section.says(
             "The KV caches fit into GPU memory for all values of $f$",
-            "§3.2, Experiment 2",
-            None,
             f"{max(number(each, 'evicted') for each in rows):,.0f} blocks evicted",
-            Basis.MODELLED,
             not any(number(each, "evicted") for each in rows),
             "219,922 tokens",
         ),
@@ -171,9 +147,6 @@ def _fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.4: fraction shared", [bars]))
 
 
-FIG3_4 = Figure("feather-fig3.4", PAPER, "§3.2, Fig. 3.4", "how much of the prompt is shared", (), (), _fig3_4)
-
-
 # -- Experiment 3
 
 GROUPS = (1, 2, 5, 10, 20, 50, 100)
@@ -183,7 +156,8 @@ def grouped(count: int, groups: int, prefix: int) -> list[Parts]:
     return [[(f"prefix {place % groups}", prefix), (f"own {place}", SUFFIX)] for place in range(count)]
 
 
-def _fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.5", PAPER, "§3.2, Fig. 3.5", "number of prefix groups")
+def fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = []
     for groups in GROUPS:
         tell(f"{groups} prefixes")
@@ -193,42 +167,32 @@ def _fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
     rate = {groups: number(each, "tokens_s") for groups, each in by.items()}
     batch = {groups: number(each, "batch") for groups, each in by.items()}
     middle = [rate[groups] for groups in GROUPS if 2 <= groups <= 20]
+    section = Section("§3.2, Experiment 3")
     claims = [
-        Claim(
+        section.says(
             "throughput drops from $N = 1$ to $N = 2$ due to reduced temporal and spatial locality",
-            "§3.2, Experiment 3",
-            None,
             f"to {rate[2] / rate[1]:.0%}",
-            Basis.CONSTRUCTION,
             rate[2] < 0.8 * rate[1],
             "as in Experiment 1; agrees if by more than a fifth",
+            basis=Basis.CONSTRUCTION,
         ),
-        Claim(
+        section.says(
             "from $N = 2$ to $N = 20$ , throughput remains stable",
-            "§3.2, Experiment 3",
-            None,
             f"{min(middle):,.0f} to {max(middle):,.0f} tokens/s",
-            Basis.MODELLED,
             min(middle) >= 0.8 * max(middle),
             "Takeaway 3; agrees if within a fifth",
         ),
-        Claim(
+        section.says(
             "throughput drops sharply from $N = 20$ to $N = 100$ , as GPU memory can no longer hold KV caches for "
             "all active prefixes",
-            "§3.2, Experiment 3",
-            None,
             f"to {rate[100] / rate[20]:.0%}; {number(by[100], 'evicted'):,.0f} blocks evicted",
-            Basis.MODELLED,
             rate[100] < 0.5 * rate[20],
             "nothing was put in but the size of the memory. Prefixes come in turn here, so that each is evicted "
             "before its next request",
         ),
-        Claim(
+        section.says(
             "The impact is also visible through the reduced average batch size for $N = 50$ and $N = 100$",
-            "§3.2, Experiment 3",
-            None,
             ", ".join(f"{groups}: {batch[groups]:.0f}" for groups in (10, 20, 50, 100)),
-            Basis.MODELLED,
             max(batch[50], batch[100]) < 0.5 * batch[20],
             "requests of a step. At 20 prefixes of 10,000 tokens memory is nearly full already",
         ),
@@ -239,9 +203,6 @@ def _fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
         Bars("the same", "requests of a step", names, {"batch": [*batch.values()]}, form=".0f"),
     ]
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.5: groups", panels))
-
-
-FIG3_5 = Figure("feather-fig3.5", PAPER, "§3.2, Fig. 3.5", "number of prefix groups", (), (), _fig3_5)
 
 
 # -- Experiment 4
@@ -256,7 +217,8 @@ def _branched(levels: int, length: int) -> list[Parts]:
     return [[*tree(place % leaves, levels, 4 * length), (f"own {place}", SUFFIX)] for place in range(REQUESTS)]
 
 
-def _fig3_6(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("feather-fig3.6", PAPER, "§3.2, Fig. 3.6", "trees of one to four levels")
+def fig3_6(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = []
     for length in LENGTHS:
         for levels in LEVELS:
@@ -271,24 +233,20 @@ def _fig3_6(workloads: Sequence[Workload], tell: Tell) -> Result:
         max(rate[length, levels] for levels in LEVELS[1:]) / min(rate[length, levels] for levels in LEVELS[1:]) - 1
         for length in LENGTHS
     ]
+    section = Section("§3.2, Experiment 4")
     claims = [
-        Claim(
+        section.says(
             "a single level of radix tree has the highest performance because of maximum locality",
-            "§3.2, Experiment 4",
-            None,
             ", ".join(f"L = {length}: {rate[length, 1] / rate[length, 2]:.2f} times that of two" for length in LENGTHS),
-            Basis.MODELLED,
             all(rate[length, 1] > max(rate[length, levels] for levels in LEVELS[1:]) for length in LENGTHS),
             "of each L",
         ),
-        Claim(
+        section.says(
             "radix trees with 2, 3, and 4 levels exhibit similar throughput across different values of $L$",
-            "§3.2, Experiment 4",
-            None,
             f"{max(spread):.1%} apart at most",
-            Basis.CONSTRUCTION,
             max(spread) <= LEVEL,
             "Takeaway 4: in the formula only what the whole batch shares counts",
+            basis=Basis.CONSTRUCTION,
         ),
     ]
     bars = Bars(
@@ -299,6 +257,3 @@ def _fig3_6(workloads: Sequence[Workload], tell: Tell) -> Result:
         form=",.0f",
     )
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.6: trees", [bars]))
-
-
-FIG3_6 = Figure("feather-fig3.6", PAPER, "§3.2, Fig. 3.6", "trees of one to four levels", (), (), _fig3_6)

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Figure, Result, Tell
+from pinyon_lab.figures.figure import Result, Section, Tell, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.feather.runs import FCFS, PAPER, Load
-from pinyon_lab.papers.feather.sweeps import (
-    FEATHER,
-    MACHINE,
-    NOTES,
-    SOME,
-    columns,
-    picture,
-    ratios,
-    sweep,
-    told,
-    value,
-)
+from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER, Load
+from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, SOME, columns, picture, ratios, sweep, told, value
 
-__all__ = ["FIG5_6", "FIG5_7"]
+__all__ = ["fig5_6", "fig5_7"]
 
 # -- Fig. 5.6
 
@@ -34,40 +23,33 @@ MODELS = {
 }
 
 
-def _fig5_6(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = sweep({model: (Load(), machine) for model, machine in MODELS.items()}, SOME, tell)
+@figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model")
+def fig5_6(workloads: Sequence[Workload], tell: Tell) -> Result:
+    rows = [row for model, machine in MODELS.items() for row in sweep({model: Load()}, SOME, tell, machine)]
     gains = ratios(rows)
     first = [value(rows, model, FEATHER) for model in MODELS]
     ahead = {
         model: value(rows, model, FEATHER) / max(value(rows, model, policy) for policy in SOME if policy != FEATHER)
         for model in MODELS
     }
+    section = Section("§5.2.5")
     claims = [
-        Claim(
+        section.says(
             "FEATHER outperforms all baselines across all models",
-            "§5.2.5",
-            None,
             told(ahead),
-            Basis.MODELLED,
             all(ratio > 0.99 for model, ratio in ahead.items() if model != "Qwen 1.5B"),
             "against the best of the others; agrees if nowhere more than 1 % behind, but for Qwen 1.5B, which the "
             "paper excepts",
         ),
-        Claim(
+        section.says(
             "FEATHER's relative throughput advantage over the baselines grows with model size",
-            "§5.2.5",
-            None,
             told(gains),
-            Basis.MODELLED,
             gains["Qwen 0.5B"] <= gains["Qwen 1.5B"] <= min(gains["Qwen 8B"], gains["Llama 3 8B"]),
             "feather over fcfs, from 0.5B to the 8B models",
         ),
-        Claim(
+        section.says(
             "smaller models achieve higher throughput owing to lower per-token compute costs",
-            "§5.2.5",
-            None,
             ", ".join(f"{model}: {each:,.0f}" for model, each in zip(MODELS, first, strict=True)),
-            Basis.MODELLED,
             first[0] > first[1] > max(first[2:4]),
             "tokens/s of feather",
         ),
@@ -75,66 +57,50 @@ def _fig5_6(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns("model"), rows, claims, NOTES, picture("FEATHER Fig. 5.6: models", rows, "model"))
 
 
-FIG5_6 = Figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model", (), (), _fig5_6)
-
-
 # -- Fig. 5.7
 
 LONG_GROUPS = (1, 2, 5, 20, 100)
 
 
-def _fig5_7(workloads: Sequence[Workload], tell: Tell) -> Result:
-    machine = MODELS["LongChat 13B"]
-    points = {f"{groups}": (Load(groups=groups), machine) for groups in LONG_GROUPS}
-    rows = sweep(points, (FCFS, "bandit", "dynamic"), tell)
+@figure("feather-fig5.7", PAPER, "§5.2.6, Fig. 5.7", "LongChat 13B by prefix groups")
+def fig5_7(workloads: Sequence[Workload], tell: Tell) -> Result:
+    loads = {f"{groups}": Load(groups=groups) for groups in LONG_GROUPS}
+    rows = sweep(loads, (FCFS, "bandit", "dynamic"), tell, MODELS["LongChat 13B"])
     gains = ratios(rows)
     fcfs = {groups: value(rows, str(groups), FCFS) for groups in LONG_GROUPS}
     batch = {groups: value(rows, str(groups), FCFS, "batch") for groups in LONG_GROUPS}
     tbt = {groups: value(rows, str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
-    own = [value(rows, at, FEATHER) for at in points]
+    own = [value(rows, at, FEATHER) for at in loads]
+    section = Section("§5.2.6")
     claims = [
-        Claim(
+        section.says(
             "At 100 prefix groups, it achieves up to $22\\times$ higher throughput than FCFS",
-            "§5.2.6",
-            "22×",
             f"{gains['100']:.2f}×",
-            Basis.MODELLED,
             close(gains["100"], 22.0),
             "1,000 requests are ten of each prefix: even those that wait together are a batch of ten, for which a "
             "prefix of 5,000 tokens is computed",
+            printed="22×",
         ),
-        Claim(
+        section.says(
             "there is a sharp drop in throughput when moving from 1 to 2 prefix groups, accompanied by an increase "
             "in TBT",
-            "§5.2.6",
-            None,
             f"to {fcfs[2] / fcfs[1]:.0%}, TBT {tbt[1]:,.0f} and {tbt[2]:,.0f} ms",
-            Basis.MODELLED,
             fcfs[2] < 0.8 * fcfs[1] and tbt[2] > tbt[1],
             "of fcfs",
         ),
-        Claim(
+        section.says(
             "The further decline from 2 to 5 prefix groups is driven by KV cache evictions, which is also reflected "
             "in the steep reduction in average batch size",
-            "§5.2.6",
-            None,
             f"{fcfs[2]:,.0f} to {fcfs[5]:,.0f} tokens/s, batch {batch[2]:.0f} to {batch[5]:.0f}",
-            Basis.MODELLED,
             fcfs[5] < fcfs[2] and batch[5] < 0.7 * batch[2],
             "23,004 tokens of KV hold four prefixes",
         ),
-        Claim(
+        section.says(
             "*FEATHER* maintains stable and consistent throughput across all settings",
-            "§5.2.6",
-            None,
             ", ".join(f"{each:,.0f}" for each in own),
-            Basis.MODELLED,
             min(own) > 0.8 * max(own),
             "tokens/s; agrees if within a fifth",
         ),
     ]
     title = "FEATHER Fig. 5.7: LongChat 13B"
     return Result(columns("groups"), rows, claims, NOTES, picture(title, rows, "groups"))
-
-
-FIG5_7 = Figure("feather-fig5.7", PAPER, "§5.2.6, Fig. 5.7", "LongChat 13B by prefix groups", (), (), _fig5_7)

@@ -14,10 +14,9 @@ from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.figures.figure import Tell
 from pinyon_lab.simulator.cluster import Cluster
-from pinyon_lab.simulator.cluster_settings import ClusterSettings
+from pinyon_lab.simulator.cluster_settings import NO_COST, ClusterSettings, SchedulingCost
 from pinyon_lab.simulator.models import ClusterModel
 from pinyon_lab.simulator.outcome import FINISHED, Outcome
-from pinyon_lab.simulator.scheduling_cost import NO_COST, SchedulingCost
 from pinyon_lab.simulator.workload import Arrival
 
 __all__ = [

@@ -3,15 +3,15 @@ learned batches with a radix tree in place of the chunked hash tree (Fig. 5.16).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from pinyon_lab.figures.figure import Basis, Claim, Clock, Column, Figure, Measure, Result, Tell, Value
+from pinyon_lab.figures.figure import Clock, Measure, Result, Section, Tell, figure
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Served, Server, label, served
-from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, told
-from pinyon_lab.simulator.scheduling_cost import SchedulingCost
+from pinyon_lab.papers.feather.sweeps import FEATHER, Runs, drawn, table, told
+from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["FIG5_10", "FIG5_15", "FIG5_16", "NOTES", "STALLED", "table"]
+__all__ = ["fig5_10", "fig5_15", "fig5_16"]
 
 STALLS_NOTE = (
     "In this figure the engine waits before each step for its scheduler, as long as was measured here before: "
@@ -19,26 +19,6 @@ STALLS_NOTE = (
     "code that serves puts the line in order only where somebody may enter). Runs are modelled, so all that follows is."
 )
 NOTES = [SERVER_NOTE, SERVED_NOTE, STALLS_NOTE, COSTS_NOTE]
-STALLED = [
-    Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
-    Column("batch", "batch", ".0f", Basis.MODELLED),
-    Column("tbt_ms", "TBT, ms", ",.0f", Basis.MODELLED),
-    Column("stalled", "waits for the scheduler", ".1%", Basis.MODELLED),
-    Column("reading", "memory is read", ".1%", Basis.MODELLED),
-    Column("read_s", "read in all, s", ",.1f", Basis.MODELLED),
-    Column("computing", "compute", ".1%", Basis.MODELLED),
-]
-Runs = Mapping[tuple[str, str], Served]
-"""By what varies, and by what it is called in tables."""
-
-
-def table(varied: str, runs: Runs, keys: Sequence[str]) -> tuple[list[Column], list[dict[str, Value]]]:
-    shown = [column for column in STALLED if column.key in keys]
-    rows: list[dict[str, Value]] = []
-    for (at, name), run in runs.items():
-        found = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s, "reading": run.reading}
-        rows.append({"at": at, "policy": name, **{column.key: found[column.key] for column in shown}})
-    return [Column("at", varied), Column("policy", "policy"), *shown], rows
 
 
 def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:
@@ -51,7 +31,9 @@ PREFIXES = (1_000, 2_000, 5_000)
 READERS = (FCFS, FEATHER, "lpm", "dfs_weight")
 
 
-def _fig5_10(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.10", PAPER, "§5.3.2, Fig. 5.10", "memory read")
+@Measure
+def fig5_10(tell: Tell, clock: Clock) -> Result:
     runs = {}
     for tokens in PREFIXES:
         costs = waits(READERS, tokens, tell, clock)
@@ -64,49 +46,35 @@ def _fig5_10(tell: Tell, clock: Clock) -> Result:
     others = {at: max(reading[policy][at] for policy in READERS if policy != FEATHER) for at in reading[FEATHER]}
     slow = [policy for policy in READERS if policy not in (FCFS, FEATHER)]
     normalised = {policy: {at: total[policy][at] / total[FCFS][at] for at in total[policy]} for policy in READERS}
+    section = Section("§5.3.2")
     claims = [
-        Claim(
+        section.says(
             "FEATHER consistently achieves the highest bandwidth utilization due to improved spatial locality",
-            "§5.3.2",
-            None,
             ", ".join(f"{at}: {reading[FEATHER][at]:.0%} against {others[at]:.0%}" for at in others),
-            Basis.MODELLED,
             all(reading[FEATHER][at] >= others[at] for at in others),
             "share of the time in which memory is read, against the most of the others. The model has no faster "
             "reading by spatial locality: it has one number for both, and that lowers what is read",
         ),
-        Claim(
+        section.says(
             "more homogeneous batches also increase temporal locality, which is reflected in lower total DRAM usage",
-            "§5.3.2",
-            None,
             told(normalised[FEATHER]),
-            Basis.MODELLED,
             all(each < 1 for each in normalised[FEATHER].values()),
             "of feather over fcfs: weights, and KV as the profile counts it, stand in for what is fetched",
         ),
-        Claim(
+        section.says(
             "SGLang's DFS-W and LPM exhibit lower mean DRAM utilization because of CPU scheduler stalls",
-            "§5.3.2",
-            None,
             "; ".join(f"{policy} {told(reading[policy])}, fcfs {told(reading[FCFS])}" for policy in slow),
-            Basis.MODELLED,
             all(reading[policy][at] < reading[FCFS][at] for policy in slow for at in others),
             "shares of the time; agrees if lower than fcfs everywhere",
         ),
-        Claim(
+        section.says(
             "they also achieve lower normalized total DRAM usage",
-            "§5.3.2",
-            None,
             "; ".join(f"{policy} {told(normalised[policy])}" for policy in slow),
-            Basis.MODELLED,
             all(each < 0.99 for policy in slow for each in normalised[policy].values()),
             "over fcfs; agrees if by 1 %. They are orders of the line only: whoever has memory is decoded",
         ),
     ]
     return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.10: memory", "prefix", columns[2:], rows))
-
-
-FIG5_10 = Figure("feather-fig5.10", PAPER, "§5.3.2, Fig. 5.10", "memory read", (), (), Measure(_fig5_10))
 
 
 # -- Fig. 5.15
@@ -115,7 +83,9 @@ RATES = (5, 100)
 COMPUTING = (FCFS, FEATHER, "sglang_fcfs", "lpm", "dfs_weight")
 
 
-def _fig5_15(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.15", PAPER, "§5.3.8, Fig. 5.15", "compute units by rate")
+@Measure
+def fig5_15(tell: Tell, clock: Clock) -> Result:
     costs = waits(COMPUTING, Load().prefix_tokens, tell, clock)
     runs = {
         (f"{rate}/s", label(policy)): served(Load(rate=rate), Server(policy, scheduling=costs[policy]), tell)
@@ -127,52 +97,38 @@ def _fig5_15(tell: Tell, clock: Clock) -> Result:
     batch = {policy: _of(runs, policy, "batch") for policy in COMPUTING}
     low, most = f"{RATES[0]}/s", f"{RATES[-1]}/s"
     slow = ("lpm", "dfs_weight")
+    section = Section("§5.3.8")
     claims = [
-        Claim(
+        section.says(
             "FEATHER shows slightly lower utilization at low request rates due to forming smaller batches",
-            "§5.3.8",
-            None,
             f"{use[FEATHER][low]:.1%}, fcfs {use[FCFS][low]:.1%} at {low}",
-            Basis.MODELLED,
             use[FEATHER][low] < 0.99 * use[FCFS][low],
             "agrees if by 1 %. Nothing of tensor cores is modelled: what stands in is the time that the computed "
             "tokens would take at the rate of prompts, which follows throughput, and not how full a batch makes them",
         ),
-        Claim(
+        section.says(
             "its utilization rises to match vLLM's FCFS",
-            "§5.3.8",
-            None,
             f"{use[FEATHER][most]:.1%}, fcfs {use[FCFS][most]:.1%} at {most}",
-            Basis.MODELLED,
             use[FEATHER][most] >= 0.95 * use[FCFS][most],
             "agrees if no more than 5 % below it. It is above, as throughput is",
         ),
-        Claim(
+        section.says(
             "SGLang's FCFS maintains relatively low utilization because it operates with consistently small "
             "batch sizes",
-            "§5.3.8",
-            None,
             f"{use['sglang_fcfs'][most]:.1%} with batches of {batch['sglang_fcfs'][most]:.0f}, fcfs "
             f"{use[FCFS][most]:.1%} with {batch[FCFS][most]:.0f}",
-            Basis.MODELLED,
             use["sglang_fcfs"][most] < 0.9 * use[FCFS][most],
             f"at {most}; agrees if by a tenth",
         ),
-        Claim(
+        section.says(
             "This is mainly due to CPU-side stalls between GPU executions, during which the GPU stays idle, "
             "effectively reducing overall utilization",
-            "§5.3.8",
-            None,
             ", ".join(f"{each} {use[each][most]:.1%}, {_of(runs, each, 'stalled')[most]:.0%} waited" for each in slow),
-            Basis.MODELLED,
             all(use[each][most] < 0.95 * use[FCFS][most] for each in slow),
             f"at {most}; agrees if by 5 % below fcfs ({use[FCFS][most]:.1%})",
         ),
     ]
     return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.15: compute units", "rate", columns[2:], rows))
-
-
-FIG5_15 = Figure("feather-fig5.15", PAPER, "§5.3.8, Fig. 5.15", "compute units by rate", (), (), Measure(_fig5_15))
 
 
 # -- Fig. 5.16
@@ -181,7 +137,9 @@ TREE_PREFIXES = (1_000, 5_000, 10_000)
 TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}
 
 
-def _fig5_16(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree")
+@Measure
+def fig5_16(tell: Tell, clock: Clock) -> Result:
     runs: dict[tuple[str, str], Served] = {}
     for tokens in TREE_PREFIXES:
         costs: Mapping[str, SchedulingCost] = waits([*TREES.values()], tokens, tell, clock)
@@ -199,36 +157,25 @@ def _fig5_16(tell: Tell, clock: Clock) -> Result:
         "matching all that wait anew, token by token, as `lpm` does (in Table 3.1 the paper's radix tree takes 1.35 "
         "times what LPM takes), before each step. The line is long for part of a run only"
     )
+    section = Section("§5.4.1")
     claims = [
-        Claim(
+        section.says(
             "Across all prefix lengths, the radix tree yields much lower throughput",
-            "§5.4.1",
-            None,
             told(rate),
-            Basis.MODELLED,
             max(rate.values()) < 0.8,
             f"radix tree over chunked hash tree; agrees if by a fifth everywhere; {why}",
         ),
-        Claim(
+        section.says(
             "This appears as higher TBT, indicating GPU idle time due to scheduling delays",
-            "§5.4.1",
-            None,
             told(tbt),
-            Basis.MODELLED,
             min(tbt.values()) > 1.02,
             "radix tree over chunked hash tree; agrees if by 2 % everywhere",
         ),
-        Claim(
+        section.says(
             "CHT avoids this by reducing scheduling overhead, enabling higher GPU utilization and throughput",
-            "§5.4.1",
-            None,
             f"{told(stalled[hashed], '.1%')} of the time is waited, with the radix tree {told(stalled[radix], '.1%')}",
-            Basis.MODELLED,
             all(stalled[hashed][each] < stalled[radix][each] / 2 for each in at),
             "agrees if less than half of it everywhere",
         ),
     ]
     return Result(columns, rows, claims, NOTES, drawn("FEATHER Fig. 5.16: trees", "prefix", columns[2:], rows))
-
-
-FIG5_16 = Figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree", (), (), Measure(_fig5_16))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.figure import Basis, Column, Rows, Tell, Value
 from pinyon_lab.figures.rows import number
 from pinyon_lab.papers.feather.runs import (
     FCFS,
+    MACHINE,
     MAX_BATCH,
     MODEL_NOTE,
     OWN_TOKENS,
@@ -20,34 +20,31 @@ from pinyon_lab.papers.feather.runs import (
     label,
     served,
 )
+from pinyon_lab.pictures import Bars, Picture
 
 __all__ = [
     "FEATHER",
-    "MACHINE",
     "NOTES",
     "SERVED",
     "SOME",
-    "Points",
-    "Rows",
+    "Runs",
     "apart",
     "columns",
     "drawn",
-    "here",
     "numbers",
     "picture",
     "ratios",
     "sweep",
+    "table",
     "told",
     "value",
 ]
 
-Rows = Sequence[Mapping[str, Value]]
-Points = Mapping[str, tuple[Load, str]]
-"""By what the figure varies, as text: a load, and a machine."""
+Runs = Mapping[tuple[str, str], Served]
+"""By what varies, and by what it is called in tables."""
 
 FEATHER = "bandit"
 """§5.2: what the paper's results are of."""
-MACHINE = Server().machine
 SOME = (FCFS, "bandit", "sglang_fcfs", "lpm")
 """Policies, where not all are compared."""
 
@@ -59,24 +56,36 @@ SERVED = [
     Column("evicted", "evicted blocks", ",d", Basis.MODELLED),
     Column("computed", "prompt tokens computed", ".1%", Basis.MODELLED),
 ]
+STALLED = [
+    *SERVED[:3],
+    Column("stalled", "waits for the scheduler", ".1%", Basis.MODELLED),
+    Column("reading", "memory is read", ".1%", Basis.MODELLED),
+    Column("read_s", "read in all, s", ",.1f", Basis.MODELLED),
+    Column("computing", "compute", ".1%", Basis.MODELLED),
+]
 
 
-def sweep(points: Points, policies: Sequence[str], tell: Tell) -> list[dict[str, Value]]:
-    rows: list[dict[str, Value]] = []
-    for at, (load, machine) in points.items():
-        for policy in policies:
-            run = served(load, Server(policy, machine), tell)
-            rows.append({"at": at, "policy": label(policy), **numbers(run)})
-    return rows
+def sweep(
+    loads: Mapping[str, Load], policies: Sequence[str], tell: Tell, machine: str = MACHINE
+) -> list[dict[str, Value]]:
+    """``loads`` by what the figure varies, as text."""
+    return [
+        {"at": at, "policy": label(policy), **numbers(served(load, Server(policy, machine), tell))}
+        for at, load in loads.items()
+        for policy in policies
+    ]
 
 
-def numbers(run: Served) -> dict[str, Value]:
-    found: dict[str, Value] = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s}
-    return {column.key: found[column.key] for column in SERVED}
+def numbers(run: Served, shown: Sequence[Column] = SERVED) -> dict[str, Value]:
+    found: dict[str, Value] = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s, "reading": run.reading}
+    return {column.key: found[column.key] for column in shown}
 
 
-def here(load: Load) -> tuple[Load, str]:
-    return load, MACHINE
+def table(varied: str, runs: Runs, keys: Sequence[str]) -> tuple[list[Column], list[dict[str, Value]]]:
+    """Of runs whose engine may wait for its scheduler."""
+    shown = [column for column in STALLED if column.key in keys]
+    rows = [{"at": at, "policy": name, **numbers(run, shown)} for (at, name), run in runs.items()]
+    return [Column("at", varied), Column("policy", "policy"), *shown], rows
 
 
 def columns(varied: str) -> list[Column]:

@@ -3,28 +3,18 @@ cost there; §5.5, Fig. 15: how many nodes for prompts and how many to decode.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
-from pinyon_lab.figures.serving import (
-    MODEL_NOTE,
-    System,
-    arrivals_of,
-    effective,
-    mean_ttft_s,
-    mixed,
-    reused,
-    split,
-    up_to,
-)
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, cell, close, number, points, shown, up_to
+from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster_settings import StepRule
 
-__all__ = ["FIG1", "FIG6", "FIG7", "FIG15"]
+__all__ = ["fig1", "fig6", "fig7", "fig15"]
 
 CHUNK_TOKENS = 512
 """Of vLLM 0.5.1 with chunked prefill, by default; §5.2 names none."""
@@ -99,17 +89,13 @@ def _capacity(workloads: Sequence[Workload], tell: Tell, name: str) -> Result:
     return Result(columns, rows, claims, notes, Picture(f"{PAPER}: {shown(workload)}", panels))
 
 
-Rows = Sequence[Mapping[str, Value]]
-
-
 def _best(rows: Rows, tbt_s: float, rate: float) -> float:
     """Of Mooncake's two."""
     return max(_at(rows, system.name, tbt_s, rate) for system in MOONCAKE)
 
 
 def _at(rows: Rows, system: str, tbt_s: float, rate: float) -> float:
-    (row,) = (row for row in rows if row["system"] == system and row["rate"] == rate)
-    return number(row, f"at_{tbt_s}")
+    return cell(rows, f"at_{tbt_s}", system=system, rate=rate)
 
 
 def _load(rows: Rows) -> float:
@@ -134,21 +120,16 @@ def _of_conversation(rows: Rows, rate: float) -> list[Claim]:
     gains = [_gain(rows, each, tbt_s, rate) for each in BASELINES for tbt_s in TBTS_S]
     over_vllm = [_gain(rows, VLLM, tbt_s, rate) for tbt_s in TBTS_S]
     return [
-        Claim(
+        Section("Abstract").says(
             "MOONCAKE increases the effective request capacity by 59%~498% when compared to baseline methods",
-            "Abstract",
-            "59% to 498%",
             f"{min(gains):.0%} to {max(gains):.0%}",
-            Basis.MODELLED,
             close(max(gains), 4.98) and close(min(gains), 0.59),
             f"the least and the most of three baselines and three thresholds, {_where(rate)}",
+            printed="59% to 498%",
         ),
-        Claim(
+        Section("§5.2.2").says(
             "Compared to vLLM, MOONCAKE achieves a very significant increase in effective request capacity",
-            "§5.2.2",
-            None,
             up_to(over_vllm, ".0%"),
-            Basis.MODELLED,
             min(over_vllm) > 0.5,
             f"by threshold, {_where(rate)}; half as many again count as very significant",
         ),
@@ -158,24 +139,20 @@ def _of_conversation(rows: Rows, rate: float) -> list[Claim]:
 def _of_toolagent(rows: Rows, rate: float) -> list[Claim]:
     gain = _gain(rows, VLLM_PREFIX, 0.2, rate)
     worse = [_at(rows, VLLM_PREFIX.name, 0.2, rate) - _at(rows, each.name, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)]
+    section = Section("§5.2.2", Basis.CONSTRUCTION)
     return [
-        Claim(
+        section.says(
             "enhances effective caching capacity by 42% compared to vLLM with prefix caching under the 200 ms "
             "threshold",
-            "§5.2.2",
-            "42%",
             f"{gain:.0%}",
-            Basis.CONSTRUCTION,
             close(gain, 0.42),
             f"{_where(rate)}; the trace is generated, and the node modelled",
+            printed="42%",
         ),
-        Claim(
+        section.says(
             "vLLM and vLLM with chunked prefill experience more severe disruptions in decoding due to longer prefill "
             "processing times, resulting in a lower effective caching capacity than vLLM with prefix caching",
-            "§5.2.2",
-            None,
             ", ".join(f"{each:+.1%}" for each in worse),
-            Basis.CONSTRUCTION,
             min(worse) > 0,
             f"points that prefix caching is ahead of vLLM, and of vLLM with chunked prefill, at 200 ms, {_where(rate)}",
         ),
@@ -184,58 +161,40 @@ def _of_toolagent(rows: Rows, rate: float) -> list[Claim]:
 
 def _of_synthetic(rows: Rows, rate: float) -> list[Claim]:
     gain = _gain(rows, VLLM, 0.2, rate)
-    mooncake, slow = _best(rows, 0.1, rate), number(_row(rows, VLLM.name, rate), "slow")
+    mooncake, slow = _best(rows, 0.1, rate), cell(rows, "slow", system=VLLM.name, rate=rate)
     others = [abs(_at(rows, VLLM.name, 0.2, rate) - _at(rows, each.name, 0.2, rate)) for each in BASELINES[1:]]
+    section = Section("§5.2.2")
     return [
-        Claim(
+        section.says(
             "Compared to vLLM, MOONCAKE increases effective request capacity by 40% under the 200 ms threshold",
-            "§5.2.2",
-            "40%",
             f"{gain:.0%}",
-            Basis.MODELLED,
             close(gain, 0.4),
             _where(rate),
+            printed="40%",
         ),
-        Claim(
+        section.says(
             "most requests processed by MOONCAKE maintain a TBT within 100 ms",
-            "§5.2.2",
-            None,
             f"{mooncake:.1%}",
-            Basis.MODELLED,
             mooncake > 0.5,
             f"effective, {_where(rate)}",
         ),
-        Claim(
+        section.says(
             "about 20% of requests handled by vLLM exceed 300 ms",
-            "§5.2.2",
-            "20%",
             f"{slow:.1%}",
-            Basis.MODELLED,
             close(slow, 0.2),
             _where(rate),
+            printed="20%",
         ),
-        Claim(
+        section.says(
             "The performance of systems with prefix caching and chunked prefill is similar to vLLM",
-            "§5.2.2",
-            None,
             ", ".join(f"{each:.1%}" for each in others),
-            Basis.MODELLED,
             max(others) < 0.1,
             f"points apart from vLLM at 200 ms, {_where(rate)}; within ten counts as similar",
         ),
     ]
 
 
-def _row(rows: Rows, system: str, rate: float) -> Mapping[str, Value]:
-    (row,) = (row for row in rows if row["system"] == system and row["rate"] == rate)
-    return row
-
-
-CLAIMS = {
-    "mooncake-fig1": _of_conversation,
-    "mooncake-fig6": _of_toolagent,
-    "mooncake-fig7": _of_synthetic,
-}
+CLAIMS = {"mooncake-fig1": _of_conversation, "mooncake-fig6": _of_toolagent, "mooncake-fig7": _of_synthetic}
 
 
 def _figure(name: str, section: str, workload: str) -> Figure:
@@ -243,9 +202,9 @@ def _figure(name: str, section: str, workload: str) -> Figure:
     return Figure(name, PAPER, section, title, (workload,), (), partial(_capacity, name=name))
 
 
-FIG1 = _figure("mooncake-fig1", "§5.2.2, Fig. 1", "conversation")
-FIG6 = _figure("mooncake-fig6", "§5.2.2, Fig. 6", "toolagent")
-FIG7 = _figure("mooncake-fig7", "§5.2.2, Fig. 7", "synthetic")
+fig1 = _figure("mooncake-fig1", "§5.2.2, Fig. 1", "conversation")
+fig6 = _figure("mooncake-fig6", "§5.2.2, Fig. 6", "toolagent")
+fig7 = _figure("mooncake-fig7", "§5.2.2, Fig. 7", "synthetic")
 
 
 # -- Fig. 15
@@ -255,7 +214,8 @@ RATIO_TTFT_S, RATIO_TBT_S = 10.0, 0.1
 PREFILLS = (4, 6, 7, 8, 9, 10, 12)
 
 
-def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("mooncake-fig15", PAPER, "§5.5, Fig. 15", "prefill and decode nodes, 16 together", ("synthetic",))
+def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     arrivals = arrivals_of(workload)
     rows: list[dict[str, Value]] = []
@@ -284,22 +244,18 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
     best = max(rows, key=lambda row: number(row, "effective"))
     ttfts = [number(row, "ttft_s") for row in rows]
     tbts = [number(row, "tbt_ms") for row in rows]
+    section = Section("§5.5")
     claims = [
-        Claim(
+        section.says(
             "when the P/D ratio is approximately 1:1, MOONCAKE achieves its highest effective request capacity",
-            "§5.5",
-            "1:1",
             str(best["ratio"]),
-            Basis.MODELLED,
             abs(number(best, "prefills") - 8) <= 1,
             "the best of the ratios tried; one node to either side of eight counts as approximately",
+            printed="1:1",
         ),
-        Claim(
+        section.says(
             "Increasing the number of prefill nodes reduces TTFT but increases TBT, and vice versa",
-            "§5.5",
-            None,
             f"TTFT {ttfts[0]:.2f} s to {ttfts[-1]:.2f} s, TBT {tbts[0]:.2f} ms to {tbts[-1]:.2f} ms",
-            Basis.MODELLED,
             ttfts[-1] < ttfts[0] and tbts[-1] > tbts[0],
             f"from {PREFILLS[0]} to {PREFILLS[-1]} nodes for prompts",
         ),
@@ -316,21 +272,10 @@ def _fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
             "nodes for prompts, of 16",
             "mean TTFT in s, mean TBT in 10 ms",
             [
-                Course("TTFT, s", [(number(row, "prefills"), number(row, "ttft_s")) for row in rows]),
+                Course("TTFT, s", points(rows, "prefills", "ttft_s")),
                 Course("TBT, 10 ms", [(number(row, "prefills"), number(row, "tbt_ms") / 10) for row in rows]),
             ],
             form=".1f",
         ),
     ]
     return Result(columns, rows, claims, [MODEL_NOTE], Picture("Mooncake Fig. 15: prefill and decode nodes", panels))
-
-
-FIG15 = Figure(
-    "mooncake-fig15",
-    PAPER,
-    "§5.5, Fig. 15",
-    "prefill and decode nodes, 16 together",
-    ("synthetic",),
-    (),
-    _fig15,
-)

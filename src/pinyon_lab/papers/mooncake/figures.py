@@ -12,12 +12,12 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Mark, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, claimed, close, number, share, shown
 from pinyon_lab.figures.workload import Workload, together
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 
-__all__ = ["FIG9", "FIG10", "NODE_TOKENS", "PAPER", "WIDTH", "A", "B", "prefill_flops"]
+__all__ = ["NODE_TOKENS", "PAPER", "WIDTH", "A", "B", "fig9", "fig10", "prefill_flops"]
 
 PAPER = "Mooncake (FAST '25)"
 M = 1_000_000
@@ -74,7 +74,15 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
     return share(curve.hits(int(tokens) // block_tokens), curve.blocks)
 
 
-def _fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure(
+    "mooncake-fig9",
+    PAPER,
+    "§5.3.1, Fig. 9",
+    "hit ratio over cache capacity",
+    ("conversation", "synthetic"),
+    ("toolagent",),
+)
+def fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     courses = []
     for workload in _with_combinations(workloads):
@@ -116,39 +124,35 @@ def _fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig9_claims(rows), [COMBINED_NOTE, *_notes(workloads)], picture)
 
 
-def _fig9_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig9_claims(rows: Rows) -> list[Claim]:
     below = [row["workload"] for row in rows if number(row, "node_of_ideal") < 0.5]
     least = min(rows, key=lambda row: number(row, "nearly_of_ideal"))
     nearly = number(least, "nearly_of_ideal")
     nodes = math.ceil(NEARLY_ALL_TOKENS / NODE_TOKENS)
+    section = Section("§5.3.1")
     return [
-        Claim(
+        section.says(
             "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
             "scenarios",
-            "§5.3.1",
-            "< 50%",
             f"< 50% in {len(below)} of {len(rows)}",
-            claimed(*rows),
             2 * len(below) > len(rows),
             f"below: {', '.join(map(str, below)) or 'none'}",
+            printed="< 50%",
+            basis=claimed(*rows),
         ),
-        Claim(
+        section.says(
             "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
-            "§5.3.1",
-            None,
             f"{nearly:.1%} at least",
-            claimed(*rows),
             nearly >= NEARLY,
             f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
+            basis=claimed(*rows),
         ),
-        Claim(
+        section.says(
             "require to pool at least 20 nodes' DRAM",
-            "§5.3.1",
-            20,
             nodes,
-            Basis.MODELLED,
             False,
             f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
+            printed=20,
         ),
     ]
 
@@ -181,7 +185,15 @@ def prefill_flops(tokens: int, prefix: int) -> float:
     return flops(tokens) - flops(prefix)
 
 
-def _fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure(
+    "mooncake-fig10",
+    PAPER,
+    "§5.3.2, Fig. 10",
+    "global and local caches, 10 nodes of 3M tokens",
+    ("conversation", "synthetic"),
+    ("toolagent",),
+)
+def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     for workload in workloads:
         requests = workload.asked()
@@ -230,7 +242,7 @@ def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
     return share(max(asked), blocks) if asked else None
 
 
-def _fig10_picture(workloads: Sequence[Workload], rows: Sequence[Mapping[str, Value]]) -> Picture:
+def _fig10_picture(workloads: Sequence[Workload], rows: Rows) -> Picture:
     names = [shown(workload) for workload in workloads]
 
     def bars(key: str) -> dict[str, Sequence[float | None]]:
@@ -245,48 +257,44 @@ def _fig10_picture(workloads: Sequence[Workload], rows: Sequence[Mapping[str, Va
     )
 
 
-def _fig10_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig10_claims(rows: Rows) -> list[Claim]:
     local = [row for row in rows if row["setup"] == LOCAL.label]
     most = max(local, key=lambda row: number(row, "global_to_this"))
     saved = max(local, key=lambda row: number(row, "saved"))
     higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
+    section = Section("§5.3.2")
     return [
-        Claim(
+        Section("§5.3.2 (§1: 2.36× higher)").says(
             "the global cache exhibits a maximum increase of 136% in cache hit rate",
-            "§5.3.2 (§1: 2.36× higher)",
-            2.36,
             round(number(most, "global_to_this"), 2),
-            claimed(most),
             close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
             f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
             "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
             "how the paper's does is not stated here, and all hangs on it: " + _by_router(rows, most["workload"]),
+            printed=2.36,
+            basis=claimed(most),
         ),
-        Claim(
+        section.says(
             "the global cache achieves higher cache hit rates ... across all tested workloads",
-            "§5.3.2",
-            None,
             f"higher on {len(higher)} of {len(local)}",
-            claimed(*local),
             not same,
             f"not on {', '.join(same)}: all that this trace asks for fits into ten nodes, and affinity finds it there"
             if same
             else "",
+            basis=claimed(*local),
         ),
-        Claim(
+        section.says(
             "a reduction of up to 48% in prefill computation time",
-            "§5.3.2",
-            "48%",
             f"{number(saved, 'saved'):.1%}",
-            Basis.MODELLED,
             close(number(saved, "saved"), 0.48),
             f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
+            printed="48%",
         ),
     ]
 
 
-def _by_router(rows: Sequence[Mapping[str, Value]], workload: Value) -> str:
+def _by_router(rows: Rows, workload: Value) -> str:
     return ", ".join(
         f"{number(row, 'global_to_this'):.2f} ({row['setup']})"
         for row in rows
@@ -304,23 +312,3 @@ def _fig10_notes(workloads: Sequence[Workload]) -> list[str]:
         "anywhere, load alone decides; ours, to show what hangs on it.",
         *_notes(workloads),
     ]
-
-
-FIG9 = Figure(
-    "mooncake-fig9",
-    PAPER,
-    "§5.3.1, Fig. 9",
-    "hit ratio over cache capacity",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-    _fig9,
-)
-FIG10 = Figure(
-    "mooncake-fig10",
-    PAPER,
-    "§5.3.2, Fig. 10",
-    "global and local caches, 10 nodes of 3M tokens",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-    _fig10,
-)

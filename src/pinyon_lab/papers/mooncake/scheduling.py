@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
-from pinyon_lab.figures.rows import basis, close, number, shown
-from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split, up_to
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, cell, close, number, shown, up_to
+from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE, VLLM
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster import Cluster
 
-__all__ = ["FIG5", "FIG8", "FIG11"]
+__all__ = ["fig5", "fig8", "fig11"]
 
 PREFILLS = 8
 LOCAL = {"dram_tokens": NODE_TOKENS}
@@ -35,7 +35,8 @@ SCHEDULERS = (
 RATES = (1.0, 1.5)
 
 
-def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("mooncake-fig5", PAPER, "§4.2, Fig. 5", "schedulers by TTFT", ("conversation",))
+def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     rows: list[dict[str, Value]] = []
     for times in RATES:
@@ -82,36 +83,29 @@ def _short(labels: Sequence[str]) -> list[str]:
     return [("random", "load", "local", "Alg. 1", "sooner", "adapted")[at] for at in range(len(labels))]
 
 
-def _fig5_claims(rows: Sequence[Mapping[str, Value]], times: float) -> list[Claim]:
+def _fig5_claims(rows: Rows, times: float) -> list[Claim]:
     ttft = {str(row["scheduler"]): number(row, "ttft_s") for row in rows}
     literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
     sooner = ttft["the same, fetching only if that is sooner"]
     aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
     where = f"at {times:g} times the trace's rate"
+    section = Section("§4.2")
     return [
-        Claim(
+        section.says(
             "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
             "cache-aware algorithm",
-            "§4.2",
-            "14%",
             f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
-            Basis.MODELLED,
             close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
             where,
+            printed="14%",
         ),
-        Claim(
+        section.says(
             "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
-            "§4.2",
-            None,
             f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
-            Basis.MODELLED,
             max(aware) < min(blind),
             where,
         ),
     ]
-
-
-FIG5 = Figure("mooncake-fig5", PAPER, "§4.2, Fig. 5", "schedulers by TTFT", ("conversation",), (), _fig5)
 
 
 # -- Fig. 8
@@ -124,7 +118,8 @@ HIGHER = {
 }
 
 
-def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("mooncake-fig8", PAPER, "§5.2.3, Fig. 8", "GPU time of prompts", ("conversation", "synthetic"), ("toolagent",))
+def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     mooncake = MOONCAKE[1]
     for workload in workloads:
@@ -152,7 +147,7 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     ]
     names = [workload.name for workload in workloads]
     values: dict[str, Sequence[float | None]] = {
-        system.name: [number(_cell(rows, name, system.name), "prefill_s") for name in names]
+        system.name: [cell(rows, "prefill_s", workload=name, system=system.name) for name in names]
         for system in (mooncake, *BASELINES)
     }
     panel = Bars("GPU time of a prompt", "seconds", [shown(each) for each in workloads], values, ".2f")
@@ -164,25 +159,20 @@ def _fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig8_claims(rows, names), notes, Picture("Mooncake Fig. 8: GPU time", [panel]))
 
 
-def _cell(rows: Sequence[Mapping[str, Value]], workload: str, system: str) -> Mapping[str, Value]:
-    (row,) = (row for row in rows if row["workload"] == workload and row["system"] == system)
-    return row
+def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
+    section = Section("§5.2.3")
 
-
-def _fig8_claims(rows: Sequence[Mapping[str, Value]], names: Sequence[str]) -> list[Claim]:
     def compared(said: str, printed: Mapping[str, float], ours: Mapping[str, float], form: str, why: str) -> Claim:
-        return Claim(
+        return section.says(
             said,
-            "§5.2.3",
-            ", ".join(f"{name} {printed[name]:{form}}" for name in names),
             ", ".join(f"{name} {ours[name]:{form}}" for name in names),
-            Basis.MODELLED,
             all(close(ours[name], printed[name]) for name in names),
             why,
+            printed=", ".join(f"{name} {printed[name]:{form}}" for name in names),
         )
 
     def ratios(system: str) -> dict[str, float]:
-        return {name: number(_cell(rows, name, system), "to_mooncake") for name in names}
+        return {name: cell(rows, "to_mooncake", workload=name, system=system) for name in names}
 
     vllm = ratios(VLLM.name)
     saved = {name: 1 - 1 / ratio for name, ratio in vllm.items()}
@@ -209,24 +199,18 @@ def _fig8_claims(rows: Sequence[Mapping[str, Value]], names: Sequence[str]) -> l
             ".2f",
             "vLLM with chunked prefill: here a chunk loses nothing but the weights that are read again",
         ),
-        Claim(
+        section.says(
             "vLLM with chunked prefill sacrifices some prefill efficiency to maintain lower TBT during the decoding "
             "stage, resulting in the longest prefill GPU times",
-            "§5.2.3",
-            None,
             ", ".join(f"{name} {chunked[name]:.2f} against vLLM's {vllm[name]:.2f}" for name in names),
-            Basis.MODELLED,
             all(chunked[name] > max(vllm[name], prefix[name]) for name in names),
             "times Mooncake's",
         ),
         *(
-            Claim(
+            section.says(
                 "in the synthetic workload, where cache hotspots are more dispersed, the prefill GPU time of vLLM with "
                 "prefix caching is nearly equivalent to vLLM",
-                "§5.2.3",
-                None,
                 f"{prefix[name]:.2f} against {vllm[name]:.2f} times Mooncake's",
-                Basis.MODELLED,
                 prefix[name] > 0.9 * vllm[name],
                 "a tenth less at most counts as nearly",
             )
@@ -234,17 +218,6 @@ def _fig8_claims(rows: Sequence[Mapping[str, Value]], names: Sequence[str]) -> l
             if name == "synthetic"
         ),
     ]
-
-
-FIG8 = Figure(
-    "mooncake-fig8",
-    PAPER,
-    "§5.2.3, Fig. 8",
-    "GPU time of prompts",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-    _fig8,
-)
 
 
 # -- Fig. 11
@@ -279,7 +252,10 @@ class _Replicas:
         return [key for key, _ in total.most_common(RANKS[-1])]
 
 
-def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure(
+    "mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", ("conversation", "synthetic"), ("toolagent",)
+)
+def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     panels = []
     for workload in workloads:
@@ -328,7 +304,7 @@ def _fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _fig11_claims(rows), notes, Picture("Mooncake Fig. 11: replicas", panels))
 
 
-def _fig11_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _fig11_claims(rows: Rows) -> list[Claim]:
     def mean(workload: str, rank: int) -> float:
         found = [number(row, "mean") for row in rows if row["workload"] == workload and row["rank"] == rank]
         return found[0] if found else 0.0
@@ -336,35 +312,19 @@ def _fig11_claims(rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
     hot = [str(row["workload"]) for row in rows if row["workload"] != "synthetic" and row["rank"] == RANKS[1]]
     hundredth = {name: mean(name, RANKS[1]) for name in hot}
     synthetic = mean("synthetic", RANKS[1])
+    section = Section("§5.3.3")
     return [
-        Claim(
+        section.says(
             "there are highly concentrated hot caches (e.g., the top 100 keys), which, after the system stabilizes, "
             "have replicas on almost every instance in the prefill pool",
-            "§5.3.3",
-            None,
             ", ".join(f"{name} {count:.1f}" for name, count in hundredth.items()),
-            Basis.MODELLED,
             all(count >= ALMOST * PREFILLS for count in hundredth.values()),
             f"instances of {PREFILLS} with the key of rank 100; nine tenths count as almost every one",
         ),
-        Claim(
+        section.says(
             "the synthetic workload has fewer shared prefix caches, resulting in fewer replicas",
-            "§5.3.3",
-            None,
             f"{synthetic:.1f}",
-            Basis.MODELLED,
             synthetic < min(hundredth.values(), default=0.0),
             "instances with the key of rank 100",
         ),
     ]
-
-
-FIG11 = Figure(
-    "mooncake-fig11",
-    PAPER,
-    "§5.3.3, Fig. 11",
-    "replicas of hot blocks",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-    _fig11,
-)

@@ -3,11 +3,10 @@ request's latency is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, counting, number
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
@@ -22,8 +21,9 @@ from pinyon_lab.figures.serving import (
 )
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 
-__all__ = ["EQ2", "FIG13", "FIG14", "least_bytes_s"]
+__all__ = ["eq2", "fig13", "fig14", "least_bytes_s"]
 
 GQA, ITEM_BYTES = 8, 2
 """Table 1: gqa, s."""
@@ -42,7 +42,8 @@ def least_bytes_s(flops: float, prefix: int) -> float:
 PREFIXES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
-def _eq2(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("mooncake-eq2", PAPER, "§2.2, Eq. 2", "bandwidth from which on fetching is sooner")
+def eq2(workloads: Sequence[Workload], tell: Tell) -> Result:
     machines = (("8 x A800", A800_FLOPS), ("8 x H800", H800_FLOPS))
     rows: list[dict[str, Value]] = [
         {"prefix": prefix, **{name: least_bytes_s(flops, prefix) / GB for name, flops in machines}}
@@ -52,14 +53,12 @@ def _eq2(workloads: Sequence[Workload], tell: Tell) -> Result:
 
     def claim(said: str, printed: float, flops: float) -> Claim:
         ours = least_bytes_s(flops, 8192) / GB
-        return Claim(
+        return Section("§2.2").says(
             said,
-            "§2.2",
-            f"{printed:g} GB/s",
             f"{ours:.2f} GB/s",
-            Basis.MODELLED,
             round(ours) == printed,
             "arithmetic: Eq. 2 with Table 1, rounded as printed",
+            printed=f"{printed:g} GB/s",
         )
 
     claims = [
@@ -72,9 +71,6 @@ def _eq2(workloads: Sequence[Workload], tell: Tell) -> Result:
     panel = Courses("From where on fetching is sooner", "prefix in tokens", "GB/s", courses, form=".0f")
     note = "The H800's throughput is NVIDIA's figure for dense 16 bit, 989 TFLOP/s; the paper does not print one."
     return Result(columns, rows, claims, [note], Picture("Mooncake Eq. 2: bandwidth that is worth it", [panel]))
-
-
-EQ2 = Figure("mooncake-eq2", PAPER, "§2.2, Eq. 2", "bandwidth from which on fetching is sooner", (), (), _eq2)
 
 
 # -- Fig. 13
@@ -108,7 +104,7 @@ class _Seen(NamedTuple):
         )
 
 
-def _seen(rows: Sequence[Mapping[str, Value]]) -> _Seen:
+def _seen(rows: Rows) -> _Seen:
     """``rows`` by bandwidth."""
     slow, fast = rows[0], rows[-1]
     most_s = max(number(row, "ttft_s") for row in rows if number(row, "gbit") >= RECOMMENDED_GBIT)
@@ -116,7 +112,8 @@ def _seen(rows: Sequence[Mapping[str, Value]]) -> _Seen:
     return _Seen(most_s, *ttfts, number(slow, "fetch_s"), number(slow, "theory_s"))
 
 
-def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("mooncake-fig13", PAPER, "§5.4.2, Fig. 13", "TTFT and transfers by bandwidth", ("synthetic",))
+def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     arrivals = arrivals_of(workload)
     none = System("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(workload, arrivals, tell)
@@ -159,33 +156,26 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
     def both(text: Callable[[_Seen], str]) -> str:
         return "; ".join(f"{text(found)} ({policy})" for policy, found in seen.items())
 
+    section = Section("§5.4.2")
     claims = [
-        Claim(
+        section.says(
             "When the total communication bandwidth exceeds 100 Gbps, the average TTFT remains below 2 s, "
             "significantly less than the TTFT of the recomputation baseline",
-            "§5.4.2",
-            "< 2 s",
             f"at most {both(lambda found: f'{found.most_s:.2f} s')}; recomputation {recomputed_s:.2f} s",
-            Basis.MODELLED,
             held[0],
             f"from {RECOMMENDED_GBIT} Gbit/s on; the three statements are judged by {judged}, the paper's",
+            printed="< 2 s",
         ),
-        Claim(
+        section.says(
             "when bandwidth falls below 100 Gbps, system performance is significantly compromised",
-            "§5.4.2",
-            None,
             both(lambda found: f"TTFT {found.slow_s:.2f} s at {GBITS[0]} Gbit/s, {found.fast_s:.2f} s at {GBITS[-1]}"),
-            Basis.MODELLED,
             held[1],
             f"more than twice counts as significant; by {judged}",
         ),
-        Claim(
+        section.says(
             "network congestion, as demonstrated by the substantial divergence between actual and theoretical "
             "transfer times",
-            "§5.4.2",
-            None,
             both(lambda found: f"{found.fetch_s:.2f} s against {found.alone_s:.2f} s at {GBITS[0]} Gbit/s"),
-            Basis.MODELLED,
             held[2],
             f"a fetch, and what it would take alone; half as long again counts as substantial; by {judged}",
         ),
@@ -220,11 +210,6 @@ def _fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, claims, notes, Picture("Mooncake Fig. 13: network bandwidth", panels))
 
 
-FIG13 = Figure(
-    "mooncake-fig13", PAPER, "§5.4.2, Fig. 13", "TTFT and transfers by bandwidth", ("synthetic",), (), _fig13
-)
-
-
 # -- Fig. 14
 
 LENGTHS = (8192, 16_384, 32_768, 65_536, 131_072)
@@ -247,7 +232,8 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
     return dict(zip(PARTS, values, strict=True))
 
 
-def _fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of")
+def fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = [
         {"tokens": tokens, "ratio": ratio, **_parts(tokens, ratio)} for ratio in RATIOS for tokens in LENGTHS
     ]
@@ -260,24 +246,21 @@ def _fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
     before_token = PARTS[:-1]
     prefill = 1 - cached["prefill"] / without["prefill"]
     ttft = 1 - sum(cached[part] for part in before_token) / sum(without[part] for part in before_token)
+    section = Section("§5.4.3")
     claims = [
-        Claim(
+        section.says(
             "with an input length of 128k tokens, prefix caching reduces the prefill time by 92%",
-            "§5.4.3",
-            "92%",
             f"{prefill:.0%}",
-            Basis.MODELLED,
             abs(prefill - 0.92) <= 0.02,
             "Eq. 1 with Table 1, 95% cached; within two points",
+            printed="92%",
         ),
-        Claim(
+        section.says(
             "prefix caching in MOONCAKE can reduce TTFT by 86% with an input length of 128k tokens",
-            "§5.4.3",
-            "86%",
             f"{ttft:.0%}",
-            Basis.MODELLED,
             abs(ttft - 0.86) <= 0.02,
             "all but decoding, one after the other, at full bandwidth and without a queue; within two points",
+            printed="86%",
         ),
     ]
     panels = [
@@ -295,6 +278,3 @@ def _fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
         f"at 128 GB/s, {DECODED} tokens decoded alone. Scheduling: {1000 * SCHEDULE_S:g} ms, as a placement takes."
     ]
     return Result(columns, rows, claims, notes, Picture("Mooncake Fig. 14: what latency is made of", panels))
-
-
-FIG14 = Figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of", (), (), _fig14)

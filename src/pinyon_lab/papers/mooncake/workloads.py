@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.caches.cache import leading_run
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["TABLE2"]
+__all__ = ["table2"]
 
 PRINTED: Mapping[str, Mapping[str, float]] = {
     "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
@@ -28,7 +30,7 @@ def _row(workload: Workload, tell: Tell) -> dict[str, Value]:
     blocks = hit_blocks = tokens = hit_tokens = 0
     ratios = 0.0
     for row in workload.rows:
-        hits = next((at for at, block in enumerate(row.blocks) if block not in seen), len(row.blocks))
+        hits = leading_run(row.blocks, seen)
         seen.update(row.blocks)
         cached = min(row.input_tokens, hits * workload.block_tokens)
         blocks, hit_blocks = blocks + len(row.blocks), hit_blocks + hits
@@ -43,11 +45,19 @@ def _row(workload: Workload, tell: Tell) -> dict[str, Value]:
         BY_TOKENS: hit_tokens / max(1, tokens),
         BY_BLOCKS: hit_blocks / max(1, blocks),
         BY_REQUEST: ratios / count,
-        "basis": Basis.CONSTRUCTION if workload.generated else Basis.MEASURED,
+        "basis": basis(workload),
     }
 
 
-def _table2(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure(
+    "mooncake-table2",
+    "Mooncake (FAST '25)",
+    "§5.2.1, Table 2",
+    "requests, lengths and cache ratio",
+    ("conversation", "synthetic"),
+    ("toolagent",),
+)
+def table2(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows = [_row(workload, tell) for workload in workloads]
     columns = [
         Column("workload", "workload"),
@@ -65,24 +75,22 @@ def _table2(workloads: Sequence[Workload], tell: Tell) -> Result:
     return Result(columns, rows, _claims(rows), notes, _picture(rows))
 
 
-def _claims(all_rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
+def _claims(all_rows: Rows) -> list[Claim]:
     """Of the published traces: a generated one has what was put in."""
     rows = {str(row["workload"]): row for row in all_rows if row["basis"] == Basis.MEASURED}
 
     def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> Claim:
-        values = {name: _number(row, ours or key) for name, row in rows.items()}
-        return Claim(
+        values = {name: number(row, ours or key) for name, row in rows.items()}
+        return Section("Table 2", Basis.MEASURED).says(
             said,
-            "Table 2",
-            ", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
             ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
-            Basis.MEASURED,
             all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
             why,
+            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
         )
 
     others = "; ".join(
-        f"{name} {_number(row, BY_BLOCKS):.1%} {BY_BLOCKS}, {_number(row, BY_REQUEST):.1%} as {BY_REQUEST}"
+        f"{name} {number(row, BY_BLOCKS):.1%} {BY_BLOCKS}, {number(row, BY_REQUEST):.1%} as {BY_REQUEST}"
         for name, row in rows.items()
     )
     return [
@@ -100,27 +108,10 @@ def _claims(all_rows: Sequence[Mapping[str, Value]]) -> list[Claim]:
     ]
 
 
-def _picture(rows: Sequence[Mapping[str, Value]]) -> Picture:
+def _picture(rows: Rows) -> Picture:
     shown = [f"{row['workload']} ({row['basis']})" for row in rows]
     bars: dict[str, Sequence[float | None]] = {
-        key: [_number(row, key) for row in rows] for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
+        key: [number(row, key) for row in rows] for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
     }
     bars["the paper"] = [PRINTED[str(row["workload"])]["ratio"] for row in rows]
     return Picture("Mooncake Table 2: cache ratio", [Bars("Endless cache", "cached", shown, bars, ".1%")])
-
-
-def _number(row: Mapping[str, Value], key: str) -> float:
-    value = row[key]
-    assert isinstance(value, int | float)
-    return value
-
-
-TABLE2 = Figure(
-    "mooncake-table2",
-    "Mooncake (FAST '25)",
-    "§5.2.1, Table 2",
-    "requests, lengths and cache ratio",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-    _table2,
-)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.skywalker.runs import PAPER
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
 
-__all__ = ["FIG3"]
+__all__ = ["fig3"]
 
 PER_INSTANCE: Final = 0.01
 """Of the largest region's peak: so many instances that whole ones make no difference."""
@@ -20,7 +20,8 @@ PER_INSTANCE: Final = 0.01
 FREE: Final = "the shape of the wave, three of the five ratios and all shares are free"
 
 
-def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("skywalker-fig3", PAPER, "§2.2, Fig. 3", "load of five regions over a day, and its cost")
+def fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
     loads = {region: course.slots() for region, course in WILDCHAT_DAY.items()}
     together = aggregate(list(loads.values()))
     day = costs(loads, PER_INSTANCE)
@@ -35,43 +36,38 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         for region, each in {**loads, "together": together}.items()
     ]
     lone = [variance(each) for each in loads.values()]
+    section = Section("§2.2, Fig. 3a", Basis.CONSTRUCTION)
     claims = [
-        Claim(
+        section.says(
             "Before aggregation, per-region load variance ranges from 2.88× to 32.64×",
-            "§2.2, Fig. 3a",
-            "2.88 to 32.64×",
             f"{min(lone):.2f} to {max(lone):.2f}×",
-            Basis.CONSTRUCTION,
             True,
             "put in",
+            printed="2.88 to 32.64×",
         ),
-        Claim(
+        section.says(
             "after aggregation, the variance is reduced to 1.29×",
-            "§2.2, Fig. 3a",
-            "1.29×",
             f"{variance(together):.2f}×",
-            Basis.CONSTRUCTION,
             abs(variance(together) - 1.29) < 0.02,
             "put in: all regions peak at three in the afternoon, and who has how much is chosen so that this comes out",
+            printed="1.29×",
         ),
-        Claim(
+        Section("§2.2, Fig. 3b").says(
             "provisioning based on the peak aggregated global load can reduce costs by 40.5%",
-            "§2.2, Fig. 3b",
-            "40.5%",
             f"{day.saved:.1%}",
-            Basis.CONSTRUCTION,
             close(day.saved, 0.405),
             f"follows from the loads, which are put in: {FREE}; agrees within a fifth",
+            printed="40.5%",
+            basis=Basis.CONSTRUCTION,
         ),
-        Claim(
+        Section("§2.2, Fig. 3b").says(
             "this approach incurs 2.2× the cost",
-            "§2.2, Fig. 3b",
-            "2.2×",
             f"{day.on_demand_ratio:.2f}×",
-            Basis.CONSTRUCTION,
             close(day.on_demand_ratio, 2.2),
             f"follows from the loads, as above, and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); "
             "agrees within a fifth",
+            printed="2.2×",
+            basis=Basis.CONSTRUCTION,
         ),
     ]
     hours = [place * DAY_H / len(together) for place in range(len(together))]
@@ -109,6 +105,3 @@ def _fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
         "(the three between them are ours). `pinyon simulate --regions` serves such a day."
     )
     return Result(columns, rows, claims, [note], picture)
-
-
-FIG3 = Figure("skywalker-fig3", PAPER, "§2.2, Fig. 3", "load of five regions over a day, and its cost", (), (), _fig3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Simulated, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Column, Result, Section, Simulated, Tell, Value, figure
+from pinyon_lab.figures.rows import up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
     LENGTHS_NOTE,
@@ -15,15 +15,15 @@ from pinyon_lab.papers.skywalker.runs import (
     QUICK_NOTE,
     Load,
     Ran,
-    between,
     gained,
     ran,
     row,
     within,
 )
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
 
-__all__ = ["FIG4B", "FIG9", "FIG10"]
+__all__ = ["fig4b", "fig9", "fig10"]
 
 # -- Fig. 4b
 
@@ -33,8 +33,10 @@ LEAST = 0.05
 """Of its memory: who holds less is idle, and no ratio to that means anything."""
 
 
-def _fig4b(tell: Tell, quick: bool) -> Result:
-    load = LOAD4B.quick() if quick else LOAD4B
+@figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin")
+@Simulated
+def fig4b(tell: Tell, quick: bool) -> Result:
+    load = LOAD4B.quickly(quick)
     runs = {
         name: ran(load, _in_one(name, policy), tell) for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))
     }
@@ -45,16 +47,14 @@ def _fig4b(tell: Tell, quick: bool) -> Result:
             rows.append({"system": name, "instance": place + 1, "mean": mean, "least": min(used), "most": max(used)})
     peaks, at_once = _peaks(runs["rr"]), _at_once(runs["rr"])
     claims = [
-        Claim(
+        Section("§3.3, Fig. 4b").says(
             "we find two replicas under round robin can have memory usage difference up to 2.64×",
-            "§3.3, Fig. 4b",
-            "2.64×",
             f"{peaks:.2f}× between the largest shares, {at_once:.2f}× at one time",
-            Basis.MODELLED,
             within([peaks], 2.64, 2.64),
             "the caption of Fig. 4: 'The peak memory usage difference between replicas reaches 2.64×'; we compare the "
             "peaks of each, and it agrees within a fifth. At one time: "
             f"while the lower share is over {LEAST:.0%}. With ll it is {_at_once(runs['ll']):.2f}× at one time",
+            printed="2.64×",
         )
     ]
     courses = [
@@ -106,12 +106,14 @@ PUSHING: Final = (
 )
 
 
-def _fig9(tell: Tell, quick: bool) -> Result:
+@figure("skywalker-fig9", PAPER, "§5.2, Fig. 9", "blind pushing, by outstanding and by pending requests")
+@Simulated
+def fig9(tell: Tell, quick: bool) -> Result:
     runs: dict[tuple[int, str], Ran] = {}
     for clients in CLIENTS9[:1] if quick else CLIENTS9:
         load = Load("tree", (("us", 4),), (("us", clients),))
         for system in PUSHING:
-            runs[clients, system.name] = ran(load.quick() if quick else load, system, tell)
+            runs[clients, system.name] = ran(load.quickly(quick), system, tell)
     rows = [row({"clients": clients, "pushing": name}, found) for (clients, name), found in runs.items()]
     columns = [Column("clients", "clients", "d"), Column("pushing", "pushing"), *COLUMNS[:-1]]
     paper = CLIENTS9[0]
@@ -130,59 +132,49 @@ def _fig9(tell: Tell, quick: bool) -> Result:
         for clients in CLIENTS9[1:]
         if not quick
     )
+    section = Section("§5.2")
     claims = [
-        Claim(
+        Section("§5.2, Fig. 9a").says(
             "SP-P improves service throughput by 1.27×",
-            "§5.2, Fig. 9a",
-            "1.27×",
             f"{gain:.2f}×",
-            Basis.MODELLED,
             within([gain], 1.27, 1.27) and gain > 1.02,
             f"with {paper} clients requests hold {runs[paper, BP].measured.used:.0%} of the memory here, and nobody "
             "waits for room: there is nothing for selective pushing to do. Where memory is full: "
             f"{full or 'not looked at, quick'}. A tree shares most of what it holds; who heads a "
             "queue in front of full instances goes to the first one that has room, not to the one that has "
             f"its tree. With pinyon's a few wait there: {waiting or 'not looked at, quick'}",
+            printed="1.27×",
         ),
-        Claim(
+        Section("§5.2, Fig. 9b").says(
             "significantly reduces P90 TTFT by 18.47× compared to BP",
-            "§5.2, Fig. 9b",
-            "18.47×",
             f"{late:.2f}×",
-            Basis.MODELLED,
             within([late], 18.47, 18.47),
             "as above",
-            late > 1.02,
+            printed="18.47×",
+            order=late > 1.02,
         ),
-        Claim(
+        section.says(
             "achieving a higher KV Cache hit rate: 89.86% compared to BP's 68.89%",
-            "§5.2",
-            "89.86% and 68.89%",
             " and ".join(f"{hit:.1%}" for hit in hits),
-            Basis.MODELLED,
             within(hits[:1], 0.8986, 0.8986) and within(hits[1:], 0.6889, 0.6889),
             "as above: the paper's router spread trees over instances where ours has no reason to",
+            printed="89.86% and 68.89%",
         ),
-        Claim(
+        section.says(
             "Compared to SP-O, SP-P achieves similar TTFT but improves throughput by 1.4×",
-            "§5.2",
-            "1.4×",
             ", ".join(f"{name}: {ratio:.2f}×" for name, ratio in limited.items()),
-            Basis.MODELLED,
             within([max(limited.values())], 1.4, 1.4),
             "which limit it had is not printed; agrees if the lowest of 20 to 50 has that, a fifth more or less",
+            printed="1.4×",
         ),
-        Claim(
+        Section("§3.3").says(
             "statically setting the maximum threshold of outstanding requests delivers poor performance for LLM "
             "service",
-            "§3.3",
-            None,
-            f"{between(list(limited.values()), '.2f')}×",
-            Basis.MODELLED,
+            f"{up_to(list(limited.values()), '.2f')}×",
             min(limited.values()) > 1.02,
             "SP-P over SP-O; agrees if it gains over every limit, the order if it gains a tenth over the worst and "
             "loses over none",
-            max(limited.values()) > 1.1 and min(limited.values()) > 0.97,
+            order=max(limited.values()) > 1.1 and min(limited.values()) > 0.97,
         ),
     ]
     note = (
@@ -220,12 +212,14 @@ DRIFT: Final = (
 )
 
 
-def _fig10(tell: Tell, quick: bool) -> Result:
+@figure("skywalker-fig10", PAPER, "§5.2, Fig. 10", "one region busy: region-local and shared instances")
+@Simulated
+def fig10(tell: Tell, quick: bool) -> Result:
     runs: dict[tuple[int, str], Ran] = {}
     for size in SIZES[1:3] if quick else SIZES:
         load = Load("wildchat", tuple((region, size // 3) for region, _ in CLIENTS10), CLIENTS10, 120.0, 720.0)
         for name in (LOCAL, SHARED, CREDITS):
-            runs[size, name] = ran(load.quick() if quick else load, name, tell)
+            runs[size, name] = ran(load.quickly(quick), name, tell)
     sizes = tuple(dict.fromkeys(size for size, _ in runs))
     rows = [row({"instances": size, "system": name}, found) for (size, name), found in runs.items()]
     gains = {size: _tokens(runs[size, SHARED]) / _tokens(runs[size, LOCAL]) for size in sizes}
@@ -233,35 +227,29 @@ def _fig10(tell: Tell, quick: bool) -> Result:
     more = {size: runs[size, SHARED].measured.waiting for size in sizes}
     fewer = {size: runs[size, CREDITS].measured.waiting for size in sizes}
     shown = ", ".join(f"{size}: {gain:.2f}×" for size, gain in gains.items())
+    section = Section("§5.2, Fig. 10")
     claims = [
-        Claim(
+        section.says(
             "With an equal number of replicas, SkyWalker consistently outperforms the region-local system by between "
             "1.07× and 1.18×",
-            "§5.2, Fig. 10",
-            "1.07 to 1.18×",
             shown,
-            Basis.MODELLED,
             gained(list(gains.values()), 1.07, 1.18),
             "agrees if all gains are in the printed range, a fifth more or less; the order if all are over 1. "
             "The workload is not printed: here, WildChat's. " + DRIFT,
-            min(gains.values()) > 1,
+            printed="1.07 to 1.18×",
+            order=min(gains.values()) > 1,
         ),
-        Claim(
+        section.says(
             "SkyWalker achieves comparable throughput with only 9 replicas as the region-local deployment achieves "
             "with 12 replicas, translating into a cost reduction of 25%",
-            "§5.2, Fig. 10",
-            "25%",
             f"with 9 it has {nine:.1%} of what region-local has with 12",
-            Basis.MODELLED,
             nine > 0.95,
             "agrees if it is no more than a twentieth behind. " + DRIFT,
+            printed="25%",
         ),
-        Claim(
+        Section("§4.1").says(
             "it is short enough to capture meaningful changes in system load",
-            "§4.1",
-            None,
             ", ".join(f"{size}: {more[size]:.1f} without credits, {fewer[size]:.1f} with" for size in sizes),
-            Basis.MODELLED,
             sum(fewer.values()) < sum(more.values()),
             "of the probe interval. Requests that were pushed to an instance that has no room for them, in the mean "
             "over time: what credits are for; agrees if there are no more of them with credits, though some wait then "
@@ -289,26 +277,3 @@ def _bars(
     names = dict.fromkeys(name for _, name in runs)
     values = {name: [value(runs[group, name]) for group in groups] for name in names}
     return Bars(title, label, [f"{group} {what}" for group in groups], values, form)
-
-
-FIG4B = Figure(
-    "skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin", (), (), Simulated(_fig4b)
-)
-FIG9 = Figure(
-    "skywalker-fig9",
-    PAPER,
-    "§5.2, Fig. 9",
-    "blind pushing, by outstanding and by pending requests",
-    (),
-    (),
-    Simulated(_fig9),
-)
-FIG10 = Figure(
-    "skywalker-fig10",
-    PAPER,
-    "§5.2, Fig. 10",
-    "one region busy: region-local and shared instances",
-    (),
-    (),
-    Simulated(_fig10),
-)

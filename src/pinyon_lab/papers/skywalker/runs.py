@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
@@ -10,7 +10,7 @@ from typing import Final
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Basis, Column, Tell, Value
+from pinyon_lab.figures.figure import Basis, Column, Row, Tell, Value
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import sources
@@ -24,7 +24,6 @@ __all__ = [
     "QUICK_NOTE",
     "Load",
     "Ran",
-    "between",
     "gained",
     "ran",
     "row",
@@ -73,8 +72,11 @@ class Load:
     until_s: float = 360.0
     seed: int = SEED
 
+    def quickly(self, quick: bool) -> Load:
+        """A seventh of it, if it is to be quick."""
+        return self.quick() if quick else self
+
     def quick(self) -> Load:
-        """Of it, a seventh."""
         return replace(self, warm_s=self.warm_s / 4, until_s=(self.until_s - self.warm_s) / 7 + self.warm_s / 4)
 
 
@@ -110,15 +112,9 @@ def _ran(load: Load, system: System) -> Ran:
     return Ran(measured(world, samples, load.warm_s, load.until_s), samples.outstanding, samples.used)
 
 
-def row(names: Mapping[str, Value], found: Ran) -> dict[str, Value]:
+def row(names: Row, found: Ran) -> dict[str, Value]:
     values = found.measured.as_dict()
     return {**names, **{column.key: values[column.key] for column in COLUMNS}}
-
-
-def between(values: Sequence[float], form: str) -> str:
-    """The least and the most, as the paper prints them."""
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
 
 
 def within(values: Sequence[float], low: float, high: float) -> bool:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Simulated, Tell, Value
-from pinyon_lab.figures.picture import Bars, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Simulated, Tell, Value, figure
+from pinyon_lab.figures.rows import number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, Ran, ran, within
+from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, System
 from pinyon_lab.simulator.regions.similarity import similarities
 from pinyon_lab.simulator.regions.workloads import sources
 
-__all__ = ["FIG5", "FIG6"]
+__all__ = ["fig5", "fig6"]
 
 # -- Fig. 5
 
@@ -26,9 +27,11 @@ PRINTED5: Final = (("arena", "ChatBot Arena", 2.47), ("wildchat", "WildChat", 7.
 FAR = 0.025
 
 
-def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("skywalker-fig5", PAPER, "§3.2, Fig. 5", "prefix similarity of users and regions")
+def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
     rows: list[dict[str, Value]] = []
     claims: list[Claim] = []
+    section = Section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
     for workload, name, printed in PRINTED5:
         tell(f"{name}: pairs of requests")
         by_region = sources(workload, REGIONS, Random(f"{SEED} {workload}"))
@@ -40,27 +43,23 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         ratio = found.within_user / found.across_users
         rows.append({"data": name, **found._asdict(), "ratio": ratio, "basis": Basis.CONSTRUCTION})
         claims.append(
-            Claim(
+            section.says(
                 f"{printed:.2f}× for {name}",
-                "§3.2, Fig. 5a",
-                f"{printed:.2f}×",
                 f"{ratio:.2f}×",
-                Basis.CONSTRUCTION,
                 abs(ratio - printed) < printed / 5,
                 "within users by across users. Put in: openings that users, regions and everybody have in common. "
                 "Agrees within a fifth",
+                printed=f"{printed:.2f}×",
             )
         )
         if workload == "wildchat":
             claims.append(
-                Claim(
+                section.says(
                     "requests across regions only have 2.5% prefix affinity",
-                    "§3.2, Fig. 5a",
-                    "2.5%",
                     f"{found.across_regions:.1%}",
-                    Basis.CONSTRUCTION,
                     abs(found.across_regions - FAR) < FAR / 2,
                     "put in; agrees within a half",
+                    printed="2.5%",
                 )
             )
     keys = ("within_user", "across_users", "across_regions")
@@ -69,18 +68,13 @@ def _fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
         *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
         Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
     ]
-    values = {key.replace("_", " "): [_number(each[key]) for each in rows] for key in keys}
+    values = {key.replace("_", " "): [number(each, key) for each in rows] for key in keys}
     bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
         "all have. The heat map of Fig. 5b shows the same by user."
     )
     return Result(columns, rows, claims, [LENGTHS_NOTE, note], Picture("SkyWalker Fig. 5", [bars]))
-
-
-def _number(value: Value) -> float:
-    assert isinstance(value, float)
-    return value
 
 
 # -- Fig. 6
@@ -107,12 +101,14 @@ WHY: Final = {
 }
 
 
-def _fig6(tell: Tell, quick: bool) -> Result:
+@figure("skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum")
+@Simulated
+def fig6(tell: Tell, quick: bool) -> Result:
     runs: dict[tuple[str, str], Ran] = {}
     for workload, _, _, clients in PRINTED6:
         load = Load(workload, (("us", 4),), (("us", clients),), 120.0, 720.0)
         for system in SYSTEMS6:
-            runs[workload, system.name] = ran(load.quick() if quick else load, system, tell)
+            runs[workload, system.name] = ran(load.quickly(quick), system, tell)
     hits = {key: found.measured.hits for key, found in runs.items()}
     rows: list[dict[str, Value]] = []
     claims = []
@@ -122,26 +118,21 @@ def _fig6(tell: Tell, quick: bool) -> Result:
         used = runs[workload, CH].measured.used
         rows.append({"workload": workload, **here, "gap": gap, "used": used})
         claims.append(
-            Claim(
+            Section("§3.2, Fig. 6").says(
                 said,
-                "§3.2, Fig. 6",
-                f"{printed:.2%}",
                 f"{gap:.1%}",
-                Basis.MODELLED,
                 within([gap], printed, printed),
                 "in points, as we read it; agrees within a fifth, the order if the optimum has more by two points: "
                 f"neither workloads nor replicas of this figure are printed{WHY.get(workload, '')}",
-                gap > 0.02,
+                printed=f"{printed:.2%}",
+                order=gap > 0.02,
             )
         )
     nearer = {workload: (hits[workload, TREE], hits[workload, CH]) for workload, *_ in PRINTED6}
     claims.append(
-        Claim(
+        Section("§3.2").says(
             "With that, we observe SkyWalker more closely approaches the performance of an optimal solution",
-            "§3.2",
-            None,
             ", ".join(f"{name}: {tree:.1%} against {ring:.1%} of CH" for name, (tree, ring) in nearer.items()),
-            Basis.MODELLED,
             all(tree > ring for tree, ring in nearer.values()),
             "CH pushes blindly, the others by pending requests",
         )
@@ -163,9 +154,3 @@ def _fig6(tell: Tell, quick: bool) -> Result:
     )
     picture = Picture("SkyWalker Fig. 6", [Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")])
     return Result(columns, rows, claims, [MODEL_NOTE, note], picture)
-
-
-FIG5 = Figure("skywalker-fig5", PAPER, "§3.2, Fig. 5", "prefix similarity of users and regions", (), (), _fig5)
-FIG6 = Figure(
-    "skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum", (), (), Simulated(_fig6)
-)

@@ -1,1 +1,10 @@
 """KVCache Cache in the Wild: its figures."""
+
+from pinyon_lab.papers.wild.ablation import fig28
+from pinyon_lab.papers.wild.days import fig29
+from pinyon_lab.papers.wild.figures import BY_RATIO, PAPER
+from pinyon_lab.papers.wild.qttft import qttft
+
+__all__ = ["FIGURES", "PAPER"]
+
+FIGURES = (*BY_RATIO, qttft, fig28, fig29)

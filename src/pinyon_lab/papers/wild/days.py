@@ -14,13 +14,14 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon.eviction.policy import EvictionPolicy
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Tell, Value
-from pinyon_lab.figures.picture import Bars, Course, Courses, Picture
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
-__all__ = ["FIG29", "WITHIN_S", "reused_within"]
+__all__ = ["WITHIN_S", "fig29", "reused_within"]
 
 PAPER = "KVCache cache in the wild"
 DAY_S = HOURS * HOUR_S
@@ -110,7 +111,8 @@ def _by_chance(one: _Sample, other: _Sample, rng: np.random.Generator) -> float:
     return float(np.mean(found))
 
 
-def _fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
+@figure("wild-fig29", PAPER, "§A.1, Fig. 29", "reuse on five workdays, and fits of the last day", ("qwen_a_5d",))
+def fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
     (workload,) = workloads
     count = int(workload.rows[-1].time_s // DAY_S) + 1
     if not 2 <= count <= DAYS_MAX:
@@ -118,10 +120,10 @@ def _fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
             f"wild-fig29 needs a trace of 2 to {DAYS_MAX} days that begins at midnight, got {count}", field="trace"
         )
     days = []
-    for number in range(count):
-        tell(f"day {number + 1} of {count}: when blocks are used again")
-        days.append(_Day(workload, number))
-    basis = Basis.CONSTRUCTION if workload.generated else Basis.MEASURED
+    for day in range(count):
+        tell(f"day {day + 1} of {count}: when blocks are used again")
+        days.append(_Day(workload, day))
+    rests_on = basis(workload)
     capacity = max(1, round(CAPACITY_SHARE * np.mean([_unlike(day) for day in days[1:]])))
     reuse = _reuse(days)
     if not any(row["hour"] == SHOWN[0] for row in reuse):
@@ -142,8 +144,8 @@ def _fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("chance", "by chance", ".3f", Basis.MEASURED),
         Column("hits", "hits", ".2%", Basis.MEASURED),
     ]
-    rows = [{**dict.fromkeys(column.key for column in columns), "basis": basis, **row} for row in found]
-    claims = _claims(reuse, hits, basis)
+    rows = [{**dict.fromkeys(column.key for column in columns), "basis": rests_on, **row} for row in found]
+    claims = _claims(reuse, hits, rests_on)
     return Result(columns, rows, claims, _notes(count, capacity), _picture(days, hits, workload.generated))
 
 
@@ -178,8 +180,8 @@ def _hits(days: Sequence[_Day], capacity: int, tell: Tell) -> Mapping[tuple[str,
     found: dict[tuple[str, int], float] = {}
     for name in (LRU, ONLINE, BOTH, LAST, OWN):
         blocks, hits = dict.fromkeys(REPLAYED, 0), dict.fromkeys(REPLAYED, 0)
-        for number, (last, day) in enumerate(pairwise(days), 2):
-            tell(f"day {number} in a cache: {name}")
+        for place, (last, day) in enumerate(pairwise(days), 2):
+            tell(f"day {place} in a cache: {name}")
             _, several = replayed(day.asked, _choice(name, last, day), partial(_cache, capacity))
             for asked, count in zip(day.asked, several, strict=True):
                 blocks[_hour(asked.now_s)] += len(asked.blocks)
@@ -202,40 +204,32 @@ def _choice(name: str, last: _Day, day: _Day) -> str:
     }[name]
 
 
-def _claims(reuse: Sequence[Mapping[str, Value]], hits: Mapping[tuple[str, int], float], basis: Basis) -> list[Claim]:
+def _claims(reuse: Rows, hits: Mapping[tuple[str, int], float], rests_on: Basis) -> list[Claim]:
     nine = {str(row["what"]): row for row in reuse if row["hour"] == SHOWN[0]}
-    far = {name: _number(row, "distance") - _number(row, "chance") for name, row in nine.items()}
-    mean, chance = (sum(_number(row, key) for row in nine.values()) / len(nine) for key in ("distance", "chance"))
+    far = {name: number(row, "distance") - number(row, "chance") for name, row in nine.items()}
+    mean, chance = (sum(number(row, key) for row in nine.values()) / len(nine) for key in ("distance", "chance"))
     lost = max(hits[ONLINE, hour] - hits[LAST, hour] for hour in REPLAYED)
     others = max(far, key=lambda name: (name != IMAGE, far[name]))
+    section = Section("§A.1", rests_on)
     return [
-        Claim(
+        section.says(
             "the reuse probability at 9:00 a.m. to 10:00 a.m. similar between workdays",
-            "§A.1",
-            None,
             f"{mean:.3f} apart",
-            basis,
             mean - chance <= SIMILAR,
             f"mean over the categories; the same requests dealt out to the days at random are {chance:.3f} apart. Up "
             f"to {SIMILAR} more taken as similar",
         ),
-        Claim(
+        section.says(
             "we can analyze the reuse log of last day offline to predict the reuse probability of each category in the "
             "next day",
-            "§A.1",
-            None,
             f"{100 * lost:.1f} points of hits below fits to what is seen, at most",
-            basis,
             lost <= COST_MAX,
             f"up to {100 * COST_MAX} taken as predicted. From {START} to {END} a.m., by hour: "
             + "; ".join(f"{_by_hour(hits, name)} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
         ),
-        Claim(
+        section.says(
             'the reuse probability of "image" type is harder to predict than other categories',
-            "§A.1",
-            None,
             f"{IMAGE} {far[IMAGE]:+.3f} against chance" if IMAGE in far else f"no {IMAGE} here",
-            basis,
             IMAGE in far and far[IMAGE] > far[others],
             f"the farthest of the others is {others}: {far[others]:+.3f}; the generator draws all types alike, on all "
             "days",
@@ -245,12 +239,6 @@ def _claims(reuse: Sequence[Mapping[str, Value]], hits: Mapping[tuple[str, int],
 
 def _by_hour(hits: Mapping[tuple[str, int], float], name: str) -> str:
     return ", ".join(f"{hits[name, hour]:.2%}" for hour in REPLAYED)
-
-
-def _number(row: Mapping[str, Value], key: str) -> float:
-    value = row[key]
-    assert isinstance(value, int | float)
-    return value
 
 
 def _notes(count: int, capacity: int) -> list[str]:
@@ -294,14 +282,3 @@ def _picture(days: Sequence[_Day], hits: Mapping[tuple[str, int], float], genera
     )
     mark = f" ({Basis.CONSTRUCTION})" if generated else ""
     return Picture(f"KVCache in the wild Fig. 29: reuse on {len(days)} days{mark}", panels)
-
-
-FIG29 = Figure(
-    "wild-fig29",
-    PAPER,
-    "§A.1, Fig. 29",
-    "reuse on five workdays, and fits of the last day",
-    ("qwen_a_5d",),
-    (),
-    _fig29,
-)

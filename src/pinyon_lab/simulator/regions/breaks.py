@@ -10,11 +10,7 @@ from typing import Protocol
 
 from pinyon_lab.simulator.regions.calls import Call
 from pinyon_lab.simulator.regions.doors import Door
-from pinyon_lab.simulator.regions.instances import Instances
-from pinyon_lab.simulator.regions.network import Network
-from pinyon_lab.simulator.regions.probes import Probes
-from pinyon_lab.simulator.regions.settings import WorldSettings
-from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.regions.probes import Probed, Probes
 
 __all__ = ["Breaks"]
 
@@ -22,17 +18,11 @@ FORGIVEN_S = 1.0
 """Until what a call broke at last is asked again."""
 
 
-class Breakable(Protocol):
+class Breakable(Probed, Protocol):
     """What of a world can break, and who hears of it."""
 
-    settings: WorldSettings
-    time: VirtualTime
-    network: Network
-    instances: Instances
     counts: Counter[str]
     calls: dict[int, Call]
-    home: dict[str, str]
-    doors: dict[str, Door]
     probes: Probes
 
     def enter(self, call: Call) -> None: ...

@@ -93,10 +93,7 @@ class Costs(NamedTuple):
 
 
 def costs(
-    loads: Mapping[str, Sequence[float]],
-    per_instance: float,
-    reserved: float = RESERVED,
-    on_demand: float = ON_DEMAND,
+    loads: Mapping[str, Sequence[float]], per_instance: float, reserved: float = RESERVED, on_demand: float = ON_DEMAND
 ) -> Costs:
     """``loads`` by region, in equal slots of a day; ``per_instance``: what one serves. Raises :class:`InvalidArgument`
     if there is nothing to serve."""

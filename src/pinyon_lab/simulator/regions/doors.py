@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.queue import RequestQueue
-from pinyon.routing.target import Report
+from pinyon.routing.target import Report, Target
+from pinyon.routing.target_policy import Routed, least_full
 from pinyon.routing.two_layers import Route, TwoLayers, Where
 from pinyon_lab.simulator.regions.calls import Call, Hop
+from pinyon_lab.simulator.regions.instances import Instances
+from pinyon_lab.simulator.regions.programs import block_keys
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Door"]
+__all__ = ["Door", "GlobalView"]
+
+
+class GlobalView:
+    """Whoever really holds the longest prefix of a prompt now; of those the least busy."""
+
+    name: ClassVar[str] = "global_view"
+
+    def __init__(self, instances: Instances) -> None:
+        self._instances = instances
+
+    def add(self, name: str) -> None:
+        pass
+
+    def remove(self, name: str) -> None:
+        pass
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        keys = block_keys(request.keys)
+        held = [self._instances.held(target.name, keys) for target in available]
+        most = max(held)
+        return least_full([target for target, blocks in zip(available, held, strict=True) if blocks == most])
+
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
+    def affinity(self, request: Routed, name: str) -> int:
+        return 0
+
+    def sent(self, request: Routed, name: str) -> None:
+        pass
+
 
 ENDLESS = 1 << 30
 """Slots: what is pushed on is bounded by the rule of pushing alone. Clients of a closed loop bound the queue."""

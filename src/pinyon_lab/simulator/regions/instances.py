@@ -9,9 +9,6 @@ from typing import Protocol
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.request import Role
-from pinyon.placement.fleet import Fleet
-from pinyon.placement.index import BlockIndex
-from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.policy import DecodeChoice, PlacementDecision, Times
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
@@ -20,13 +17,12 @@ from pinyon_lab.simulator.attempt import Attempt, Request
 from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.members import endless_fleet
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults, World
 
 __all__ = ["Heard", "Instances"]
 
-UNLIMITED = 1 << 40
-FOREVER_S = 1e15
 LB = "lb"
 
 
@@ -57,8 +53,7 @@ class Instances:
     ) -> None:
         self._time, self._settings, self._heard = time, settings, heard
         self.counts: Counter[str] = Counter()
-        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
-        fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together=True, decode_sharing=False)
+        fleet = endless_fleet(together=True, decode_sharing=False)
         self._numbers = count(1)
         world = World(time, fleet, settings, machine, engine, faults)
         self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self._log, self._again, self._leave)

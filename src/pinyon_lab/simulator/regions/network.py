@@ -11,11 +11,7 @@ __all__ = ["LOCAL_S", "ROUND_TRIPS_S", "Network"]
 
 LOCAL_S: Final = 0.0005
 """One way inside a region."""
-ROUND_TRIPS_S: Final[Mapping[tuple[str, str], float]] = {
-    ("us", "eu"): 0.09,
-    ("us", "asia"): 0.15,
-    ("eu", "asia"): 0.2,
-}
+ROUND_TRIPS_S: Final[Mapping[tuple[str, str], float]] = {("us", "eu"): 0.09, ("us", "asia"): 0.15, ("eu", "asia"): 0.2}
 """There and back. Ours: the paper prints that it is up to 200 ms (§2.1, §2.3)."""
 OTHERS_S: Final = 0.15
 """Of regions that are not in the table."""

@@ -12,7 +12,7 @@ from pinyon_lab.simulator.regions.network import Network
 from pinyon_lab.simulator.regions.settings import System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Probes"]
+__all__ = ["Probed", "Probes"]
 
 
 class Probed(Protocol):

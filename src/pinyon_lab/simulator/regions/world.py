@@ -20,8 +20,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.regions.breaks import Breaks
 from pinyon_lab.simulator.regions.calls import Call, Hop, Served
 from pinyon_lab.simulator.regions.clients import Clients
-from pinyon_lab.simulator.regions.doors import Door
-from pinyon_lab.simulator.regions.global_view import GlobalView
+from pinyon_lab.simulator.regions.doors import Door, GlobalView
 from pinyon_lab.simulator.regions.instances import Instances
 from pinyon_lab.simulator.regions.network import Network
 from pinyon_lab.simulator.regions.probes import Probes

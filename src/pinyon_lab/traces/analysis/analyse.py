@@ -13,9 +13,9 @@ from pinyon_lab.traces.analysis.hits import hit_ratio, request_types, shared_pre
 from pinyon_lab.traces.analysis.lifespans import lifespans, lifespans_by_category
 from pinyon_lab.traces.analysis.locality import Locality
 from pinyon_lab.traces.analysis.reuse_times import ReuseTimes
-from pinyon_lab.traces.analysis.survey import Survey, Taker
 from pinyon_lab.traces.analysis.turns import next_turns, turn_numbers, turns_by_user
 from pinyon_lab.traces.analysis.users import CrossUser, hits_by_user, requests_by_user
+from pinyon_lab.traces.analysis.uses import Survey, Taker
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["FIGURES", "analyse", "checked_figures"]

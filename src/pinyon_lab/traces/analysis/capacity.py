@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from pinyon_lab.pictures import Course, Courses
 from pinyon_lab.traces.analysis.categories import types_by_turn
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS
-from pinyon_lab.traces.analysis.plots import Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["ideal_capacity", "request_sizes"]
@@ -34,7 +34,7 @@ def request_sizes(columns: Columns) -> Figure:
     tokens = columns.input_tokens + columns.output_tokens
     shares = (0.5, 0.9, 0.99)
     rows: list[tuple[Value, ...]] = []
-    lines: list[Line] = []
+    lines: list[Course] = []
     groups = [("all", "all", np.ones(len(columns), bool)), *types_by_turn(columns)]
     for kind, turn, of in groups if len(groups) > 2 else groups[:1]:
         some = np.sort(tokens[of])
@@ -45,7 +45,7 @@ def request_sizes(columns: Columns) -> Figure:
             if kind == "all":
                 at = np.unique(np.linspace(0, len(some) - 1, 300).astype(np.int64))
                 x = np.maximum(some[at], 1) * each * 100
-                lines.append(Line(model.name, x.tolist(), ((at + 1) / len(some)).tolist()))
+                lines.append(course(model.name, x, (at + 1) / len(some)))
     heads = (
         *(
             Column("type", "type"),
@@ -62,7 +62,7 @@ def request_sizes(columns: Columns) -> Figure:
         "The paper, A's text requests on Qwen2-7B: mean 0.09 % single-turn, 0.56 % multi-turn; P50, P90, P99 0.09, "
         "0.15, 0.37 % and 0.36, 1.31, 2.21 %; mean tokens 973 and 5,953 (§3.5).",
     ]
-    figure.plots.append(Lines("KV of a request", "% of the HBM for KV", "requests up to it", lines, log_x=True))
+    figure.plots.append(Courses("KV of a request", "% of the HBM for KV", "requests up to it", lines))
     return figure
 
 
@@ -72,8 +72,7 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
     columns, blocks = survey.columns, survey.blocks
     reused = blocks.uses > 1
     if not reused.any():
-        figure.left_out = "no block is used again"
-        return figure
+        return figure.without("no block is used again")
     live = np.cumsum(
         np.bincount(blocks.first[reused], minlength=len(columns))
         - np.bincount(blocks.last[reused], minlength=len(columns))
@@ -96,8 +95,7 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
         ratio = most * block_bytes / model.kv_hbm_bytes
         paper = "A 4 (§3.5)" if model.name == "Llama3-70B" else ""
         rows.append((model.name, most * block_bytes / GIB, ratio, paper))
-        y = (peak * block_bytes / model.kv_hbm_bytes).tolist()
-        lines.append(Line(model.name, windows.starts_s.tolist(), y))
+        lines.append(course(model.name, windows.starts_s, peak * block_bytes / model.kv_hbm_bytes))
     heads = (
         *(Column("model", "model"), Column("peak_gib", "most, GiB", ",.1f")),
         *(Column("peak_ratio", "× HBM for KV", ",.2f"), Column("paper", "paper")),
@@ -111,5 +109,5 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
         "All requests against the HBM of one instance, however many they need: the paper takes the most that one "
         "instance serves (pinyon trace scale). Answers count once they are in a later prompt.",
     ]
-    figure.plots.append(Lines("Blocks that will be used again", "time", "× HBM for KV", lines, time=True))
+    figure.plots.append(Courses("Blocks that will be used again", "time", "× HBM for KV", lines, form="g", time=True))
     return figure

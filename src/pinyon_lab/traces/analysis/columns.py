@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,68 @@ from numpy.typing import NDArray
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.traces.row import TraceRow
-from pinyon_lab.traces.analysis.numbering import Pieces
 
-__all__ = ["ID_BYTES", "ROW_BYTES", "Columns", "Ints", "read_columns"]
+__all__ = ["ID_BYTES", "NO_TURNS", "ROW_BYTES", "Columns", "Ints", "Pieces", "read_columns"]
+
+PIECE_IDS = 1 << 20
+DENSE = 2
+"""Ids below this many times their count are numbers already."""
+SMALL = (1 << 31) - 1
+
+
+class Pieces:
+    """All ids of a trace, in pieces; 4 bytes an id where they are small, else 8."""
+
+    def __init__(self) -> None:
+        self._pieces: list[NDArray[np.int64] | NDArray[np.int32]] = []
+        self._last = array("q")
+        self._count = 0
+        self._greatest = -1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, ids: Sequence[int]) -> None:
+        self._last.extend(ids)
+        self._count += len(ids)
+        if len(self._last) >= PIECE_IDS:
+            self._seal()
+
+    def _seal(self) -> None:
+        piece = np.asarray(self._last)
+        greatest = int(piece.max(initial=-1))
+        self._greatest = max(self._greatest, greatest)
+        self._pieces.append(piece.astype(np.int32) if greatest <= SMALL else piece)
+        self._last = array("q")
+
+    def numbered(self) -> tuple[NDArray[np.int32], int]:
+        """In order, each id's number, and a bound on the numbers. The pieces are gone then."""
+        self._seal()
+        dense = self._greatest < min(DENSE * self._count, SMALL)
+        known = None if dense else _unlike(np.concatenate([_unlike(piece) for piece in self._pieces]))
+        numbers, at = np.empty(self._count, np.int32), 0
+        self._pieces.reverse()
+        while self._pieces:
+            piece = self._pieces.pop()
+            part = numbers[at : at + len(piece)]
+            at += len(piece)
+            if known is None:
+                part[:] = piece
+            else:
+                # needles in order are found many times faster: their neighbours are still in the processor's cache
+                order = np.argsort(piece)
+                part[order] = np.searchsorted(known, piece[order])
+        return numbers, self._greatest + 1 if known is None else len(known)
+
+
+def _unlike(values: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
+    """Each value once, in order. By sorting: NumPy's own ``unique`` hashes, for many times the memory and time."""
+    ranked = np.sort(values.astype(np.int64, copy=False))
+    new = np.ones(len(ranked), bool)
+    new[1:] = ranked[1:] != ranked[:-1]
+    found: NDArray[np.int64] = ranked[new]
+    return found
+
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -25,6 +84,7 @@ dictionaries while it is read, the rest in the figures."""
 ID_BYTES = 48
 """Bound on the memory of one block id in a row: 32 while it is numbered; then 4 for it, 14 for the state of its block
 and 12 for its lifespan and reuses, if no other row has that block, and 16 more if only every other number is in use."""
+NO_TURNS = "the trace tells neither turns nor sessions"
 KINDS_MAX = 64
 """Types beyond these are one: ``other``."""
 TURN_MAX = (1 << 31) - 1
@@ -115,10 +175,7 @@ class _Sessions:
 
 
 def read_columns(
-    rows: Iterable[TraceRow],
-    block_tokens: int,
-    memory_bytes: int,
-    progress: Callable[[], None] = lambda: None,
+    rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int, progress: Callable[[], None] = lambda: None
 ) -> Columns:
     """Raises :class:`InvalidArgument` as soon as what was read may need more than ``memory_bytes``, or if there are no
     rows. ``progress`` is called now and then."""

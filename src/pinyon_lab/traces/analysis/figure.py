@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pinyon_lab.traces.analysis.plots import Plot
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Column", "Fact", "Figure", "Table", "Value"]
+from pinyon_lab.pictures import Course, Panel
+
+__all__ = ["Column", "Fact", "Figure", "Table", "Value", "course"]
+
 
 Value = int | float | str | None
 
@@ -56,9 +60,14 @@ class Figure:
     title: str
     facts: list[Fact] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
+    plots: list[Panel] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: str = ""
+
+    def without(self, why: str) -> Figure:
+        """Left out."""
+        self.left_out = why
+        return self
 
     def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
         self.facts.append(Fact(Column(key, label, form), value, paper))
@@ -82,3 +91,7 @@ def _seconds(value: float) -> str:
     if value < 600:
         return f"{value:.3g} s"
     return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
+
+
+def course(label: str, x: npt.ArrayLike, y: npt.ArrayLike, *, dashed: bool = False) -> Course:
+    return Course(label, list(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True)), dashed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Bars, Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.pictures import Bars, Courses
+from pinyon_lab.traces.analysis.columns import NO_TURNS
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
+from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["hit_ratio", "request_types", "shared_prefix"]
@@ -46,14 +47,14 @@ def hit_ratio(survey: Survey, windows: Windows) -> Figure:
         strict=True,
     )
     figure.tables.append(Table("windows", "by window", heads, list(rows)))
-    x = windows.starts_s.tolist()
+    x = windows.starts_s
     peak = max(1.0, float(by_window.max()))
     lines = (
-        Line("accessed (1 = most in a window)", x, (by_window / peak).tolist()),
-        Line("hit (same scale)", x, (hits_by_window / peak).tolist()),
-        Line("hit ratio", x, ratio.tolist()),
+        course("accessed (1 = most in a window)", x, by_window / peak),
+        course("hit (same scale)", x, hits_by_window / peak),
+        course("hit ratio", x, ratio),
     )
-    figure.plots.append(Lines("Ideal hit ratio", "time", "blocks, share", lines, time=True))
+    figure.plots.append(Courses("Ideal hit ratio", "time", "blocks, share", lines, time=True))
     return figure
 
 
@@ -62,8 +63,7 @@ def request_types(survey: Survey) -> Figure:
     columns = survey.columns
     figure = Figure("5", "types of requests and their multi-turn ratio")
     if not columns.has_turns:
-        figure.left_out = "the trace tells neither turns nor sessions"
-        return figure
+        return figure.without(NO_TURNS)
     hits, total = max(1, int(survey.hits.sum())), len(columns)
     single = columns.turn == 1
     paper = "A 54 % (§3.3); B 99.9 % (Fig. 5)"
@@ -88,7 +88,7 @@ def request_types(survey: Survey) -> Figure:
     )
     names = [row[0] for row in rows[:12]]
     shares = zip(*(row[1:] for row in rows[:12]), strict=True)
-    bars = list(zip(("requests", "multi-turn", "hits"), shares, strict=True))
+    bars = dict(zip(("requests", "multi-turn", "hits"), shares, strict=True))
     figure.plots.append(Bars("Types of requests", "share", names, bars))
     return figure
 
@@ -99,8 +99,7 @@ def shared_prefix(survey: Survey) -> Figure:
     figure = Figure("dualmap-14", "shared prefix rate (DualMap, Fig. 14)")
     some = columns.input_tokens > 0
     if not some.any():
-        figure.left_out = "no request has a prompt"
-        return figure
+        return figure.without("no request has a prompt")
     rate = _hit_tokens(survey)[some] / columns.input_tokens[some]
     at_half = float((rate >= 0.5).mean())
     printed = "Conversation 48 %, Tool&Agent 76 % (A.5)"
@@ -115,6 +114,6 @@ def shared_prefix(survey: Survey) -> Figure:
     figure.notes.append(
         f"Known to a block of {columns.block_tokens} tokens: what two prompts share of one that differs is not seen."
     )
-    line = Line("requests", points.tolist(), cdf.tolist())
-    figure.plots.append(Lines("Shared prefix rate", "share of the prompt", "requests up to that", (line,)))
+    lines = [course("requests", points, cdf)]
+    figure.plots.append(Courses("Shared prefix rate", "share of the prompt", "requests up to that", lines, linear=True))
     return figure

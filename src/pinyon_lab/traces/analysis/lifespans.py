@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Courses
 from pinyon_lab.traces.analysis.categories import Categories
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.turns import WindowMeans
+from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
 __all__ = ["lifespans", "lifespans_by_category"]
@@ -38,8 +38,7 @@ def lifespans(survey: Survey) -> Figure:
         spans_s[at : at + len(some_s)] = some_s
         at += len(some_s)
     if not len(spans_s):
-        figure.left_out = "no request has a block"
-        return figure
+        return figure.without("no request has a block")
     figure.fact("blocks", "blocks", len(spans_s), ",")
     figure.fact("reused", "used again", float((survey.blocks.uses > 1).sum() / len(spans_s)), ".1%")
     figure.fact("mean_s", "mean", float(spans_s.mean()), "s")
@@ -51,11 +50,7 @@ def lifespans(survey: Survey) -> Figure:
         figure.fact(f"{name.lower()}_s", name, value, "s", paper)
     x = np.geomspace(SHOWN_LEAST_S, max(10 * SHOWN_LEAST_S, float(spans_s[-1])), 200)
     y = np.searchsorted(spans_s, x, side="right") / len(spans_s)
-    figure.plots.append(
-        Lines(
-            "Lifespan of blocks", "lifespan, s", "blocks up to it", [Line("blocks", x.tolist(), y.tolist())], log_x=True
-        )
-    )
+    figure.plots.append(Courses("Lifespan of blocks", "lifespan, s", "blocks up to it", [course("blocks", x, y)]))
     heads = (Column("lifespan_s", "up to", "s"), Column("share", "of blocks", ".1%"))
     limits = (0.0, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0)
     rows = [(limit, float(np.searchsorted(spans_s, limit, side="right") / len(spans_s))) for limit in limits]
@@ -70,8 +65,7 @@ def lifespans_by_category(survey: Survey, categories: Categories, windows: Windo
     for first, spans_s in _spans_s(survey):
         means.add(first, spans_s)
     if not means.counts.any():
-        figure.left_out = "no request has a block"
-        return figure
+        return figure.without("no request has a block")
     means.show(figure, "mean lifespan", "s")
     figure.notes.append("Blocks that are stored near the trace's end have less time to be used again than others.")
     return figure

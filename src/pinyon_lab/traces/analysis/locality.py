@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Heat
 from pinyon_lab.traces.analysis.categories import types_by_turn
-from pinyon_lab.traces.analysis.columns import Columns
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Heat
 from pinyon_lab.traces.analysis.uses import PARTS, Step
 
 __all__ = ["Locality"]
@@ -57,10 +57,7 @@ class Locality:
         figure = Figure("17", "hit ratio of multi-turn requests by offset and stride")
         counts = self._counts[self._singles : len(self._names)]
         if not counts.any():
-            figure.left_out = (
-                "no multi-turn requests" if self._has_turns else "the trace tells neither turns nor sessions"
-            )
-            return figure
+            return figure.without("no multi-turn requests" if self._has_turns else NO_TURNS)
         _grid(figure, "multi-turn requests", counts.sum(axis=0))
         for name, each in zip(self._names[self._singles :], counts, strict=True):
             if len(counts) > 1:
@@ -71,13 +68,10 @@ class Locality:
         """Fig. 18."""
         figure = Figure("18", "hit ratio of single-turn requests by type, offset and stride")
         if not self._has_turns:
-            figure.left_out = "the trace tells neither turns nor sessions"
-            return figure
+            return figure.without(NO_TURNS)
         for name, counts in zip(self._names[: self._singles], self._counts, strict=False):
             _grid(figure, name, counts)
-        if not figure.tables:
-            figure.left_out = "no single-turn requests"
-        return figure
+        return figure if figure.tables else figure.without("no single-turn requests")
 
 
 def _grid(figure: Figure, name: str, counts: NDArray[np.int64]) -> None:

@@ -40,8 +40,5 @@ class Served(NamedTuple):
 MODELS = (
     Served("Qwen2-7B", 28, 4, 128, 7_615_616_512, 1, "printed: 0.875 MB for 16 tokens (§3.5); computed: the same"),
     Served("Llama2-13B", 40, 40, 128, 13_015_864_320, 1, "computed from its public configuration"),
-    Served(
-        *("Llama3-70B", 80, 8, 128, 70_553_706_496, 4),
-        "printed: 320 KB (Mooncake §5.3.1); computed: the same",
-    ),
+    Served(*("Llama3-70B", 80, 8, 128, 70_553_706_496, 4), "printed: 320 KB (Mooncake §5.3.1); computed: the same"),
 )

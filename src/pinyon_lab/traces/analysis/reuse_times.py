@@ -9,33 +9,67 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Courses
 from pinyon_lab.traces.analysis.categories import OTHER, Categories
-from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value
-from pinyon_lab.traces.analysis.histogram import (
-    BINS,
-    EDGES_S,
-    bins_of,
-    ks_exponential,
-    quantile_s,
-    share_within,
-)
-from pinyon_lab.traces.analysis.plots import Line, Lines
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
 from pinyon_lab.traces.analysis.uses import Step
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["ReuseTimes"]
+__all__ = ["BINS", "EDGES_S", "ReuseTimes", "bins_of", "ks_exponential", "quantile_s", "share_within"]
+
+PER_DECADE = 256
+LEAST_S = 1e-3
+"""What is less is in the first class."""
+DECADES = 12
+BINS = 1 + PER_DECADE * DECADES
+EDGES_S: NDArray[np.float64] = LEAST_S * 10.0 ** (np.arange(BINS) / PER_DECADE)
+"""Where each class ends, 0.9 % above where it begins; what is longer than the last is in the last."""
+
+Floats = NDArray[np.float64]
+
+
+def bins_of(times_s: Floats) -> NDArray[np.int64]:
+    """The class of each time."""
+    decades = np.log10(np.maximum(times_s, LEAST_S / 2) / LEAST_S)
+    bins: NDArray[np.int64] = np.clip(np.floor(decades * PER_DECADE) + 1, 0, BINS - 1).astype(np.int64)
+    return bins
+
+
+def quantile_s(counts: Floats, share: float) -> float | None:
+    """The end of the class where ``share`` of all is reached: the true quantile, or up to 0.9 % more. Below 1 ms: 0."""
+    total = counts.sum()
+    if not total:
+        return None
+    found = int(np.searchsorted(np.cumsum(counts), share * total * (1 - 1e-12)))
+    return float(EDGES_S[found]) if found else 0.0
+
+
+def share_within(counts: Floats, limit_s: float) -> float | None:
+    """Share of the times up to ``limit_s``, which is taken to the end of its class."""
+    total = counts.sum()
+    return float(counts[: int(bins_of(np.array([limit_s]))[0]) + 1].sum() / total) if total else None
+
+
+def ks_exponential(counts: Floats, mean_s: float) -> float | None:
+    """Kolmogorov-Smirnov distance from an exponential distribution of this mean, at the ends of the classes: no more
+    than the true one, and less by at most the greatest share that a class has in either distribution. None: no times,
+    or a mean within the first class."""
+    total = counts.sum()
+    if not total or mean_s < LEAST_S:
+        return None
+    return float(np.abs(np.cumsum(counts) / total + np.expm1(-EDGES_S / mean_s)).max())
+
 
 REUSES_MIN = 32
 """A category and hour with fewer has no fit."""
 FITS_DRAWN = 4
 SHOWN_LEAST_S = 0.1
-NO_TURNS = "the trace tells neither turns nor sessions"
 Counts = NDArray[np.float64]
 
 
 class ReuseTimes:
-    """Histograms with classes 0.9 % wide (:mod:`pinyon_lab.traces.analysis.histogram`), by what the figures ask for."""
+    """Histograms with classes 0.9 % wide, by what the figures ask for."""
 
     def __init__(self, columns: Columns, categories: Categories, hours: Windows) -> None:
         self._columns = columns
@@ -71,8 +105,7 @@ class ReuseTimes:
         """Fig. 12."""
         figure = Figure("12", "reuse time of all requests")
         if not self._all.sum():
-            figure.left_out = "no block is used again"
-            return figure
+            return figure.without("no block is used again")
         figure.fact("reuses", "reuses of blocks", int(self._all.sum()), ",")
         for limit_s, name, paper in ((10, "10 s", "B 80 % (§3.4)"), (600, "10 min", "A 80 % (§3.4)")):
             share = share_within(self._all, limit_s)
@@ -84,8 +117,7 @@ class ReuseTimes:
         """Fig. 13: single-turn requests by single-turn requests."""
         figure = Figure("13", "reuse time of single-turn requests")
         if not self._columns.has_turns:
-            figure.left_out = NO_TURNS
-            return figure
+            return figure.without(NO_TURNS)
         blocks = int(self._columns.lengths[self._single].sum())
         reused, paper = int(self._singles.sum()), "A < 30 %, B > 50 % (§3.4)"
         share = reused / max(1, blocks)
@@ -104,8 +136,7 @@ class ReuseTimes:
         """Fig. 14: by the type of the multi-turn request that uses blocks again."""
         figure = Figure("14", "reuse time of multi-turn requests by type")
         if not self._multi.any():
-            figure.left_out = "no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS
-            return figure
+            return figure.without("no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS)
         order = np.argsort(-self._multi.sum(axis=1), kind="stable").tolist()
         kinds = [(self._columns.kinds[kind] or "request", self._multi[kind]) for kind in order]
         _quantiles(figure, [each for each in kinds if each[1].any()])
@@ -133,8 +164,7 @@ class ReuseTimes:
                         distances.append(distance)
                         weights.append(reuses)
         if not rows:
-            figure.left_out = f"no category has {REUSES_MIN} reuses in an hour"
-            return figure
+            return figure.without(f"no category has {REUSES_MIN} reuses in an hour")
         mean = float(np.average(distances, weights=weights)) if distances else None
         figure.fact("fits", "fits", len(rows), ",")
         figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")
@@ -151,7 +181,7 @@ class ReuseTimes:
         figure.plots.append(self._drawn(fits))
         return figure
 
-    def _drawn(self, fits: NDArray[np.int32]) -> Lines:
+    def _drawn(self, fits: NDArray[np.int32]) -> Courses:
         hour = int(fits.sum(axis=(0, 2)).argmax())
         lines = []
         for at, name in enumerate(self._categories.names[:FITS_DRAWN]):
@@ -159,12 +189,12 @@ class ReuseTimes:
             if counts.sum() >= REUSES_MIN:
                 mean_s = float(self._sums_s.reshape(fits.shape[:2])[at, hour] / counts.sum())
                 x = _bins_drawn(counts)
-                lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
+                lines.append(course(name, EDGES_S[x], (np.cumsum(counts) / counts.sum())[x]))
                 if mean_s > 0:
                     fitted = -np.expm1(-EDGES_S[x] / mean_s)
-                    lines.append(Line("exponential", EDGES_S[x].tolist(), fitted.tolist(), dashed=True))
+                    lines.append(course(f"{name}, exponential", EDGES_S[x], fitted, dashed=True))
         title = f"Reuse time and its fit, hour from {self._hours.labels()[hour]}"
-        return Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True)
+        return Courses(title, "reuse time, s", "reuses up to it", lines)
 
 
 def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
@@ -186,6 +216,6 @@ def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
     lines = []
     for name, counts in named[:8]:
         x = _bins_drawn(counts)
-        lines.append(Line(name, EDGES_S[x].tolist(), (np.cumsum(counts) / counts.sum())[x].tolist()))
+        lines.append(course(name, EDGES_S[x], (np.cumsum(counts) / counts.sum())[x]))
     title = figure.title[0].upper() + figure.title[1:]
-    figure.plots.append(Lines(title, "reuse time, s", "reuses up to it", lines, log_x=True))
+    figure.plots.append(Courses(title, "reuse time, s", "reuses up to it", lines))

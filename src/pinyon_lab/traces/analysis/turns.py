@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Course, Courses, Heat
 from pinyon_lab.traces.analysis.categories import Categories
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Heat, Line, Lines
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.users import NO_USERS
 from pinyon_lab.traces.analysis.windows import Windows
 
@@ -30,8 +30,7 @@ def turn_numbers(columns: Columns) -> Figure:
     """Fig. 9: of requests, and how many turns sessions have."""
     figure = Figure("9", "turns")
     if not columns.has_turns:
-        figure.left_out = NO_SESSIONS
-        return figure
+        return figure.without(NO_SESSIONS)
     of_requests = columns.turn[columns.turn > 0]
     named = (("P50", "1"), ("P90", "5"), ("P99", ""), ("max", "232"))
     for (name, paper), value in zip(named, _upper(of_requests, SHARES), strict=True):
@@ -52,7 +51,7 @@ def turn_numbers(columns: Columns) -> Figure:
     share = (np.cumsum(requests) / requests.sum()).tolist()
     rows = list(zip(turns.tolist(), requests.tolist(), share, strict=True))
     figure.tables.append(Table("turns", "requests by turn", heads, list(rows)))
-    figure.plots.append(Lines("Turns", "turn", "up to it", lines, log_x=True))
+    figure.plots.append(Courses("Turns", "turn", "up to it", lines))
     return figure
 
 
@@ -62,25 +61,23 @@ def _upper(values: NDArray[np.signedinteger], shares: tuple[float, ...]) -> list
     return found
 
 
-def _cdf(label: str, values: NDArray[np.signedinteger]) -> Line:
+def _cdf(label: str, values: NDArray[np.signedinteger]) -> Course:
     unlike, counts = np.unique(values, return_counts=True)
-    return Line(label, unlike.tolist(), (np.cumsum(counts) / counts.sum()).tolist())
+    return course(label, unlike, np.cumsum(counts) / counts.sum())
 
 
 def turns_by_user(columns: Columns) -> Figure:
     """Fig. 10: mean and standard deviation of the turns of a user's sessions."""
     figure = Figure("10", "mean and deviation of turns by user")
     if not columns.users or not columns.sessions:
-        figure.left_out = NO_USERS if columns.sessions else NO_SESSIONS
-        return figure
+        return figure.without(NO_USERS if columns.sessions else NO_SESSIONS)
     turns = _turns_of_sessions(columns).astype(np.float64)
     owner = np.full(columns.sessions, -1, np.int64)
     known = columns.session >= 0
     owner[columns.session[known][::-1]] = columns.user[known][::-1]  # of a session's first request
     turns, owner = turns[owner >= 0], owner[owner >= 0]
     if not len(owner):
-        figure.left_out = NO_USERS
-        return figure
+        return figure.without(NO_USERS)
     sessions = np.bincount(owner, minlength=columns.users)
     some = sessions > 0
     mean = np.bincount(owner, turns, columns.users)[some] / sessions[some]
@@ -104,9 +101,10 @@ def turns_by_user(columns: Columns) -> Figure:
     )
     figure.tables.append(Table("quantiles", "users, by either", heads, list(zip(shares, *by_share, strict=True))))
     at = np.unique(np.linspace(0, len(mean) - 1, 200).astype(np.int64))
-    x = ((at + 1) / len(mean)).tolist()
-    lines = [Line(label, x, np.sort(each)[at].tolist()) for label, each in (("mean", mean), ("deviation", deviation))]
-    figure.plots.append(Lines("Turns by user", "users, in order of each", "turns of a session", lines))
+    x = (at + 1) / len(mean)
+    lines = [course(label, x, np.sort(each)[at]) for label, each in (("mean", mean), ("deviation", deviation))]
+    title, users = "Turns by user", "users, in order of each"
+    figure.plots.append(Courses(title, users, "turns of a session", lines, form="g", linear=True))
     return figure
 
 
@@ -114,8 +112,7 @@ def next_turns(columns: Columns, categories: Categories, windows: Windows) -> Fi
     """Fig. 11: how often a request is followed by a next turn, by category and window of its arrival."""
     figure = Figure("11", "frequency of a next turn")
     if not columns.sessions:
-        figure.left_out = NO_SESSIONS
-        return figure
+        return figure.without(NO_SESSIONS)
     followed = np.zeros(len(columns), np.float64)
     followed[columns.parent[columns.parent >= 0]] = 1.0
     for key, label, of, paper in (

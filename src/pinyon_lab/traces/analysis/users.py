@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon_lab.pictures import Courses, Heat
 from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table
-from pinyon_lab.traces.analysis.plots import Heat, Line, Lines
-from pinyon_lab.traces.analysis.survey import Survey
-from pinyon_lab.traces.analysis.uses import Step
+from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
+from pinyon_lab.traces.analysis.uses import Step, Survey
 
 __all__ = ["CrossUser", "hits_by_user", "requests_by_user", "share_with"]
 
@@ -71,8 +70,7 @@ class CrossUser:
         """Of what was taken."""
         figure = Figure("6", "hits on what another user stored")
         if not self._users:
-            figure.left_out = NO_USERS
-            return figure
+            return figure.without(NO_USERS)
         total = self._own + self._other
         figure.fact("users", "users", self._users, ",")
         figure.fact("own", "hits on blocks that the same user stored", self._own / max(1, total), ".1%", "most (§3.2)")
@@ -105,21 +103,21 @@ def hits_by_user(survey: Survey) -> Figure:
     figure.fact("top_tenth_of_blocks", "reuses on the most reused 10 % of the blocks", most, ".1%", "77 % (§1)")
     by_request = survey.hits.astype(np.float64)
     figure.fact("requests_for_90", "requests with 90 % of the hits", share_with(by_request, 0.9), ".1%")
-    lines = [Line("requests", *_cumulative(by_request))]
+    lines = [course("requests", *_cumulative(by_request))]
     if columns.users:
         by_user = _by_user(columns, survey.hits)
         printed = "A 19 %, B 4 % (§3.2)"
         figure.fact("users", "users", columns.users, ",")
         figure.fact("users_for_90", "users with 90 % of the hits", share_with(by_user, 0.9), ".1%", printed)
         figure.fact("users_for_50", "users with 50 % of the hits", share_with(by_user, 0.5), ".1%")
-        lines.append(Line("users", *_cumulative(by_user)))
+        lines.append(course("users", *_cumulative(by_user)))
         figure.tables.append(_ranked("hits", by_user))
         figure.notes.append(
             "The paper says “of the user requests”: both users and requests, each ranked by hits, are given."
         )
     else:
         figure.notes.append(NO_USERS[0].upper() + NO_USERS[1:] + ": only requests and blocks are ranked.")
-    figure.plots.append(Lines("Cumulative hits", "share, most hits first", "of the hits", lines))
+    figure.plots.append(Courses("Cumulative hits", "share, most hits first", "of the hits", lines, linear=True))
     return figure
 
 
@@ -127,16 +125,16 @@ def requests_by_user(columns: Columns) -> Figure:
     """Fig. 8."""
     figure = Figure("8", "requests by user")
     if not columns.users:
-        figure.left_out = NO_USERS
-        return figure
+        return figure.without(NO_USERS)
     requests = _by_user(columns)
     figure.fact("users", "users", columns.users, ",")
     figure.fact("users_for_50", "users with 50 % of the requests", share_with(requests, 0.5), ".1%", "A 19 % (§3.2)")
     printed = "A 72 %, B 15 % (§3.2)"
     figure.fact("users_for_90", "users with 90 % of the requests", share_with(requests, 0.9), ".1%", printed)
     figure.tables.append(_ranked("requests", requests))
-    line = Line("requests", *_cumulative(requests))
-    figure.plots.append(Lines("Cumulative requests", "users, most requests first", "of the requests", (line,)))
+    lines = [course("requests", *_cumulative(requests))]
+    title, users = "Cumulative requests", "users, most requests first"
+    figure.plots.append(Courses(title, users, "of the requests", lines, linear=True))
     return figure
 
 

@@ -1,16 +1,17 @@
-"""Every use of every block of a trace against an unlimited cache: who used the block before, and who stored it."""
+"""Every use of every block of a trace against an unlimited cache: who used the block before, and who stored it; one
+walk over all of them, and what the figures keep of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.columns import Columns, Ints
 
-__all__ = ["PARTS", "Blocks", "Runs", "Step", "walk"]
+__all__ = ["PARTS", "Blocks", "Runs", "Step", "Survey", "Taker", "walk"]
 
 STEP_IDS = 1 << 20
 PARTS = 10
@@ -157,3 +158,28 @@ def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[
     result = np.zeros_like(values)
     result[1:] = np.where(place[1:] > 0, joined[:-1], 0)
     return result
+
+
+class Taker(Protocol):
+    """Takes note of what a figure needs."""
+
+    def take(self, step: Step) -> None:
+        """Of some successive requests."""
+
+
+class Survey:
+    """``hits``: of each request, blocks; ``blocks``: as they are at the end."""
+
+    def __init__(self, columns: Columns, *, parts: bool) -> None:
+        self.columns = columns
+        self.hits = np.zeros(len(columns), np.int32)
+        self.blocks = Blocks(columns.numbers, parts=parts)
+
+    def run(self, takers: Iterable[Taker], progress: Callable[[int], None]) -> None:
+        """``progress`` hears how many requests are done."""
+        takers = tuple(takers)
+        for step in walk(self.columns, self.blocks):
+            self.hits[step.first : step.end] = step.hits
+            for taker in takers:
+                taker.take(step)
+            progress(step.end)

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.core.errors import InvalidArgument
+from pinyon_lab.pictures import clock
 
-__all__ = ["Windows", "clock"]
+__all__ = ["Windows"]
 
 WINDOWS_MAX = 2048
 """More are neither drawn nor read; five days of ten minutes are 720."""
@@ -41,9 +42,3 @@ class Windows:
             (f"day {day - days[0] + 1:.0f} " if several else "") + clock(start)
             for day, start in zip(days, self.starts_s.tolist(), strict=True)
         ]
-
-
-def clock(time_s: float) -> str:
-    """``h:mm`` of the day."""
-    minutes = int(time_s % DAY_S) // 60
-    return f"{minutes // 60}:{minutes % 60:02d}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from random import Random
 
-__all__ = ["exponential", "log_normal"]
+__all__ = ["Quantiles", "exponential", "log_normal"]
 
 
 def exponential(rng: Random, mean: float) -> float:
@@ -20,3 +21,32 @@ def log_normal(rng: Random, sigma: float) -> float:
     # Box-Muller
     normal = math.sqrt(-2.0 * math.log(1.0 - rng.random())) * math.cos(2 * math.pi * rng.random())
     return math.exp(sigma * normal - sigma * sigma / 2)
+
+
+class Quantiles:
+    """Between the points the logarithm is linear, so that what lies between P90 and P99 is spread as long tails are."""
+
+    def __init__(self, *points: tuple[float, float]) -> None:
+        """``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""
+        shares, values = [share for share, _ in points], [value for _, value in points]
+        if shares[:1] != [0] or shares[-1] != 1 or shares != sorted(shares):
+            raise ValueError(f"no quantiles, shares do not rise from 0 to 1: {points}")
+        if values[0] <= 0 or values != sorted(values):
+            raise ValueError(f"no quantiles, values do not rise from above 0: {points}")
+        self._points = points
+        self._shares = shares
+        self._logs = [math.log(value) for value in values]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quantiles) and self._points == other._points
+
+    def __hash__(self) -> int:
+        return hash(self._points)
+
+    def at(self, share: float) -> float:
+        """The value below which that share in [0, 1) of all lies."""
+        shares, logs = self._shares, self._logs
+        after = min(bisect_right(shares, share), len(shares) - 1)
+        span = shares[after] - shares[after - 1]
+        part = (share - shares[after - 1]) / span if span else 1.0
+        return math.exp(logs[after - 1] + part * (logs[after] - logs[after - 1]))

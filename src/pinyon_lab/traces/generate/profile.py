@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pinyon_lab.traces.generate.quantiles import Quantiles
+from pinyon_lab.traces.generate.draws import Quantiles
 
 __all__ = ["DAY_S", "Chats", "Free", "Hours", "Profile", "ProfileSpec", "Programs", "UserGroups"]
 

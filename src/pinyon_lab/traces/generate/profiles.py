@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.near import did_you_mean
+from pinyon_lab.traces.generate.draws import Quantiles
 from pinyon_lab.traces.generate.profile import Chats, Free, Hours, Profile, ProfileSpec, Programs, UserGroups
-from pinyon_lab.traces.generate.quantiles import Quantiles
 
 __all__ = ["PROFILES", "profile"]
 

@@ -1,4 +1,5 @@
-"""The highest rate at which enough requests are in time (DualMap §4.1), and at which that is no deceit.
+"""The highest rate at which enough requests are in time (DualMap §4.1), and at which that is no deceit; the fewest
+instances that are enough.
 
 Where nothing is shed, a policy may look better by starving: who is late waits for ever, or the queue grows until the
 trace ends. :class:`Bounds` of the longest waits and of the last quarter tell.
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Bounds", "goodput"]
+__all__ = ["Bounds", "fewest", "goodput"]
 
 EXACT = 1.005
 """So many times too low at most."""
@@ -75,3 +76,21 @@ def goodput(
         else:
             bad = middle
     return good, served
+
+
+def fewest(attained: Callable[[int], float], share: float, most: int) -> int | None:
+    """Instances that attain ``share``: by doubling, then by halving, so attainment should grow with size; where it does
+    not, it is one of the sizes at which it crosses ``share``. Asks for each size once. None: ``most`` are not
+    enough."""
+    few, many = 0, 1
+    while attained(many) < share:
+        if many == most:
+            return None
+        few, many = many, min(2 * many, most)
+    while many - few > 1:
+        middle = (few + many) // 2
+        if attained(middle) >= share:
+            many = middle
+        else:
+            few = middle
+    return many

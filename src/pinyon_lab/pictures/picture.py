@@ -1,5 +1,5 @@
-"""Pictures as SVG text: courses, over a logarithmic x axis most often, and bars side by side; y axes are linear from
-0."""
+"""Pictures as SVG text: courses, over a logarithmic x axis most often, and bars side by side, whose y axes are linear
+from 0; and heat maps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pinyon_lab.pictures import COLOURS, line, page, polyline, rect, round_ticks, text, ticks_from_zero
+from pinyon_lab.pictures.elements import COLOURS, line, page, polyline, rect, round_ticks, text, ticks_from_zero
 
-__all__ = ["Bars", "Course", "Courses", "Mark", "Picture", "svg"]
+__all__ = ["Bars", "Course", "Courses", "Heat", "Mark", "Panel", "Picture", "clock", "svg"]
 
 _WIDTH, _HEIGHT, _LEFT, _GAP, _TOP, _BOTTOM = 560, 300, 64, 78, 40, 56
 _ACROSS = 2
@@ -20,6 +20,10 @@ _DIGIT = 6
 """Of the numbers at bars."""
 _BELOW_TITLE = 10
 """Free above a panel."""
+_DAY_S = 86_400
+_STEPS_S = (60, 300, 600, 1800, 3600, 7200, 14_400, 28_800, _DAY_S)
+"""Between ticks of times."""
+_CELLS_LABELLED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Courses:
     """Of y's numbers."""
     linear: bool = False
     """The x axis, from the least to the largest x."""
+    time: bool = False
+    """The x axis is linear, in seconds, with ticks as h:mm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,25 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
+class Heat:
+    """``rows`` from the top, a label each; None: nothing to show. ``unit`` names the colour."""
+
+    title: str
+    x_label: str
+    unit: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+    numbers: bool = False
+    """Written into the cells as percent."""
+
+
+Panel = Courses | Bars | Heat
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     title: str
-    panels: Sequence[Courses | Bars]
+    panels: Sequence[Panel]
 
 
 def svg(picture: Picture) -> str:
@@ -82,7 +104,10 @@ def svg(picture: Picture) -> str:
     }
     across = min(_ACROSS, len(picture.panels))
     down = math.ceil(len(picture.panels) / across)
-    width = _LEFT + across * (_WIDTH + _GAP) - _GAP + 24
+    names = [name for panel in picture.panels if isinstance(panel, Heat) for name, _ in panel.rows]
+    room = max([_LEFT, *(16 + _LETTER * len(name) for name in names)])
+    stride = _WIDTH + _GAP + room - _LEFT
+    width = room + across * stride - (stride - _WIDTH) + 24
     places = _legend(labels, width)
     head = places[-1][1] + 14 if places else 42
     height = head + down * (_TOP + _HEIGHT + _BOTTOM)
@@ -92,9 +117,9 @@ def svg(picture: Picture) -> str:
         out.append(line((x, y - 4), (x + 22, y - 4), colours[label], 2 if thin else 4, dashed=thin))
         out.append(text(x + 28, y, label))
     for number, panel in enumerate(picture.panels):
-        left = _LEFT + (number % across) * (_WIDTH + _GAP)
+        left = room + (number % across) * stride
         top = head + _TOP + (number // across) * (_TOP + _HEIGHT + _BOTTOM)
-        draw = _courses(panel, left, top, colours) if isinstance(panel, Courses) else _bars(panel, left, top, colours)
+        draw = _drawn(panel, left, top, colours)
         out += [text(left + _WIDTH / 2, top - 14, panel.title, 'text-anchor="middle" font-weight="bold"'), *draw]
     return page(picture.title, width, height, out, left=_LEFT)
 
@@ -112,8 +137,16 @@ def _legend(labels: Sequence[str], width: float) -> list[tuple[float, float]]:
     return places
 
 
-def _labels(panel: Courses | Bars) -> list[str]:
+def _labels(panel: Panel) -> list[str]:
+    if isinstance(panel, Heat):
+        return []
     return [course.label for course in panel.courses] if isinstance(panel, Courses) else list(panel.values)
+
+
+def _drawn(panel: Panel, left: float, top: float, colours: dict[str, str]) -> list[str]:
+    if isinstance(panel, Heat):
+        return _heat(panel, left, top)
+    return _courses(panel, left, top, colours) if isinstance(panel, Courses) else _bars(panel, left, top, colours)
 
 
 def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -> list[str]:
@@ -125,10 +158,9 @@ def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -
         return left + _WIDTH * (_on_axis(panel, x) - low) / ((high - low) or 1)
 
     out = _y_axis(panel.y_label, panel.form, scale, left, top)
-    linear = [tick for tick in ticks_from_zero(xs) if min(xs) <= tick <= max(xs)]
-    for tick in linear if panel.linear else round_ticks(min(xs), max(xs)):
+    for tick, shown in _x_ticks(panel, min(xs), max(xs)):
         out.append(line((at_x(tick), top + _HEIGHT), (at_x(tick), top + _HEIGHT + 5), "#444444"))
-        out.append(text(at_x(tick), top + _HEIGHT + 19, _short(tick), 'text-anchor="middle" font-size="11"'))
+        out.append(text(at_x(tick), top + _HEIGHT + 19, shown, 'text-anchor="middle" font-size="11"'))
     out.append(text(left + _WIDTH / 2, top + _HEIGHT + 40, panel.x_label, 'text-anchor="middle"'))
     for mark in panel.marks:
         out.append(line((at_x(mark.x), top), (at_x(mark.x), top + _HEIGHT), "#444444", dashed=True))
@@ -140,7 +172,23 @@ def _courses(panel: Courses, left: float, top: float, colours: dict[str, str]) -
 
 
 def _on_axis(panel: Courses, x: float) -> float:
-    return x if panel.linear else math.log(x)
+    return x if panel.linear or panel.time else math.log(x)
+
+
+def _x_ticks(panel: Courses, low: float, high: float) -> list[tuple[float, str]]:
+    if panel.time:
+        days = math.ceil((high - low) / 8 / _DAY_S)
+        step = next((each for each in _STEPS_S if (high - low) / each <= 8), days * _DAY_S)
+        times = [at * step for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        return [(each, clock(each)) for each in times]
+    linear = [tick for tick in ticks_from_zero([high]) if low <= tick <= high]
+    return [(tick, _short(tick)) for tick in (linear if panel.linear else round_ticks(low, high))]
+
+
+def clock(time_s: float) -> str:
+    """``h:mm`` of the day."""
+    minutes = int(time_s % _DAY_S) // 60
+    return f"{minutes // 60}:{minutes % 60:02d}"
 
 
 def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list[str]:
@@ -172,6 +220,45 @@ def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list
                 at += ' text-anchor="middle"'
             out.append(text(middle, up, format(value, panel.form), at))
     return out
+
+
+def _heat(panel: Heat, left: float, top: float) -> list[str]:
+    wide, high = _WIDTH / max(1, len(panel.columns)), _HEIGHT / max(1, len(panel.rows))
+    most = max((value for _, row in panel.rows for value in row if value is not None), default=0.0) or 1.0
+    out = [rect(left, top, _WIDTH, _HEIGHT, "#f4f4f4")]
+    for at, (name, row) in enumerate(panel.rows):
+        y = top + at * high
+        out.append(text(left - 6, y + high / 2 + 4, name, 'text-anchor="end" font-size="11"'))
+        for column, value in enumerate(row):
+            if value is None:
+                continue
+            x = left + column * wide
+            # a little larger than its place, so that no seams show
+            out.append(rect(x, y, wide + 0.4, high + 0.4, _shade(value / most)))
+            if panel.numbers:
+                ink = "#fff" if value / most > 0.45 else "#222"
+                middle = f'text-anchor="middle" font-size="11" fill="{ink}"'
+                out.append(text(x + wide / 2, y + high / 2 + 4, f"{value:.0%}", middle))
+    every = -(-len(panel.columns) // _CELLS_LABELLED) if all(panel.columns) else 1
+    if any(len(name) > 8 for name in panel.columns):
+        every *= 2
+    for column in range(0, len(panel.columns), every):
+        x, name = left + (column + 0.5) * wide, panel.columns[column]
+        out.append(text(x, top + _HEIGHT + 19, name, 'text-anchor="middle" font-size="11"'))
+    out.append(text(left + _WIDTH / 2, top + _HEIGHT + 40, panel.x_label, 'text-anchor="middle"'))
+    steps, x, y = 24, left + _WIDTH - 110, top + _HEIGHT + 31
+    shown = f"{most:.0%}" if panel.numbers else f"{most:.3g}"
+    out += [rect(x + step * 3, y, 3.4, 9, _shade(step / (steps - 1))) for step in range(steps)]
+    out.append(text(x - 6, y + 9, f"{panel.unit}: 0", 'text-anchor="end" font-size="11"'))
+    return [*out, text(x + steps * 3 + 6, y + 9, shown, 'font-size="11"')]
+
+
+def _shade(part: float) -> str:
+    """From near white to dark blue; ever darker, so that a print without colours reads the same."""
+    low, middle, high = (240, 246, 252), (66, 146, 198), (8, 40, 96)
+    one, other, share = (low, middle, 2 * part) if part < 0.5 else (middle, high, 2 * part - 1)
+    mixed = (round(a + (b - a) * min(1.0, max(0.0, share))) for a, b in zip(one, other, strict=True))
+    return "#" + "".join(f"{each:02x}" for each in mixed)
 
 
 def _y_axis(label: str, form: str, scale: Sequence[float], left: float, top: float) -> list[str]:

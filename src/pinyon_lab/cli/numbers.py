@@ -1,0 +1,136 @@
+"""Options that are numbers, of the commands that send traces: what each says, and between which bounds it must be."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pinyon.core.errors import InvalidArgument
+
+__all__ = ["NUMBERS", "REFERENCE", "WARM_UP", "add_numbers", "check_numbers", "dest"]
+
+REFERENCE = "prefill-reference"
+INSTANCES_MAX = 1 << 16
+WARM_UP = 500
+"""Requests that do not count where nobody says how many: caches are empty at first."""
+_TOGETHER = "these two go together (default: none)"
+
+
+class Number(NamedTuple):
+    """An option; of whole numbers where its bounds are."""
+
+    metavar: str | None
+    text: str
+    least: float
+    most: float
+    default: float | None = None
+
+
+NUMBERS: Mapping[str, Number] = {
+    "--instances": Number("N", "how many, each for prompts and decoding", 1, INSTANCES_MAX),
+    "--prefill-instances": Number("P", f"how many for prompts alone; {_TOGETHER}", 0, INSTANCES_MAX, 0),
+    "--decode-instances": Number("D", f"how many for decoding alone; {_TOGETHER}", 0, INSTANCES_MAX, 0),
+    "--tokens-max": Number("N", "cut prompts to so many tokens (default 20480)", 1, 1 << 31, 20_480),
+    "--shrink": Number("F", "divide all lengths by this, after --tokens-max (default 1)", 1, 1 << 20, 1),
+    "--warm-up": Number(
+        "N", f"first requests, which do not count (default {WARM_UP}, but a tenth of the trace at most)", 0, 1 << 31
+    ),
+    "--cache-tokens": Number(
+        "C",
+        "tokens of KV, in whole blocks, that an instance holds, or a node of its pipeline (default: the machine's "
+        f"HBM; needed for {REFERENCE}, which has none)",
+        *(1, 1 << 50),
+    ),
+    "--dram-tokens": Number("N", "tokens of KV in the tier below HBM (default: the machine's DRAM)", 0, 1 << 50),
+    "--pool-tokens": Number(
+        "N",
+        f"tokens of KV in a host's part of the pool (default: its DRAM; with {REFERENCE} and --pool ssd, three "
+        "times --cache-tokens)",
+        *(1, 1 << 50),
+    ),
+    "--clients": Number(
+        "N",
+        "so many clients, each of which sends when it has its answer (default: requests come at their times)",
+        *(0, 1 << 20, 0),
+    ),
+    "--timeout": Number("S", "a request fails after this (default 600)", 1e-3, 1e6, 600.0),
+    "--in-flight-max": Number(
+        "N", "so many requests at a time; further ones wait in this program (default 4096)", 1, 1 << 20, 4096
+    ),
+    "--pipeline": Number(
+        "X", "nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)", 1, 1024, 1
+    ),
+    "--max-batch": Number("N", "requests decoded at once (default 256)", 1, 1 << 16, 256),
+    "--step-tokens": Number("N", "tokens of a mixed step at most (default 2048)", 1, 1 << 24, 2048),
+    "--chunk-tokens": Number("N", "tokens of one prompt in a step at most (default: --step-tokens)", 1, 1 << 24),
+    "--step-tbt": Number(
+        "S",
+        "seconds that a mixed step should take at most: chunks are cut to that (default 0: they are not)",
+        *(0.0, 60.0, 0.0),
+    ),
+    "--whole-tokens": Number(
+        "N",
+        "tokens of whole prompts in one step at most; a prompt that is longer has a step alone (default 32768)",
+        *(1, 1 << 24, 32_768),
+    ),
+    "--active-prefills": Number(
+        "N", "prompts that an instance works on at a time; the others wait in its queue (default 8)", 1, 1 << 16, 8
+    ),
+    "--utilisation": Number(
+        "U", "share of its stated speed at which the engine computes prompts (default 1)", 1e-3, 1.0, 1.0
+    ),
+    "--slo": Number("S", "a TTFT up to this is in time (default 5)", 1e-6, 1e6, 5.0),
+    "--tbt-slo": Number("S", "a time between tokens up to this is in time (default 0.1)", 1e-6, 1e6, 0.1),
+    "--shed": Number("S", "refuse requests whose predicted TTFT is longer (default: none)", 1e-6, 1e6),
+    "--shed-tbt": Number(
+        "S", "refuse requests whose predicted time between tokens is longer (default: none)", 1e-6, 1e6
+    ),
+    "--path-ms": Number(
+        "MS",
+        "that a request takes through the services, and its first token back, where nobody waits (default 0)",
+        *(0.0, 1e6, 0.0),
+    ),
+    "--rate": Number("R", "requests per second in the mean (default: the trace's)", 1e-9, 1e9),
+    "--goodput": Number("SHARE", "find the highest rate at which that share is in time", 1e-6, 1.0),
+    "--p99": Number(
+        "S",
+        "with --goodput: the P99 of the TTFT is to be within this, too (default: it may be any)",
+        *(1e-6, math.inf, math.inf),
+    ),
+    "--drift": Number(
+        "SHARE",
+        "with --goodput: how much less than of all may be in time of the last quarter (default 1: any)",
+        *(0.0, 1.0, 1.0),
+    ),
+    "--share": Number(None, "share of the requests that is to be in time (default 0.9)", 0.0, 1.0, 0.9),
+    "--instances-max": Number("N", "how many are tried at most (default 1024)", 1, INSTANCES_MAX, 1024),
+}
+
+
+def add_numbers(parser: Any, *options: str) -> None:
+    for option in options:
+        number = NUMBERS[option]
+        parser.add_argument(
+            option, type=type(number.least), default=number.default, metavar=number.metavar, help=number.text
+        )
+
+
+def check_numbers(arguments: argparse.Namespace) -> None:
+    """Those that the command has. Raises :class:`InvalidArgument`."""
+    for option, number in NUMBERS.items():
+        name = dest(option)
+        value = getattr(arguments, name, None)
+        if value is not None and not number.least <= value <= number.most:
+            least, most = _shown(number.least), _shown(number.most)
+            raise InvalidArgument(f"{option} must be from {least} to {most}, got {value}", field=name)
+
+
+def dest(option: str) -> str:
+    """Where a parser puts it."""
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
