@@ -20,7 +20,7 @@ from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, FETCH_MOVES, Move, PeerMemory, shm_available
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
@@ -65,9 +65,10 @@ class _Endpoint(Endpoint):
         """A small WRITE, for the peer to copy: local memory is touched while it is copied here, not until it has."""
         self._outbox_address = outbox.buffer_info()[0]
 
-    def move(
+    def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
+        """A READ needs nobody's answer."""
         if opcode is Opcode.READ:
             place = self._places.get(key)
             if place is None:
@@ -79,20 +80,21 @@ class _Endpoint(Endpoint):
             if data is None:
                 return None
             return DONE if self._table.store(region, offset, data) else SHUTDOWN
-        outcome = self._begin_write(region, offset, key, remote_offset, nbytes, deadline)
-        if outcome is not UNDER_WAY:
-            return outcome
+        if not self._table.load(region, offset, self._outbox[:nbytes]):
+            return SHUTDOWN
+        message_id = self._message_id = next(self._ids)
+        request = shm_wire.pack_write_of_one(
+            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
+            *(key, remote_offset, nbytes, self._outbox_address),
+        )
+        self._got = 0
+        self.link.stream.send_one(request, deadline)
+        return UNDER_WAY
+
+    def wait(self, deadline: float) -> Outcome:
         got = self.link.stream.receive_some(self._answer, shm_wire.HEAD_BYTES, deadline)
         self.answered = True
         return self._end_write(got, deadline)
-
-    def begin(
-        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
-        """A READ needs nobody's answer."""
-        if opcode is Opcode.READ:
-            return self.move(opcode, region, offset, key, remote_offset, nbytes, deadline)
-        return self._begin_write(region, offset, key, remote_offset, nbytes, deadline)
 
     def proceed(self) -> Outcome | None:
         while True:
@@ -105,20 +107,6 @@ class _Endpoint(Endpoint):
             self._got += moved
             if self._got >= shm_wire.HEAD_BYTES and self._got >= shm_wire.HEAD_BYTES + self._refused():
                 return self._end_write(self._got, 0.0)
-
-    def _begin_write(
-        self, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome:
-        if not self._table.load(region, offset, self._outbox[:nbytes]):
-            return SHUTDOWN
-        message_id = self._message_id = next(self._ids)
-        request = shm_wire.pack_write_of_one(
-            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
-            *(key, remote_offset, nbytes, self._outbox_address),
-        )
-        self._got = 0
-        self.link.stream.send_one(request, deadline)
-        return UNDER_WAY
 
     def _refused(self) -> int:
         """How many codes follow the head of the answer to a WRITE of one range: 0 or 1."""
@@ -175,8 +163,6 @@ class _Endpoint(Endpoint):
     def _copy(self, chain: Chain, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal]) -> bool:
         """False: some region is not what it was."""
         memory = self._memory
-        if nbytes <= FETCH_BYTES and len(moves) <= FETCH_MOVES >= len(seals):
-            return memory.fetch(moves, nbytes, seals)
         # Before: a region that has gone costs nothing but a question. After: what was copied was still registered.
         return (
             memory.holds(seals)
