@@ -162,7 +162,7 @@ def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
     assert second is not None
     assert third is not None
     assert seals.issue(one) == first != third
-    assert memory.holds([first, second, third, seals.process])
+    assert memory.holds([first, second, third])
     table.unregister(regions[0], 0.0)
     table.revoke(revoked, 0.0)
     assert not memory.holds([first])
@@ -170,8 +170,6 @@ def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
     assert memory.holds([third])
     assert seals.issue(one) is None
     assert seals.issue(revoked) is None
-    process = seals.process
     seals.close()
     assert not memory.holds([third])
-    assert not memory.holds([process])
     assert seals.issue(other) is None

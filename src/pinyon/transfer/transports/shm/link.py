@@ -22,10 +22,13 @@ class Unreachable(ConnectionError):
 
 
 def meet(stream: Stream, seal: Seal) -> PeerMemory:
-    """The memory of the process at the other end, which says that ``seal`` is in it.
+    """The memory of the process at the other end, where ``seal``, its mark of this link, is to be.
 
-    The pid is the kernel's word (SO_PEERCRED), never the peer's; the seal proves that this pid, in this pid namespace,
-    now, is the process that speaks to us. Raises Unreachable."""
+    The pid is the kernel's word (SO_PEERCRED), never the peer's, but of whoever connected or listened: the socket may
+    have been handed on since, and the pid be another process's by now, or one of another pid namespace. So the process
+    with this pid must have put into its memory what only the ends of this link know, with a fresh nonce of each. That
+    keeps out whoever knows what some process showed to it on an earlier link. It does not tell apart two processes
+    that work together, nor keep out one that may write into the other's memory. Raises Unreachable."""
     pid = _peer_pid(stream)
     if not pid:
         raise Unreachable("the peer is in another pid namespace; let the containers share one")

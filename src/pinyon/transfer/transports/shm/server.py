@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterable
 
 from pinyon.transfer.links.acceptor import Inbound
@@ -39,15 +40,17 @@ class ShmService:
         deadline = self.clock() + self.limits.connect_s
         proof = shm_wire.parse_proof(inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
-            peer = meet(stream, proof.seal)
+            seal = shm_wire.Seal(proof.address, inbound.marks.initiator)
+            peer = meet(stream, seal)
         except Unreachable as why:
             if str(why) not in self._told:
                 self._told.add(str(why))
                 _log.info("a peer on this host is served by tcp: %s", why)
-            stream.send([shm_wire.pack_proof(shm_wire.UNREACHABLE, None)], deadline)
+            stream.send([shm_wire.pack_proof(shm_wire.UNREACHABLE)], deadline)
             return
-        stream.send([shm_wire.pack_proof(shm_wire.OK, self.seals.process)], deadline)
-        _Session(self, inbound, peer, proof.seal).serve()
+        session = _Session(self, inbound, peer, seal)
+        stream.send([shm_wire.pack_proof(shm_wire.OK, session.mark.buffer_info()[0])], deadline)
+        session.serve()
 
     def served(self, nbytes: int, refusals: bytes | None) -> None:
         with self._meter.lock:
@@ -66,6 +69,9 @@ class _Session:
         self._inbound = inbound
         self._peer = peer
         self._seal = seal
+        """The peer's mark of the link, in its memory."""
+        self.mark = array("Q", inbound.marks.server)
+        """Ours, for the peer to look at."""
         self._watch = LinkWatch(inbound.stream)
         self._inbox = memoryview(bytearray(shm_wire.MAX_REQUEST_BYTES))
 

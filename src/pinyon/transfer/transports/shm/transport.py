@@ -42,9 +42,10 @@ _READ_TRIES = 4
 class _Endpoint(Endpoint):
     """A link to a peer, the peer's memory, and where its regions lie."""
 
-    def __init__(self, context: EngineContext, link: Link, memory: PeerMemory) -> None:
-        """``memory`` is the peer's."""
+    def __init__(self, context: EngineContext, link: Link, memory: PeerMemory, mark: array[int]) -> None:
+        """``memory`` is the peer's. ``mark``: ours of the link; the peer looks at it whenever it copies."""
         super().__init__(link)
+        self._mark = mark
         self._memory = memory
         self._table = context.memory
         self._clock = context.clock
@@ -127,6 +128,10 @@ class _Endpoint(Endpoint):
         refusals = bytes(self._answer[shm_wire.HEAD_BYTES : whole])
         wire.check_refusals(refusals)
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+
+    def close(self, *, hard: bool) -> None:
+        super().close(hard=hard)
+        self._mark[0] = self._mark[1] = 0
 
     def exchange(self, chain: Chain) -> Outcome:
         return self._read(chain) if chain.opcode is Opcode.READ else self._write(chain)
@@ -264,7 +269,8 @@ class ShmTransport(Endpoints[_Endpoint]):
             raise Unreachable(self.unavailable or "the peer does not listen for shm")
         link = dial(self._context, remote.shm, remote.boot_id, Service.SHM, deadline, replaces=replaces)
         try:
-            memory = self._prove(link, min(deadline, self._clock() + self._limits.connect_s))
+            mark = array("Q", link.marks.initiator)
+            memory = self._prove(link, mark, min(deadline, self._clock() + self._limits.connect_s))
         except Unreachable as why:
             link.stream.close(hard=True)
             if str(why) not in self._told:
@@ -274,14 +280,14 @@ class ShmTransport(Endpoints[_Endpoint]):
         except BaseException:
             link.stream.close(hard=True)
             raise
-        return _Endpoint(self._context, link, memory)
+        return _Endpoint(self._context, link, memory, mark)
 
-    def _prove(self, link: Link, deadline: float) -> PeerMemory:
-        link.stream.send([shm_wire.pack_proof(shm_wire.OK, self._seals.process)], deadline)
+    def _prove(self, link: Link, mark: array[int], deadline: float) -> PeerMemory:
+        link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
         proof = shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         if proof.code:
             raise Unreachable("the peer cannot read this process's memory; its log says why")
-        return meet(link.stream, proof.seal)
+        return meet(link.stream, shm_wire.Seal(proof.address, link.marks.server))
 
     def close(self) -> None:
         super().close()

@@ -3,15 +3,16 @@
 The payload never travels here: it is copied between the two processes' memories by the side whose memory is written.
 After the link's set-up (:mod:`.handshake`) on a Unix socket (all integers big-endian)::
 
-    initiator → PROOF    magic code seal                       where the other side finds these 16 bytes in our memory
-    server    → PROOF    magic code seal
+    initiator → PROOF    magic code address                    where our mark of this link lies in our memory
+    server    → PROOF    magic code address
     initiator → RESOLVE  header + count x key
     server    → answer   header + count x place(code spans address seal + spans x (offset length))
     initiator → WRITE    header + count x descriptor(key offset length) + count x address in the initiator's memory
     server    → answer   header + count status bytes when code is SOME_REFUSED
 
-A *seal* is 16 random bytes at an address of its owner. Reading it together with other bytes of that process proves that
-it is still the same process, and that what the seal stands for (a key that opens something) still holds.
+A *seal* is 16 bytes at an address of its owner that nobody else can guess or, as a link's mark, has there. Reading it
+together with other bytes of that process proves that it is still the same process, and that what the seal stands for (a
+link, or a key that opens something) still holds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SOME_REFUSED = 1
 UNREACHABLE = 2
 """In a PROOF: its sender cannot read the receiver's memory."""
 
-_PROOF = Struct("!HHQ16s")
+_PROOF = Struct("!HHQ")
 _HEAD = Struct("!HBBIQQ")
 _PLACE = Struct("!BIQQ16s")
 _SPAN = Struct("!QQ")
@@ -83,7 +84,8 @@ NO_SEAL = Seal(0, bytes(SEAL_BYTES))
 
 class Proof(NamedTuple):
     code: int
-    seal: Seal
+    address: int
+    """Of the sender's mark of the link (:mod:`.handshake`), ``SEAL_BYTES`` bytes."""
 
 
 class RequestHead(NamedTuple):
@@ -114,19 +116,18 @@ class Place(NamedTuple):
     spans: Spans = Spans((), ())
 
 
-def pack_proof(code: int, seal: Seal | None) -> bytes:
-    address, value = seal or (0, bytes(SEAL_BYTES))
-    return _PROOF.pack(MAGIC, code, address, value)
+def pack_proof(code: int, address: int = 0) -> bytes:
+    return _PROOF.pack(MAGIC, code, address)
 
 
 def parse_proof(data: bytes) -> Proof:
     """Raises WireError: not a PROOF."""
     if len(data) != PROOF_BYTES:
         raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
-    magic, code, address, value = _PROOF.unpack(data)
+    magic, code, address = _PROOF.unpack(data)
     if magic != MAGIC or code not in (OK, UNREACHABLE):
         raise WireError("not a PROOF")
-    return Proof(code, Seal(_checked(address, SEAL_BYTES), value))
+    return Proof(code, _checked(address, SEAL_BYTES))
 
 
 def pack_resolve(message_id: int, keys: Sequence[bytes]) -> bytes:
