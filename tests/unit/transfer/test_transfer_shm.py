@@ -29,6 +29,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.transports import control
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
@@ -730,9 +731,9 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
     copying, unregistering = threading.Event(), threading.Event()
     pieces = []
 
-    really_open = shm_link.LinkWatch.is_open
+    really_open = control.LinkWatch.is_open
 
-    def is_open(watch: shm_link.LinkWatch) -> bool:
+    def is_open(watch: control.LinkWatch) -> bool:
         pieces.append(1)
         if len(pieces) == 3:
             copying.set()
@@ -740,7 +741,7 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
             eventually(lambda: not really_open(watch), "aborted")
         return really_open(watch)
 
-    monkeypatch.setattr(shm_link.LinkWatch, "is_open", is_open)
+    monkeypatch.setattr(control.LinkWatch, "is_open", is_open)
     outcomes: list[Outcome] = []
     chain = near.chain(WRITE, local.segment, [(0, local.region.key, 0, SIZE)])
     writer = threading.Thread(target=lambda: outcomes.append(near.transport.run(chain, SHM)))

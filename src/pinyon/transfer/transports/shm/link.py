@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import struct
 
@@ -12,7 +11,7 @@ from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.shm.cma import PeerMemory
 from pinyon.transfer.transports.shm.wire import Seal
 
-__all__ = ["LinkWatch", "Unreachable", "meet"]
+__all__ = ["Unreachable", "meet"]
 
 _UCRED = struct.Struct("@iII")
 
@@ -52,15 +51,3 @@ def _peer_pid(stream: Stream) -> int:
     """0: a process that has no pid in our namespace."""
     data = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(data)[0])
-
-
-class LinkWatch:
-    """Tells without waiting whether a link is open. Nothing may be on its way to us meanwhile."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._poll = select.poll()
-        self._poll.register(stream.sock, select.POLLIN | select.POLLRDHUP)
-
-    def is_open(self) -> bool:
-        """As far as is known, neither side has closed the link (nor sent what nobody may send now)."""
-        return not self._poll.poll(0)

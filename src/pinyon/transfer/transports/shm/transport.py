@@ -19,6 +19,7 @@ from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
+from pinyon.transfer.transports.keys import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet
@@ -49,10 +50,9 @@ class _Endpoint(Endpoint):
         self._memory = memory
         self._table = context.memory
         self._clock = context.clock
-        self._places: dict[bytes, shm_wire.Place] = {}
-        self._spans = 0
-        """Of the places, about."""
-        self._max_places = context.limits.max_regions
+        most = context.limits.max_regions, shm_wire.MAX_SPANS, shm_wire.MAX_RANGES
+        self._keys: KnownKeys[shm_wire.Place] = KnownKeys(*most, lambda: None)
+        self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
         """To a WRITE of one range: a head, and a code if it is refused."""
@@ -151,19 +151,17 @@ class _Endpoint(Endpoint):
 
     def _read(self, chain: Chain) -> Outcome:
         for _ in range(_READ_TRIES):
-            places = self._locate(chain)
+            keys = {part.remote_region for part in chain.slices}
+            found = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
+            places = {key: found[key] for key in keys}
             moves, nbytes, refusals = _plan_read(chain, places)
             if not moves or self._copy(
                 chain, moves, nbytes, [place.seal for place in places.values() if not place.code]
             ):
                 return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
             self._check(chain)
-            self._forget_places()
+            self._keys.forget()
         return LOST
-
-    def _forget_places(self) -> None:
-        self._places.clear()
-        self._spans = 0
 
     def _copy(self, chain: Chain, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal]) -> bool:
         """False: some region is not what it was."""
@@ -181,33 +179,11 @@ class _Endpoint(Endpoint):
         if self._clock() > chain.deadline:
             raise DeadlineReached
 
-    def _locate(self, chain: Chain) -> dict[bytes, shm_wire.Place]:
-        """Where the chain's remote regions lie; asks for those that are not known yet."""
-        places: dict[bytes, shm_wire.Place] = {}
-        unknown: list[bytes] = []
-        for key in {part.remote_region for part in chain.slices}:
-            place = self._places.get(key)
-            if place is None:
-                unknown.append(key)
-            else:
-                places[key] = place
-        if unknown:
-            self._resolve(chain, unknown, places)
-        return places
-
-    def _resolve(self, chain: Chain, keys: list[bytes], places: dict[bytes, shm_wire.Place]) -> None:
+    def _resolve(self, keys: list[bytes], deadline: float) -> list[shm_wire.Place]:
         message_id = next(self._ids)
-        self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], chain.deadline)
-        _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, chain.deadline)
-        found = shm_wire.parse_places(self.link.receive_bytes(size, chain.deadline), len(keys))
-        spans = sum(len(place.spans.starts) for place in found)
-        if len(self._places) + len(keys) > self._max_places or self._spans + spans > shm_wire.MAX_SPANS:
-            self._forget_places()
-        self._spans += spans
-        for key, place in zip(keys, found, strict=True):
-            places[key] = place
-            if not place.code:
-                self._places[key] = place
+        self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], deadline)
+        _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, deadline)
+        return shm_wire.parse_places(self.link.receive_bytes(size, deadline), len(keys))
 
     def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> tuple[int, int]:
         self.link.stream.receive_some(self._head, shm_wire.HEAD_BYTES, deadline)

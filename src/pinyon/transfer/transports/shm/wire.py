@@ -68,8 +68,8 @@ MAX_SPANS = 1 << 16
 RANGE_BYTES = _DESCRIPTOR.size + 8
 MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
 
-_PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
-_ADDRESS_SPACE = 1 << 63
+PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
+ADDRESS_SPACE = 1 << 63
 """User memory ends below this on every machine."""
 
 
@@ -204,7 +204,7 @@ def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
     parts: list[bytes] = []
     for code, address, seal, (starts, ends) in places:
         parts.append(_PLACE.pack(code, len(starts), address, *seal))
-        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
+        parts.append(pack_spans(starts, ends))
     body = b"".join(parts)
     return _HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, len(body)) + body
 
@@ -243,11 +243,11 @@ def parse_places(data: bytes, count: int) -> list[Place]:
             raise WireError("places do not fill their space")
         code, spans, address, seal_address, seal = _PLACE.unpack_from(data, at)
         at += PLACE_BYTES
-        if code not in _PLACE_CODES or bool(code) is bool(spans):
+        if code not in PLACE_CODES or bool(code) is bool(spans):
             raise WireError(f"refusal code {code} with {spans} spans")
         if at + spans * SPAN_BYTES > len(data):
             raise WireError("places do not fill their space")
-        opened = _parse_spans(data[at : at + spans * SPAN_BYTES])
+        opened = parse_spans(data[at : at + spans * SPAN_BYTES])
         at += spans * SPAN_BYTES
         if spans:
             _checked(address, opened.ends[-1])
@@ -257,7 +257,12 @@ def parse_places(data: bytes, count: int) -> list[Place]:
     return places
 
 
-def _parse_spans(data: bytes) -> Spans:
+def pack_spans(starts: Sequence[int], ends: Sequence[int]) -> bytes:
+    return b"".join([_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)])
+
+
+def parse_spans(data: bytes) -> Spans:
+    """Raises WireError: they are empty or out of order."""
     pairs = list(_SPAN.iter_unpack(data))
     spans = Spans(tuple([start for start, _ in pairs]), tuple([start + length for start, length in pairs]))
     last = -1
@@ -269,7 +274,7 @@ def _parse_spans(data: bytes) -> Spans:
 
 
 def _checked(address: int, length: int) -> int:
-    if address + length > _ADDRESS_SPACE:
+    if address + length > ADDRESS_SPACE:
         raise WireError("an address beyond the address space")
     return address
 
