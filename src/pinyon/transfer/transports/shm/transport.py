@@ -69,7 +69,8 @@ class _Endpoint(Endpoint):
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """A READ needs nobody's answer."""
+        """A READ needs nobody's answer. What is small passes a buffer of ours; what is larger is copied straight
+        between the regions, ours of which the caller has pinned."""
         if opcode is Opcode.READ:
             place = self._places.get(key)
             if place is None:
@@ -77,16 +78,22 @@ class _Endpoint(Endpoint):
             _, base, seal, spans = place
             if spans.holding(remote_offset, remote_offset + nbytes) < 0:
                 return None
+            if nbytes > FETCH_BYTES:
+                move = region.address + offset, base + remote_offset, nbytes
+                return DONE if self._copy([move], nbytes, [seal], deadline) else None
             data = self._memory.fetch_one(base + remote_offset, nbytes, seal)
             if data is None:
                 return None
             return DONE if self._table.store(region, offset, data) else SHUTDOWN
-        if not self._table.load(region, offset, self._outbox[:nbytes]):
+        address = self._outbox_address
+        if nbytes > FETCH_BYTES:
+            address = region.address + offset
+        elif not self._table.load(region, offset, self._outbox[:nbytes]):
             return SHUTDOWN
         message_id = self._message_id = next(self._ids)
         request = shm_wire.pack_write_of_one(
             *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
-            *(key, remote_offset, nbytes, self._outbox_address),
+            *(key, remote_offset, nbytes, address),
         )
         self._got = 0
         self.link.stream.send_one(request, deadline)
@@ -156,27 +163,27 @@ class _Endpoint(Endpoint):
             places = {key: found[key] for key in keys}
             moves, nbytes, refusals = _plan_read(chain, places)
             if not moves or self._copy(
-                chain, moves, nbytes, [place.seal for place in places.values() if not place.code]
+                moves, nbytes, [place.seal for place in places.values() if not place.code], chain.deadline
             ):
                 return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
-            self._check(chain)
+            self._check(chain.deadline)
             self._keys.forget()
         return LOST
 
-    def _copy(self, chain: Chain, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal]) -> bool:
+    def _copy(self, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal], deadline: float) -> bool:
         """False: some region is not what it was."""
         memory = self._memory
         # Before: a region that has gone costs nothing but a question. After: what was copied was still registered.
         return (
             memory.holds(seals)
-            and memory.copy(moves, nbytes, seals[0], lambda: self._check(chain))
+            and memory.copy(moves, nbytes, seals[0], lambda: self._check(deadline))
             and (len(seals) == 1 or memory.holds(seals))
         )
 
-    def _check(self, chain: Chain) -> None:
+    def _check(self, deadline: float) -> None:
         if self.aborted:
             raise ConnectionAbortedError("the chain was stopped or interrupted")
-        if self._clock() > chain.deadline:
+        if self._clock() > deadline:
             raise DeadlineReached
 
     def _resolve(self, keys: list[bytes], deadline: float) -> list[shm_wire.Place]:
@@ -231,7 +238,7 @@ class ShmTransport(Endpoints[_Endpoint]):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context, context.limits.connections_per_peer)
-        self.moves_bytes = FETCH_BYTES
+        self.moves_bytes = context.limits.max_frame_bytes
         self.unavailable = shm_available()
         """Why this process cannot use shm at all; None if it can."""
         self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
