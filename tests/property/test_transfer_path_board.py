@@ -95,25 +95,23 @@ class BoardModel(RuleBasedStateMachine):
 
     @rule(
         nbytes=st.sampled_from([4096, MIB, 8 * MIB]),
-        exclude=st.sets(st.sampled_from(PATHS), max_size=3),
         first_tier=st.integers(0, 3),
         insist=st.booleans(),
     )
-    def start(self, nbytes: int, exclude: set[Path], first_tier: int, insist: bool) -> None:
+    def start(self, nbytes: int, first_tier: int, insist: bool) -> None:
         self.tick()
         tiers = self.TIERS[first_tier:]
         if insist:
-            path = self.board.choose_any(tiers, nbytes, float(self.now), frozenset(exclude))
+            path = self.board.choose_any(tiers, nbytes, float(self.now))
         else:
-            path = self.board.choose(tiers, nbytes, frozenset(exclude))
-        usable = [[one for one in group if self.usable(one) and one not in exclude] for group in tiers]
+            path = self.board.choose(tiers, nbytes)
+        usable = [[one for one in group if self.usable(one)] for group in tiers]
         if any(usable):
             assert path is not None
             assert self.usable(path)
-            assert path not in exclude
             assert path in next(group for group in usable if group)
         elif insist:
-            left = [one for group in tiers for one in group if one not in exclude]
+            left = [one for group in tiers for one in group]
             if not left:
                 assert path is None
                 return
@@ -262,8 +260,8 @@ class Network:
     def is_dead(self, path: Path) -> bool:
         return path.local_nic in self.dead
 
-    def submit(self, nbytes: int, exclude: frozenset[Path] = frozenset()) -> None:
-        path = self.board.choose_any(self.tiers, nbytes, self.now, exclude)
+    def submit(self, nbytes: int) -> None:
+        path = self.board.choose_any(self.tiers, nbytes, self.now)
         assert path is not None
         self.board.started(path, nbytes)
         self.waiting[path].append(self.now)
@@ -309,7 +307,7 @@ class Network:
                     self.board.aborted(path, nbytes)
                 self.waiting[path].clear()
                 for _ in range(again):
-                    self.submit(nbytes, frozenset([path]))
+                    self.submit(nbytes)
         for path in [one for one, ends in self.probes.items() if ends <= self.now]:
             del self.probes[path]
             if self.is_dead(path):
@@ -519,22 +517,7 @@ def test_chains_of_any_size_take_the_first_transport() -> None:
     assert all(paths.choose(((LOCAL,), (TCP,)), MIB) == LOCAL for _ in range(10_000))
 
 
-def test_a_retry_takes_the_first_transport_that_it_has_not_tried() -> None:
-    paths = board()
-    tiers = ((SHM,), (RDMA,), (TCP,))
-    assert all(paths.choose(tiers, MIB, frozenset([SHM])) == RDMA for _ in range(10_000))
-
-
 # ---------------------------------------------------------------- single decisions
-
-
-def test_a_retry_takes_a_path_that_shares_no_nic_with_the_failed_one() -> None:
-    paths = board()
-    mesh = tier("tcp", "e0-f0", "e1-f1", "e0-f1", "e1-f0")
-    for tried, other in (("e0-f0", "e1-f1"), ("e1-f0", "e0-f1")):
-        assert paths.choose((mesh,), MIB, frozenset(tier("tcp", tried))) == tier("tcp", other)[0]
-    both = frozenset(tier("tcp", "e0-f0", "e1-f1"))
-    assert paths.choose((mesh,), MIB, both) in tier("tcp", "e0-f1", "e1-f0")  # better than none
 
 
 def fail_once(paths: PathBoard, path: Path, now: float) -> float:
@@ -563,8 +546,7 @@ def test_when_all_is_avoided_the_shortest_pause_decides_then_the_queue() -> None
         assert pause == pytest.approx(0.1 * 2 ** (times - 1))
     assert paths.choose((FOUR,), MIB) is None
     assert paths.choose_any((FOUR,), MIB, 0.0) == FOUR[2]
-    assert paths.choose_any((FOUR,), MIB, 0.0, frozenset([FOUR[2]])) == FOUR[1]
-    assert paths.choose_any((FOUR,), MIB, 0.0, frozenset(FOUR)) is None
+    assert paths.choose_any((), MIB, 0.0) is None
     paths.started(FOUR[2], MIB)
     assert paths.choose_any((FOUR,), MIB, 0.15) == FOUR[2]
     assert paths.choose_any((FOUR,), MIB, 0.25) == FOUR[1]  # both may be tried, FOUR[2] is being tried

@@ -26,9 +26,9 @@ def split(data: bytes) -> tuple[RequestHead, memoryview]:
     return head, memoryview(data)[shm_wire.HEAD_BYTES : shm_wire.HEAD_BYTES + head.body_bytes]
 
 
-@given(st.sampled_from([shm_wire.OK, shm_wire.UNREACHABLE]), seals)
-def test_proofs(code, seal) -> None:
-    assert shm_wire.parse_proof(shm_wire.pack_proof(code, seal)) == (code, seal)
+@given(st.sampled_from([shm_wire.OK, shm_wire.UNREACHABLE]), addresses)
+def test_proofs(code, address) -> None:
+    assert shm_wire.parse_proof(shm_wire.pack_proof(code, address)) == (code, address)
 
 
 @given(ids, st.lists(keys, min_size=1, max_size=40))

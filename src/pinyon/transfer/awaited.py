@@ -7,14 +7,13 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from pinyon.transfer.chains.chain import DONE, UNDER_WAY, Outcome
+from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.small import Trip
+from pinyon.transfer.small import SmallTransfers, Trip
 from pinyon.transfer.submissions import Submissions
-from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
 __all__ = ["AwaitedTransfers"]
@@ -31,12 +30,11 @@ class AwaitedTransfers:
     """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
     no thread takes part. Local memory is touched by the loop's thread alone."""
 
-    def __init__(self, context: EngineContext, submissions: Submissions, peers: Peers) -> None:
+    def __init__(self, context: EngineContext, small: SmallTransfers, submissions: Submissions, peers: Peers) -> None:
+        self._small = small
         self._submissions = submissions
-        self._small = submissions.small
         self._peers = peers
         self._limits = context.limits
-        self._meter = context.meter
         self._clock = context.clock
         self._waiting: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
         """Under way, with whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out,
@@ -56,56 +54,42 @@ class AwaitedTransfers:
             if self._waiting.pop(trip, None) is None:
                 continue
             if gone:
-                trip.endpoints.discard(trip.endpoint)
+                trip.way.endpoints.discard(trip.endpoint)
                 self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
-                self._small.disown(trip)
+                trip.way.endpoints.disown(trip.endpoint)
                 self._ended(trip, TransferStatus.TIMEOUT, Reason.DEADLINE)
 
     def _ended(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
         self._peers.moving.pop(trip.endpoint, None)
-        with self._meter.lock:
-            self._meter.finished(status, reason, 1, self._clock() - trip.started)
+        self._small.ended(trip, status, reason)
 
     async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Move and wait; a task that is cancelled ends the transfer first. Raises InvalidTransfer,
         TransferLimitReached, EngineClosed."""
-        if len(requests) == 1 and (timeout_s is None or timeout_s > 0) and not self._submissions.full:
-            results = await self._short(requests[0], timeout_s)
-            if results is not None:
-                return results
+        trip = self._small.set_out(requests, timeout_s)
+        results = None if trip is None else await self._move(trip)
+        if results is not None:
+            return results
         handle = self._submissions.new_handle(len(requests))
         self._submissions.submit(handle, requests, timeout_s)
         return await handle.wait_async()
 
-    async def _short(self, request: TransferRequest, timeout_s: float | None) -> list[TransferResult] | None:
-        """None: nothing was done, it has to go the long way."""
-        small, loop = self._small, asyncio.get_running_loop()
-        trip = small.set_out(request, timeout_s, self._submissions.queued_bytes, SMALL_BYTES)
-        if trip is None:
-            return None
-        endpoint = trip.endpoint
+    async def _move(self, trip: Trip) -> list[TransferResult] | None:
+        """On the loop. None: nothing was done, it has to go the long way."""
+        small, endpoint, endpoints = self._small, trip.endpoint, trip.way.endpoints
         outcome: Outcome | None = None
         again, ours = False, True
         try:
-            if small.running and trip.way.open:
-                outcome = endpoint.begin(
-                    request.opcode,
-                    trip.region,
-                    request.local_offset,
-                    request.remote_region,
-                    request.remote_offset,
-                    request.length,
-                    trip.deadline,
-                )
-                if outcome is UNDER_WAY:
-                    self._waiting[trip] = weakref.ref(loop)
-                    try:
-                        outcome = await self._answer(trip)
-                    finally:
-                        ours = self._waiting.pop(trip, None) is not None
-                    if ours:
-                        endpoint.link.stream.waits_itself()
+            outcome = small.run(trip, waits=False)
+            if outcome is UNDER_WAY:
+                self._waiting[trip] = weakref.ref(asyncio.get_running_loop())
+                try:
+                    outcome = await self._answer(trip)
+                finally:
+                    ours = self._waiting.pop(trip, None) is not None
+                if ours:
+                    endpoint.link.stream.waits_itself()
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
         except GeneratorExit:  # thrown away
@@ -118,7 +102,7 @@ class AwaitedTransfers:
             if not ours:
                 endpoint.close(hard=True)
                 raise
-            trip.endpoints.discard(endpoint)
+            endpoints.discard(endpoint)
             if isinstance(error, asyncio.CancelledError):
                 self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
@@ -131,23 +115,10 @@ class AwaitedTransfers:
         if outcome is DONE:
             return small.arrived(trip)
         if outcome is None:
-            trip.endpoints.release(endpoint)
+            endpoints.release(endpoint)
             return None
-        start = small.begin_again(trip, outcome, again, self._peers.submit)
-        left_s = max(trip.deadline - self._clock(), 0.001)
-        try:
-            handle = self._submissions.take_up(request, left_s, start)
-        except (EngineClosed, InvalidTransfer):  # closed, or unregistered, since it was looked at
-            result = TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
-        except TransferLimitReached:  # nobody is there to take it up
-            refused = outcome.refusals is not None
-            reason = Reason(outcome.refusals[0]) if outcome.refusals else outcome.reason
-            result = TransferResult(TransferStatus.REFUSED if refused else TransferStatus.FAILED, 0, reason)
-        else:
-            return await handle.wait_async()
-        with self._meter.lock:
-            self._meter.finished(result.status, result.reason, 1, self._clock() - trip.started)
-        return [result]
+        handle = small.go_on(trip, outcome, again, self._peers.submit)
+        return await handle.wait_async() if isinstance(handle, TransferHandle) else [handle]
 
     async def _answer(self, trip: Trip) -> Outcome:
         """How it ended, once the answer is here.

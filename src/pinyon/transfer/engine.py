@@ -30,6 +30,7 @@ from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.registry import build_transports
+from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.types.limits import TransferLimits
@@ -106,7 +107,8 @@ class TransferEngine:
         reach = Reach(built.order, built.nics, *ours, transports.nixl)
         self._peers = Peers(context, reach, built.transports, self._tend, random.Random())
         self._submissions = Submissions(context, self._peers, reach.streams)
-        self._awaited = AwaitedTransfers(context, self._submissions, self._peers)
+        self._small = SmallTransfers(context, self._submissions, self._peers)
+        self._awaited = AwaitedTransfers(context, self._small, self._submissions, self._peers)
         self._lock = threading.Lock()
         self._batches: dict[int, TransferHandle] = {}
         self._batch_ids = itertools.count(1)
@@ -338,7 +340,7 @@ class TransferEngine:
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
         """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
         Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        return self._submissions.transfer(requests, timeout_s)
+        return self._small.transfer(requests, timeout_s)
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None

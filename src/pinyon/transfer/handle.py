@@ -11,7 +11,7 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chains.batch import BatchState
-from pinyon.transfer.chains.chain import LATE, Chain, Outcome
+from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
 __all__ = ["TransferHandle"]
@@ -82,6 +82,12 @@ class TransferHandle:
             chains = list(self._chains)
         for chain in chains:
             chain.stop(outcome)
+
+    def abandon(self) -> None:
+        """Who has submitted it is interrupted, as by Ctrl-C: on return nothing of it touches local memory."""
+        if self._chains:
+            self._stop(SHUTDOWN)
+            self.wait()
 
     def _call(self, callback: Callable[[TransferHandle], None]) -> None:
         try:

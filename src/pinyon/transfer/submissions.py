@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pinyon.transfer.chains.chain import SHUTDOWN, Chain
-from pinyon.transfer.chains.slicing import plan_chains, plan_one
+from pinyon.transfer.chains.slicing import plan_chains
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
@@ -35,119 +34,97 @@ class Submissions:
         self._meter = context.meter
         self._clock = context.clock
         self._lock = threading.Lock()
+        self.running = False
+        """Requests are accepted."""
         self._closed = False
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
-        self.small = SmallTransfers(context, peers)
         self._inflight_requests = 0
-        self._queued_bytes = 0
+        self.queued_bytes = 0
+        """What is to be moved that was submitted."""
 
     def open(self) -> None:
-        self.small.running = True
+        self.running = True
 
     def close(self) -> list[TransferHandle]:
         """Stop all that is in flight; returns the handles to be waited for."""
         with self._lock:
-            self.small.running, self._closed = False, True
-            live, small = list(self._live), self.small.chains()
+            self.running, self._closed = False, True
+            live = list(self._live)
         for handle in live:
             handle._stop(SHUTDOWN)
-        for chain in small:
-            chain.shut()
         return live
 
     def in_flight(self) -> tuple[int, int]:
-        """Batches and requests."""
+        """Batches and requests, with those that callers move themselves."""
         with self._lock:
-            small = self.small.counts()
-            return len(self._live) + len(small), self._inflight_requests + sum(small)
+            moving = len(self._peers.moving)
+            return len(self._live) + moving, self._inflight_requests + moving
 
     def new_handle(self, size: int) -> TransferHandle:
         """For up to ``size`` requests."""
         return TransferHandle(size, self._chain_done, self._clock)
-
-    def submit(self, handle: TransferHandle, requests: Sequence[TransferRequest], timeout_s: float | None) -> None:
-        """Does not block. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        regions, lengths = self._prepare(requests, timeout_s)
-        self._start(handle, requests, regions, lengths, timeout_s)
-
-    @property
-    def queued_bytes(self) -> int:
-        """What is to be moved that was submitted."""
-        return self._queued_bytes
 
     @property
     def full(self) -> bool:
         """No further request is taken."""
         return self._inflight_requests >= self._limits.max_inflight_requests
 
-    def take_up(self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None]) -> TransferHandle:
-        """What the short way has begun, as one chain that ``start`` makes go on. Does not block. Raises
-        InvalidTransfer, TransferLimitReached, EngineClosed."""
-        handle = self.new_handle(1)
-        regions, lengths = self._prepare([request], timeout_s)
-        self._start(handle, [request], regions, lengths, timeout_s, start=start)
-        return handle
-
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Blocks until all have ended. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
-            raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
-        if len(requests) == 1 and (timeout_s is None or timeout_s > 0):
-            results = self.small.move(requests[0], timeout_s, self._queued_bytes)
-            if results is not None:
-                return results
-        regions, lengths = self._prepare(requests, timeout_s)
-        locations = {key: region.location for key, region in regions.items()}
-        plan = plan_one(requests, sum(lengths), self._limits, locations, self._streams)
-        if plan is None:
-            handle = self.new_handle(len(requests))
+        handle = self.new_handle(len(requests))
+        try:
             # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
-            self._start(handle, requests, regions, lengths, timeout_s, inline=True)
+            self.submit(handle, requests, timeout_s, last=self._peers.run)
             return handle.wait()
-        budget_s = timeout_s if timeout_s is not None else self._limits.budget_s(plan.nbytes + self._queued_bytes)
-        return self.small.run(plan, regions, budget_s)
+        except BaseException:
+            handle.abandon()
+            raise
 
-    def _prepare(
-        self, requests: Sequence[TransferRequest], timeout_s: float | None
-    ) -> tuple[dict[bytes, Region], list[int]]:
-        """The local regions by key, and the requests' lengths; InvalidTransfer if anything makes no sense."""
+    def take_up(
+        self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None], began: float
+    ) -> TransferHandle:
+        """What the short way has begun, as one chain that ``start`` makes go on. Does not block, unless that does.
+        Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
+        handle = self.new_handle(1)
+        self.submit(handle, [request], timeout_s, last=start, began=began)
+        return handle
+
+    def submit(
+        self,
+        handle: TransferHandle,
+        requests: Sequence[TransferRequest],
+        timeout_s: float | None,
+        *,
+        last: Callable[[Chain], None] | None = None,
+        began: float | None = None,
+    ) -> None:
+        """Does not block. ``last``: starts the last chain, in place of its peer; this may block. ``began``: when the
+        caller began to move them, if that was before. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
         if not 0 < len(requests) <= self._limits.max_batch_requests:
             raise InvalidTransfer(f"submit 1 to {self._limits.max_batch_requests} requests", field="requests")
-        return self._check(requests), [request.length for request in requests]
-
-    def _start(
-        self,
-        handle: TransferHandle,
-        requests: Sequence[TransferRequest],
-        regions: dict[bytes, Region],
-        lengths: list[int],
-        timeout_s: float | None,
-        *,
-        inline: bool = False,
-        start: Callable[[Chain], None] | None = None,
-    ) -> None:
-        """``inline``: the last chain runs in this thread. ``start``: called for each chain, in place of its peer."""
+        regions = self._check(requests)
+        lengths = [request.length for request in requests]
         nbytes = sum(lengths)
         now = self._clock()
         with self._lock:
-            if not self.small.running:
+            if not self.running:
                 raise EngineClosed("the engine is not running")
             if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
                 raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
             if handle not in self._live and len(self._live) >= self._limits.max_batches:
                 raise TransferLimitReached(f"{len(self._live)} batches are in flight")
             first = handle._admit(lengths)
-            budget = timeout_s if timeout_s is not None else self._limits.budget_s(nbytes + self._queued_bytes)
+            budget = timeout_s if timeout_s is not None else self._limits.budget_s(nbytes + self.queued_bytes)
             self._inflight_requests += len(requests)
-            self._queued_bytes += nbytes
+            self.queued_bytes += nbytes
             self._live[handle] = self._live.get(handle, 0) + len(requests)
         deadline = now + budget
         locations = {key: region.location for key, region in regions.items()}
         plans = plan_chains(requests, first, self._limits, locations, self._streams)
         chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
-        handle._add(chains, now, deadline)
+        handle._add(chains, now if began is None else began, deadline)
         ready: list[Chain] = []
         for chain in chains:
             if self._memory.pin(regions.values(), chain, chain.shut):
@@ -157,11 +134,10 @@ class Submissions:
                     ready.append(chain)
             else:  # unregistered since the check above
                 chain.finish(SHUTDOWN)
-        last = ready.pop() if inline and ready else None
-        for chain in ready:
-            (start or self._peers.submit)(chain)
-        if last is not None:
-            self._peers.run(last)
+        for chain in ready[:-1]:
+            self._peers.submit(chain)
+        for chain in ready[-1:]:
+            (last or self._peers.submit)(chain)
 
     def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
         """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
@@ -207,7 +183,7 @@ class Submissions:
         self._memory.unpin(chain.regions.values(), chain)
         with self._lock:
             self._inflight_requests -= ended
-            self._queued_bytes -= chain.nbytes
+            self.queued_bytes -= chain.nbytes
             # Of chains that end at the same time, the one with the last final request need not come here last.
             left = self._live.get(handle, 0) - ended
             if left:

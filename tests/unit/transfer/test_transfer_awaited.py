@@ -331,24 +331,24 @@ def test_a_loop_that_stands_still_does_not_keep_its_request_past_the_deadline(
 def test_a_loop_that_goes_on_while_it_is_given_up_touches_nothing(make_pair, maker: str) -> None:
     pair, loop = make_pair("tcp"), new_loop(maker)
     near = bytes(pair.near)
-    small = pair.engine._awaited._small
     results: list[TransferResult] = []
+    given_up: list[bool] = []
 
-    class GoesOn:
+    class GoesOn(dict[Trip, Any]):
         """The loop is back between the moment at which its request is taken from it and the end of the link."""
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(small, name)
+        def pop(self, trip: Trip, default: Any = None) -> Any:
+            whose = super().pop(trip, default)
+            if given_up and given_up.pop():
+                results.extend(loop.run_until_complete(task))
+            return whose
 
-        def disown(self, trip: Trip) -> None:
-            results.extend(loop.run_until_complete(task))
-            small.disown(trip)
-
+    pair.engine._awaited._waiting = GoesOn()
     with held(pair.server):
         task = loop.run_until_complete(under_way(pair, READ))
         (endpoint,) = pair.engine._peers.moving
     assert select.select([endpoint.link.stream.sock], [], [], GENEROUS_S)[0]
-    pair.engine._awaited._small = GoesOn()
+    given_up.append(True)
     pair.engine._awaited.end_orphans(past_the_deadline())
     assert results == [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
     assert pair.near == near

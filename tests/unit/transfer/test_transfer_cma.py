@@ -77,20 +77,6 @@ def test_the_exact_number_of_ranges_that_a_call_takes(memory, cell) -> None:
         assert here[::2] == there[:count]
 
 
-def test_fetch_writes_all_or_nothing(memory, cell) -> None:
-    there, here = array("B", b"abcdefgh"), array("B", bytes(8))
-    source, to = there.buffer_info()[0], here.buffer_info()[0]
-    other = array("Q", [33, 44])
-    seals = [seal_of(cell), seal_of(other)]
-    moves = [(to + 4, source, 3), (to, source + 6, 2)]
-    other[1] = 0
-    assert not memory.fetch(moves, 5, seals)
-    assert not memory.fetch([*moves, (to, UNMAPPED, 1)], 6, seals[:1])
-    assert here.tobytes() == bytes(8)
-    assert memory.fetch(moves, 5, seals[:1])
-    assert here.tobytes() == b"gh\0\0abc\0"
-
-
 def test_a_broken_seal_is_seen(memory, cell) -> None:
     intact = seal_of(cell)
     others = [Seal(intact.address, intact.value)] * (2 * cma.IOV_MAX)
@@ -98,8 +84,10 @@ def test_a_broken_seal_is_seen(memory, cell) -> None:
     move = (here.buffer_info()[0], there.buffer_info()[0], 8)
     assert memory.holds([intact, *others])
     assert memory.copy([move], 8, intact, nothing)
+    assert memory.fetch_one(move[1], 8, intact) == bytes(8)
     cell[0] = 0
     assert not memory.holds([intact])
+    assert memory.fetch_one(move[1], 8, intact) is None
     assert not memory.copy([move], 8, intact, nothing)
     assert not memory.holds([Seal(UNMAPPED, intact.value)])
 
@@ -107,6 +95,7 @@ def test_a_broken_seal_is_seen(memory, cell) -> None:
 def test_memory_that_is_not_there(memory, cell) -> None:
     here = array("B", bytes(8))
     to = here.buffer_info()[0]
+    assert memory.fetch_one(UNMAPPED, 8, seal_of(cell)) is None
     assert not memory.copy([(to, UNMAPPED, 8)], 8, seal_of(cell), nothing)
     assert not memory.copy([(to, to, 4), (to + 4, UNMAPPED, 4)], 8, seal_of(cell), nothing)
 
@@ -119,7 +108,7 @@ def test_a_process_that_is_not_there(cell) -> None:
     move = (here.buffer_info()[0], here.buffer_info()[0], 8)
     for call in (
         lambda: memory.holds([seal_of(cell)]),
-        lambda: memory.fetch([move], 8, [seal_of(cell)]),
+        lambda: memory.fetch_one(move[1], 8, seal_of(cell)),
         lambda: memory.copy([move], 8, seal_of(cell), nothing),
     ):
         with pytest.raises(ProcessLookupError):
@@ -173,7 +162,7 @@ def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
     assert second is not None
     assert third is not None
     assert seals.issue(one) == first != third
-    assert memory.holds([first, second, third, seals.process])
+    assert memory.holds([first, second, third])
     table.unregister(regions[0], 0.0)
     table.revoke(revoked, 0.0)
     assert not memory.holds([first])
@@ -181,8 +170,6 @@ def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
     assert memory.holds([third])
     assert seals.issue(one) is None
     assert seals.issue(revoked) is None
-    process = seals.process
     seals.close()
     assert not memory.holds([third])
-    assert not memory.holds([process])
     assert seals.issue(other) is None

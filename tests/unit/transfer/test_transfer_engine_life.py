@@ -23,13 +23,13 @@ from pinyon.transfer import (
     SegmentDescriptor,
     TransferEngine,
     TransferRequest,
+    TransferResult,
     TransferStatus,
 )
 from pinyon.transfer import submissions as submissions_module
 from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.handle import TransferHandle
-from pinyon.transfer.small import InlineCall
 from pinyon.transfer.types.path import Path
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
@@ -330,13 +330,13 @@ class BreaksThenHangs:
 def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a blocking transfer goes on in another thread."""
     waits = threading.Event()
-    wait = InlineCall.wait
+    wait = TransferHandle.wait
 
-    def waiting(self: InlineCall, chain: Chain) -> Outcome:
+    def waiting(self: TransferHandle, timeout_s: float | None = None) -> list[TransferResult]:
         waits.set()
-        return wait(self, chain)
+        return wait(self, timeout_s)
 
-    monkeypatch.setattr(InlineCall, "wait", waiting)
+    monkeypatch.setattr(TransferHandle, "wait", waiting)
     main = threading.get_ident()
     interrupted = threading.Event()
 

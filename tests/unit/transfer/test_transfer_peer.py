@@ -227,7 +227,7 @@ class Bench:
         queued = Counter[Path]()
         for chain, path in queue.running.items():
             carried[path] += 1
-            queued[path] += 0 if chain.unbooked else chain.nbytes
+            queued[path] += chain.nbytes
         for path, lane in queue.lanes.items():
             assert 0 <= carried[path] <= ROOM
             assert lane.room + carried[path] == ROOM, f"{path} lost room"
@@ -489,7 +489,6 @@ def test_a_signal_in_a_blocking_callers_thread_leaves_the_books_right(bench: Ben
 def test_memory_that_a_transport_cannot_reach_is_reached_by_another(
     make_bench: Callable[..., Bench], nbytes: int
 ) -> None:
-    """Also when the blocking caller's chain took the short way: the only path, without the board's books."""
     bench = make_bench(shm=True)
     bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0])

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.table import MemoryTable
+from pinyon.transfer.transports import control
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
@@ -148,6 +150,8 @@ class Near:
         self.memory = bytearray(size)
         self.region = self.table.register(self.memory, "cpu:0", Access.NONE)
         self.ended: list[Outcome] = []
+        self.marks: list[array[int]] = []
+        """Of links that the test itself is the initiator of."""
 
     def chain(
         self,
@@ -547,15 +551,20 @@ def test_a_peer_in_another_pid_namespace_is_unreachable(near, start_peer) -> Non
 
 
 class Impostor:
-    """Serves the shm links of this process with whatever it is told to send after the initiator's PROOF."""
+    """Serves the shm links of this process with whatever it is told to send after the initiator's PROOF; an empty
+    answer is a proof that holds, the first link's again on later ones if it is told to ``repeat``."""
 
-    def __init__(self, *answers: bytes) -> None:
+    def __init__(self, *answers: bytes, repeat: bool = False) -> None:
         self._answers = answers
+        self._repeat = repeat
+        self._marks: list[array[int]] = []
 
     def serve(self, inbound: Inbound) -> None:
         deadline = time.monotonic() + GENEROUS_S
         inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline)
-        inbound.stream.send([self._answers[0]], deadline)
+        self._marks.append(array("Q", inbound.marks.server))
+        shown = self._marks[0 if self._repeat else -1].buffer_info()[0]
+        inbound.stream.send([self._answers[0] or shm_wire.pack_proof(shm_wire.OK, shown)], deadline)
         for answer in self._answers[1:]:
             inbound.receive_bytes(shm_wire.HEAD_BYTES + 16, deadline)
             inbound.stream.send([answer], deadline)
@@ -565,9 +574,9 @@ class Impostor:
 def impostor() -> Iterator[Callable[..., SegmentDescriptor]]:
     acceptors: list[Acceptor] = []
 
-    def start(*answers: bytes) -> SegmentDescriptor:
+    def start(*answers: bytes, repeat: bool = False) -> SegmentDescriptor:
         context = EngineContext(os.urandom(16), MemoryTable(), LIMITS)
-        acceptors.append(Acceptor(context, {Service.SHM: Impostor(*answers)}))
+        acceptors.append(Acceptor(context, {Service.SHM: Impostor(*answers, repeat=repeat)}))
         address = f"@pinyon-transfer-{context.boot_id.hex()}"
         acceptors[-1].listen_unix(address)
         return SegmentDescriptor("127.0.0.1", 1, context.boot_id, shm=address)
@@ -578,16 +587,33 @@ def impostor() -> Iterator[Callable[..., SegmentDescriptor]]:
 
 
 def test_a_server_that_proves_nothing(near, impostor) -> None:
-    lost, unreachable = Reason.CONNECT_FAILED, shm_wire.pack_proof(shm_wire.UNREACHABLE, None)
-    elsewhere = shm_wire.pack_proof(shm_wire.OK, shm_wire.Seal(4096, b"s" * 16))
+    lost, unreachable = Reason.CONNECT_FAILED, shm_wire.pack_proof(shm_wire.UNREACHABLE)
+    elsewhere = shm_wire.pack_proof(shm_wire.OK, 4096)
     for proof, reason in ((unreachable, lost), (elsewhere, lost), (b"!" * shm_wire.PROOF_BYTES, Reason.PROTOCOL)):
         outcome = near.run(READ, impostor(proof), [(0, b"k" * 16, 0, 8)])
         assert outcome == Outcome(TransferStatus.FAILED, reason)
     assert near.transport.endpoints == 0
 
 
+def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> None:
+    """What a process showed on an earlier link is no proof on the next one, of either end."""
+    again = impostor(b"", repeat=True)
+    deadline = time.monotonic() + GENEROUS_S
+    assert near.transport.probe(again, SHM, deadline)
+    assert not near.transport.probe(again, SHM, deadline)
+    peer = start_peer()
+    first = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
+    mark = array("Q", first.marks.initiator)
+    codes = []
+    for link in (first, dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)):
+        link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
+        codes.append(shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code)
+        link.stream.close(hard=True)
+    assert codes == [shm_wire.OK, shm_wire.UNREACHABLE]
+
+
 def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
-    proof = shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)  # it is this process
+    proof = b""  # it is this process
     request = shm_wire.RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
     nowhere = shm_wire.Place(0, 4096, shm_wire.Seal(8192, b"s" * 16), Spans((0,), (1 << 20,)))
     not_sealed = nowhere._replace(address=near.region.address)
@@ -610,7 +636,9 @@ def dial_raw(near: Near, peer: ShmPeer) -> Link:
     """A link whose initiator is the test itself; after the proofs."""
     deadline = time.monotonic() + GENEROUS_S
     link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
-    link.stream.send([shm_wire.pack_proof(shm_wire.OK, near.transport.service.seals.process)], deadline)
+    mark = array("Q", link.marks.initiator)
+    near.marks.append(mark)
+    link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
     assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
     return link
 
@@ -640,9 +668,10 @@ def test_noise_ends_the_link_and_nothing_else(near, start_peer, rng) -> None:
 def test_an_initiator_that_does_not_prove_itself_is_told(near, start_peer) -> None:
     peer = start_peer()
     deadline = time.monotonic() + GENEROUS_S
-    for seal in (shm_wire.Seal(4096, b"s" * 16), near.transport.service.seals.process._replace(value=b"s" * 16)):
+    other = array("Q", b"s" * 16)
+    for address in (4096, other.buffer_info()[0]):
         link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
-        link.stream.send([shm_wire.pack_proof(shm_wire.OK, seal)], deadline)
+        link.stream.send([shm_wire.pack_proof(shm_wire.OK, address)], deadline)
         assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.UNREACHABLE
         link.stream.close(hard=True)
 
@@ -702,9 +731,9 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
     copying, unregistering = threading.Event(), threading.Event()
     pieces = []
 
-    really_open = shm_link.LinkWatch.is_open
+    really_open = control.LinkWatch.is_open
 
-    def is_open(watch: shm_link.LinkWatch) -> bool:
+    def is_open(watch: control.LinkWatch) -> bool:
         pieces.append(1)
         if len(pieces) == 3:
             copying.set()
@@ -712,7 +741,7 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
             eventually(lambda: not really_open(watch), "aborted")
         return really_open(watch)
 
-    monkeypatch.setattr(shm_link.LinkWatch, "is_open", is_open)
+    monkeypatch.setattr(control.LinkWatch, "is_open", is_open)
     outcomes: list[Outcome] = []
     chain = near.chain(WRITE, local.segment, [(0, local.region.key, 0, SIZE)])
     writer = threading.Thread(target=lambda: outcomes.append(near.transport.run(chain, SHM)))

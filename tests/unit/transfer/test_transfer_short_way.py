@@ -37,10 +37,8 @@ def went_short(engine: TransferEngine) -> int:
     return sum(one.short for one in engine.stats().paths)
 
 
-def most_bytes(pair: Pair) -> int:
-    """Of a request by the short way."""
-    (path,) = pair.engine.stats().paths
-    return LIMITS.stripe_min_bytes if path.path.transport == "tcp" else SMALL_BYTES
+MOST_BYTES = LIMITS.stripe_min_bytes
+"""Of a request by the short way."""
 
 
 def warm(pair: Pair) -> None:
@@ -67,8 +65,8 @@ def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
     pair.near[:], pair.far[:] = near, far
     before, moved = pair.engine.stats(), 0
     short = went_short(pair.engine)
-    most = most_bytes(pair)
-    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES, min(SMALL_BYTES + 1, most), most]
+    most = MOST_BYTES
+    sizes = [1, 4096, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, most]
     for number in range(200):
         length = sizes[number] if number < len(sizes) else rng.randint(1, rng.choice((SMALL_BYTES, most)))
         here, there = rng.randint(0, SIZE - length), rng.randint(0, SIZE - length)
@@ -94,7 +92,7 @@ def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
 
 def test_what_is_not_small_or_not_alone_is_a_chain(pair: Pair) -> None:
     short = went_short(pair.engine)
-    for requests in ([pair.request(READ, 0, 0, most_bytes(pair) + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
+    for requests in ([pair.request(READ, 0, 0, MOST_BYTES + 1)], [pair.request(WRITE, 0, 0, 100)] * 2):
         assert all(one.ok for one in pair.engine.transfer(requests))
     assert went_short(pair.engine) == short
 

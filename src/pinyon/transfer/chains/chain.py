@@ -69,7 +69,7 @@ class Chain:
     __slots__ = (
         *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "elsewhere", "failure"),
         *("fence", "full", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
-        *("tried", "unbooked"),
+        "tried",
     )
 
     def __init__(
@@ -95,8 +95,6 @@ class Chain:
         """Transports that had no endpoint for it in good time."""
         self.elsewhere = False
         """A transport that was not full may serve it too: it need not wait for an endpoint until its deadline."""
-        self.unbooked = False
-        """Small, and on the only path there is: the path board need not know (see ``PeerQueue``)."""
         self.failure: Outcome | None = None
         """How the last attempt failed."""
         self.done = False

@@ -15,7 +15,7 @@ from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, TransferRequest
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
-__all__ = ["ChainPlan", "Slice", "chain_bytes", "plan_chains", "plan_one"]
+__all__ = ["ChainPlan", "Slice", "chain_bytes", "plan_chains"]
 
 _CHAINS_PER_NIC = 4
 _NIC_STRIPE_MIN_BYTES = 1 << 20
@@ -85,28 +85,6 @@ def plan_chains(
     return plans
 
 
-def plan_one(
-    requests: Sequence[TransferRequest],
-    nbytes: int,
-    limits: TransferLimits,
-    locations: Mapping[bytes, str],
-    streams: Callable[[SegmentDescriptor], int],
-) -> ChainPlan | None:
-    """The plan when one uncut chain is enough, slice i for request i; else None. The short way for small transfers."""
-    opcode, local, _, remote, region, _, _ = requests[0]
-    if len(requests) > limits.max_frame_requests or nbytes > chain_bytes(nbytes, streams(remote), limits):
-        return None
-    slices: list[Slice] = []
-    for index, request in enumerate(requests):
-        its_opcode, its_local, local_offset, its_remote, its_region, remote_offset, length = request
-        if its_remote is not remote or its_opcode is not opcode or its_local != local or its_region != region:
-            return None
-        slices.append(_tuple(Slice, (index, local, local_offset, region, remote_offset, length)))
-    published = remote.region(region)
-    there = published.location if published is not None else ""
-    return ChainPlan(remote, opcode, slices, nbytes, locations[local], there)
-
-
 def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
     """Most bytes of a chain, when ``total`` bytes go to one peer over ``streams`` NICs.
 
@@ -121,8 +99,11 @@ def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
 
 def _cut(group: list[Slice], head: ChainPlan, streams: int, limits: TransferLimits, plans: list[ChainPlan]) -> None:
     """``group``: whole requests, one after another."""
-    most_bytes = chain_bytes(sum([part[5] for part in group]), streams, limits)
-    most_slices = limits.max_frame_requests
+    total = sum([part[5] for part in group])
+    most_bytes, most_slices = chain_bytes(total, streams, limits), limits.max_frame_requests
+    if total <= most_bytes and len(group) <= most_slices:  # what follows would leave it whole
+        plans.append(head._replace(slices=group, nbytes=total))
+        return
     slices: list[Slice] = []
     nbytes = 0
     for whole in group:

@@ -62,6 +62,7 @@ class Inbound:
         self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
         self.identity: tuple[bytes, int] | None = None
         """Client boot id and link id, once the handshake is through."""
+        self.marks = handshake.Marks(b"", b"")
         self.thread = threading.Thread(target=self._work, name="pinyon-transfer-in", daemon=True)
         self.on_end: list[Callable[[], None]] = []
         """What the service must undo when the link ends (destroy a queue pair, stop a copy); run in the link's thread
@@ -193,6 +194,7 @@ class Inbound:
         )
         if code is handshake.HelloCode.AUTH:
             acceptor.count("auth_failures")
+        self.marks = handshake.marks(hello_bytes, reply)
         self.stream.send([reply], deadline)
         if not ok or secret is None:
             return service if ok else None

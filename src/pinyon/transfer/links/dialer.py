@@ -61,12 +61,14 @@ def dial_failure(error: BaseException, deadline: float, now_s: float) -> Outcome
 class Link:
     """An authenticated stream to a peer's service. Owned by whoever dialled; ``close`` frees it."""
 
-    __slots__ = ("id", "stream")
+    __slots__ = ("id", "marks", "stream")
 
     def __init__(self, stream: Stream, link_id: int) -> None:
         self.stream = stream
         self.id = link_id
         """Unique in this process life; what a later link's ``replaces`` names."""
+        self.marks = handshake.Marks(b"", b"")
+        """Once hands are shaken."""
 
     def receive_bytes(self, count: int, deadline: float) -> bytes:
         """Exactly ``count`` bytes; raises like ``Stream.receive``."""
@@ -177,6 +179,7 @@ def _shake_hands(
         raise DialRefused(_REASONS[reply.code])
     if reply.server_boot != expected_boot:
         raise DialRefused(Reason.STALE_SEGMENT)
+    link.marks = handshake.marks(hello, reply_bytes)
     if secret is None:
         return
     if not handshake.verify_server(secret, hello, reply_bytes):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from mypy_extensions import mypyc_attr
 
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import UNDER_WAY, Chain, Outcome
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.types.path import Path
@@ -68,17 +68,22 @@ class Endpoint(ABC):
 
         Raises: like ``exchange``.
         """
-        return None
+        outcome = self.begin(opcode, region, offset, key, remote_offset, nbytes, deadline)
+        return self.wait(deadline) if outcome is UNDER_WAY else outcome
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """:meth:`move` of up to 64 KiB without the wait for an answer: what it says, or ``UNDER_WAY``: ``proceed`` when
-        the link's socket can be read."""
+        """:meth:`move` without the wait for an answer: what it says, or ``UNDER_WAY``: ``wait``, or of up to 64 KiB
+        ``proceed`` when the link's socket can be read."""
         return None
 
+    def wait(self, deadline: float) -> Outcome:
+        """How what was begun has ended. Raises like ``move``."""
+        raise NotImplementedError
+
     def proceed(self) -> Outcome | None:
-        """How what was begun has ended, if its answer is here; None: not yet. Does not block. Raises like ``move``."""
+        """The same, if its answer is here; None: not yet. Does not block. Raises like ``move``."""
         raise NotImplementedError
 
     def abort(self) -> None:

@@ -8,7 +8,8 @@ Every link between two processes (tcp data, shm, rdma control) begins with it (a
     server    → ACCEPT  magic version code                              only with a secret
 
 ``replaces`` is the fence of a retry: before the server answers OK it has ended the link with that id and all that
-belongs to it, so nothing of the first attempt can follow the second.
+belongs to it, so nothing of the first attempt can follow the second. From HELLO and REPLY, which have a fresh nonce of
+each end, both work out the link's two *marks*, by which either can later show that it is an end of this very link.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from typing import NamedTuple
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.segment import BOOT_ID_BYTES
 
-__all__ = ["VERSION", "Hello", "HelloCode", "HelloReply", "Service"]
+__all__ = ["VERSION", "Hello", "HelloCode", "HelloReply", "Marks", "Service"]
 
 MAGIC = b"PNYN"
-VERSION = 3
+VERSION = 4
 FLAG_AUTH = 1
 NONCE_BYTES = 16
 MAC_BYTES = 32
+MARK_BYTES = 16
 
 _HELLO = Struct("!4sHHHQQ16s16s16s")
 _REPLY_BODY = Struct("!4sHH16s16s")
@@ -80,6 +82,19 @@ class HelloReply(NamedTuple):
     server_boot: bytes
     nonce: bytes
     mac: bytes
+
+
+class Marks(NamedTuple):
+    """What the ends of one link, and no other link, can know; no secret to those who saw the set-up pass."""
+
+    initiator: bytes
+    server: bytes
+
+
+def marks(hello: bytes, reply: bytes) -> Marks:
+    """Of the link that was set up by these two messages."""
+    whole = hashlib.sha256(b"pinyon-transfer marks" + hello + reply).digest()
+    return Marks(whole[:MARK_BYTES], whole[MARK_BYTES:])
 
 
 def pack_hello(hello: Hello) -> bytes:

@@ -328,16 +328,6 @@ class MemoryTable:
             grant._holders[holder] = abort
             return grant
 
-    def open_range(
-        self, opcode: int, key: bytes, offset: int, nbytes: int, holder: object, abort: Callable[[], None]
-    ) -> Grant | None:
-        """The grant by which a peer may do this with one range of host memory, pinned; None: ``admit`` says why not."""
-        with self._lock:
-            grant = self._permit(_READ if opcode == Opcode.READ else _WRITE, key, offset, offset + nbytes)
-            if grant is not None:
-                grant._holders[holder] = abort
-            return grant
-
     def _permit(self, right: int, key: bytes, start: int, end: int) -> Grant | None:
         """Lock held. The grant by which a peer may do this with ``[start, end)`` of host memory."""
         grant = self._open.get(key)

@@ -7,7 +7,7 @@ or a transfer succeeds on it. The caller serialises the calls; ``now`` is monoto
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
@@ -16,8 +16,6 @@ from typing import NamedTuple
 from pinyon.transfer.types.path import Path, Tiers
 
 __all__ = ["PathBoard", "PathLimits", "PathState"]
-
-_NONE: frozenset[Path] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,36 +136,30 @@ class PathBoard:
 
     # ------------------------------------------------------------ which path
 
-    def choose(self, tiers: Tiers, nbytes: int, exclude: frozenset[Path] = _NONE) -> Path | None:
+    def choose(self, tiers: Tiers, nbytes: int) -> Path | None:
         """The path for a chain of ``nbytes``; ``None`` when none is usable.
 
-        In the first tier that has a usable path the one with the least estimated finish time; ties take turns.
-        ``exclude``: paths that this chain has tried. Of the others those are better that share no NIC with one of
-        them."""
+        In the first tier that has a usable path the one with the least estimated finish time; ties take turns."""
         records = self._records
         usable: list[_Record] = []
         for tier in tiers:
             usable = [record for path in tier if (record := records.get(path) or self._record(path)).usable]
-            if exclude:
-                usable = [record for record in usable if record.path not in exclude]
             if usable:
                 break
         if not usable:
             return None
-        if exclude and len(usable) > 1:
-            usable = _sharing_no_nic(usable, exclude) or usable
         chosen = usable[0] if len(usable) == 1 else self._quickest(usable, nbytes)
         self._turns += 1
         chosen.turn = self._turns
         return chosen.path
 
-    def choose_any(self, tiers: Tiers, nbytes: int, now: float, exclude: frozenset[Path] = _NONE) -> Path | None:
+    def choose_any(self, tiers: Tiers, nbytes: int, now: float) -> Path | None:
         """As ``choose``; when nothing is usable the avoided path whose pause ends first: a new request is tried, not
-        refused. ``None`` only when all paths are excluded."""
-        chosen = self.choose(tiers, nbytes, exclude)
+        refused. ``None`` only when there is no path."""
+        chosen = self.choose(tiers, nbytes)
         if chosen is not None:
             return chosen
-        records = [self._record(path) for tier in tiers for path in tier if path not in exclude]
+        records = [self._record(path) for tier in tiers for path in tier]
         if not records:
             return None
         least = min(records, key=lambda one: (one.down, max(now, one.pause_ends), one.queued, one.turn))
@@ -335,10 +327,3 @@ class PathBoard:
         quiet = [one for one in self._records.values() if not one.chains and not one.probing]
         if quiet:
             del self._records[min(quiet, key=lambda one: (one.avoided, one.turn)).path]
-
-
-def _sharing_no_nic(records: Sequence[_Record], tried: frozenset[Path]) -> list[_Record]:
-    """One dead NIC must not cost a chain one attempt per path over it."""
-    here = {path.local_nic for path in tried}
-    there = {path.remote_nic for path in tried}
-    return [one for one in records if one.path.local_nic not in here and one.path.remote_nic not in there]

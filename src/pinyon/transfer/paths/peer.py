@@ -63,10 +63,11 @@ class Peer:
         alike = next((len(tier) for tier in tiers if path in tier), 1)
         return Lane(path, self._reach.room(path, alike, self.queue.paths.remote), self.lock, self.run)
 
-    def _new_short_way(self, path: Path, lane: Lane, elsewhere: bool) -> ShortWay:
+    def _new_short_way(self, path: Path) -> ShortWay | None:
         transport = self._transports[path.transport]
-        endpoints = transport if isinstance(transport, Endpoints) and transport.moves_bytes else None
-        return ShortWay((self.queue.paths.remote.peer, path), lane, endpoints, elsewhere=elsewhere)
+        if not isinstance(transport, Endpoints) or not transport.moves_bytes:
+            return None
+        return ShortWay((self.queue.paths.remote.peer, path), transport)
 
     # --- one request, by its caller ---
 
@@ -85,7 +86,7 @@ class Peer:
         with self.lock:
             if self._closed:
                 return False
-            self.queue.adopt(chain, way)
+            self.queue.adopt(chain, way.path)
         self._ran(chain, way.path, outcome, started)
         return True
 

@@ -24,7 +24,6 @@ _NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
 _MAX_LOCATION_PAIRS = 256
-_SMALL_BYTES = 64 << 10
 
 
 class PeerQueue:
@@ -36,9 +35,9 @@ class PeerQueue:
         paths: PeerPaths,
         board: PathBoard,
         new_lane: Callable[[Path, Tiers], Lane],
-        short_way: Callable[[Path, Lane, bool], ShortWay],
+        short_way: Callable[[Path], ShortWay | None],
     ) -> None:
-        """``short_way``: makes one, of a path, its lane and whether another transport serves its locations too."""
+        """``short_way``: makes one of a path, if its transport has any."""
         self.paths = paths
         self.board = board
         self.running: dict[Chain, Path] = {}
@@ -51,8 +50,7 @@ class PeerQueue:
         """By memory locations and whether NIXL was the better road, none empty: what waits for a busy NIC, or for the
         one connection of NIXL, does not hold up what wants another one."""
         self._short: dict[tuple[str, str, bool], ShortWay] = {}
-        """By memory locations, and whether it is for what goes by NIXL; while nothing is wrong with it: small requests
-        pass by the board."""
+        """By memory locations, and whether it is for what goes by NIXL; while nothing is wrong with it."""
         self._failed_at: dict[Path, float] = {}
 
     # --- books ---
@@ -87,11 +85,6 @@ class PeerQueue:
     def submit(self, chain: Chain, now: float, *, inline: bool) -> Path | Outcome | None:
         """Give a fresh chain to a path, or let it wait. A path: the caller must run the chain there (only ``inline``).
         An outcome: there is no way."""
-        if inline and chain.nbytes <= _SMALL_BYTES and not self.paths.beyond:
-            way = self.short_way(chain.local_location, chain.remote_location, chain.opcode, chain.nbytes)
-            if way is not None and way.lane.room > 0:
-                self.adopt(chain, way)
-                return way.path
         tiers = self.tiers(chain)
         # A fresh chain tries an avoided path too when there is no other: the peer may be back.
         path = self.board.choose(tiers, chain.nbytes) or self.board.choose_any(tiers, chain.nbytes, now)
@@ -176,7 +169,8 @@ class PeerQueue:
     def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
         lane.room -= 1
         # What has come back to a full transport waits there: nothing else was usable.
-        chain.elsewhere = path.transport not in chain.full and _others(tiers, {path.transport, *chain.full})
+        full = {path.transport, *chain.full}
+        chain.elsewhere = path.transport not in chain.full and any(tier[0].transport not in full for tier in tiers)
         chain.remote = self.paths.remote  # whose NICs the path names
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
@@ -190,29 +184,25 @@ class PeerQueue:
         self._assign(chain, path, lane, tiers)
         if lane.give(chain):
             return True
-        self._unassign(chain, path)
-        self.board.aborted(path, chain.nbytes)
+        self._withdraw(chain, path)
         return False
 
     # --- what became of them ---
 
     def completed(self, chain: Chain, path: Path, ran_s: float, now: float) -> list[Chain]:
-        self.lanes[path].room += 1
-        del self.running[chain]
-        if not chain.unbooked:
-            self.board.completed(path, chain.nbytes, ran_s, now)
-            self._learn_short(chain, path)
+        self._unassign(chain, path)
+        self.board.completed(path, chain.nbytes, ran_s, now)
+        self._learn_short(chain, path)
         return self.pump(now) if self._waiting else []
 
     def _learn_short(self, chain: Chain, path: Path) -> None:
         where = (chain.local_location, chain.remote_location, path.transport == "nixl")
         if where in self._short or not self.board.usable(path):
             return
-        tiers = self.tiers(chain)
-        if tiers[:1] == ((path,),):
+        if self.tiers(chain)[:1] == ((path,),) and (way := self._short_way(path)) is not None:
             if len(self._short) >= _MAX_LOCATION_PAIRS:
                 self.shut_short_ways()
-            self._short[where] = self._short_way(path, self.lanes[path], _others(tiers, {path.transport}))
+            self._short[where] = way
 
     # --- the short way ---
 
@@ -223,13 +213,10 @@ class PeerQueue:
         by_nixl = self.paths.has_nixl and self._by_nixl(local_location, remote_location, opcode, nbytes)
         return self._short.get((local_location, remote_location, by_nixl))
 
-    def adopt(self, chain: Chain, way: ShortWay) -> None:
-        """The chain runs there, or did."""
-        way.lane.room -= 1
-        chain.unbooked = True
-        chain.elsewhere = way.elsewhere
-        chain.remote = self.paths.remote
-        self.running[chain] = way.path
+    def adopt(self, chain: Chain, path: Path) -> None:
+        """The chain counts as running there: what it moves was tried the short way."""
+        tiers = self.tiers(chain)
+        self._assign(chain, path, self._lane(path, tiers), tiers)
 
     def shut_short_ways(self) -> None:
         """They may be wrong now."""
@@ -239,9 +226,7 @@ class PeerQueue:
 
     def aborted(self, chain: Chain, path: Path, now: float) -> list[Chain]:
         """It was stopped, or failed for a reason that is not the path's."""
-        self._unassign(chain, path)
-        if not chain.unbooked:
-            self.board.aborted(path, chain.nbytes)
+        self._withdraw(chain, path)
         return self.pump(now) if self._waiting else []
 
     def full(self, chain: Chain, path: Path) -> None:
@@ -259,18 +244,12 @@ class PeerQueue:
 
     def _withdraw(self, chain: Chain, path: Path) -> None:
         self._unassign(chain, path)
-        if chain.unbooked:
-            chain.unbooked = False
-        else:
-            self.board.aborted(path, chain.nbytes)
+        self.board.aborted(path, chain.nbytes)
 
     def failed(self, chain: Chain, path: Path, outcome: Outcome, ran_s: float, now: float) -> None:
         """The path failed under it, and is avoided from now on."""
         self._unassign(chain, path)
         self.shut_short_ways()
-        if chain.unbooked:
-            chain.unbooked = False
-            self.board.started(path, chain.nbytes)
         chain.tried |= {path}
         self.board.failed(path, chain.nbytes, ran_s, now)
         self._failed_at[path] = now
@@ -285,8 +264,7 @@ class PeerQueue:
         lane = self.lanes.get(path)
         while lane is not None and lane.chains:
             chain = lane.chains.pop()
-            self._unassign(chain, path)
-            self.board.aborted(path, chain.nbytes)
+            self._withdraw(chain, path)
             self.again(chain)
 
     def clear(self) -> list[Chain]:
@@ -316,8 +294,3 @@ class PeerQueue:
             del self._failed_at[path]
         for chain in [*self.running, *self.waiting()]:
             chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)
-
-
-def _others(tiers: Tiers, transports: set[str]) -> bool:
-    """Is there a path over another transport?"""
-    return any(tier[0].transport not in transports for tier in tiers)

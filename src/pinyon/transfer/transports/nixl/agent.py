@@ -138,7 +138,6 @@ class NixlAgent:
         nixl = _nixl()
         self.version: str = nixl.version
         self.name = name
-        self._bindings = nixl.bindings
         self._done = nixl.bindings.NIXL_SUCCESS
         self._pending = nixl.bindings.NIXL_IN_PROG
         self._read = nixl.bindings.NIXL_READ

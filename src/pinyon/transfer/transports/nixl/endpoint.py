@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import mmap
 import secrets
-import select
 import time
-from collections.abc import Collection
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
-from pinyon.transfer.links.endpoint import Endpoint, TryAgain
+from pinyon.transfer.links.endpoint import TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
+from pinyon.transfer.transports.control import ControlEndpoint
+from pinyon.transfer.transports.keys import KnownKeys
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
@@ -25,8 +25,6 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 __all__ = ["PROOF_S", "NixlEndpoint"]
 
-TOUCH_S = 1.0
-"""The peer hears at least this often that the link is in use: it evicts only what was silent for longer."""
 _PIECES = 512
 """Of one READ by NIXL."""
 _READ_TRIES = 4
@@ -44,29 +42,26 @@ _Piece = tuple[bytes, int, int, Region, int]
 """Key, the peer's address, bytes, region and offset here."""
 
 
-class NixlEndpoint(Endpoint):
+class NixlEndpoint(ControlEndpoint):
     """For one user at a time. NIXL never writes into a region: what it brings is copied out of ``_buffer``, so nothing
     can land late, whatever becomes of a READ that was given up. What is larger than that comes in pieces."""
 
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """``peer``: the name of the peer's agent. ``pair`` comes next. Raises NixlError."""
-        super().__init__(link)
+        super().__init__(context, link, wire.pack_request(Op.TOUCH))
         self._agent = agent
         self._peer = peer
         self._table = context.memory
-        self._limits = context.limits
-        self._clock = context.clock
         self._page = Page(0, 0, b"")
         self._met = False
-        self._places: dict[bytes, Place] = {}
-        """What keys open; asked once per key."""
-        self._known = self._places
+        self._keys: KnownKeys[Place] = KnownKeys(
+            context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS, self._release_looks
+        )
+        self._places = self._keys.opened
+        self._known: Mapping[bytes, Place] = self._places
         """The same with what the peer has refused to the present chain."""
-        self._spans = 0
-        """Of the places, about."""
         self._looks: dict[bytes, int] = {}
         """A prepared READ of the seal, by key."""
-        self._spoke = 0.0
         self._running = 0
         """The request that was posted and has not ended."""
         self._at_once = True
@@ -75,8 +70,6 @@ class NixlEndpoint(Endpoint):
         """While a READ needs it."""
         self._seal_buffer: Buffer = agent.new_buffer(mmap.PAGESIZE)
         self._seal = self._seal_buffer.view[:SEAL_BYTES]
-        self._sleeper = select.poll()
-        self._sleeper.register(link.stream.sock.fileno(), select.POLLIN | select.POLLRDHUP)
 
     # --- set-up ---
 
@@ -145,23 +138,18 @@ class NixlEndpoint(Endpoint):
         return answer
 
     def _answer_to(self, op: Op, body: bytes, deadline: float) -> tuple[Code, bytes]:
-        stream = self.link.stream
-        self._spoke = self._clock()
-        stream.send([wire.pack_request(op, body)], deadline)
+        self._say(wire.pack_request(op, body), deadline)
         answer = wire.parse_answer(self.link.receive_bytes(wire.HEADER_BYTES, deadline), op)
         self.answered = True
         return answer.code, self.link.receive_bytes(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
 
-    def is_open(self) -> bool:
-        # Nothing comes on the link unasked, so whatever there is to read is its end.
-        return not self.aborted and not self._sleeper.poll(0)
-
     def prepare(self, chain: Chain) -> None:
         """Ask for what is not known of the chain's remote regions."""
         try:
-            self._known = self._resolve({part.remote_region for part in chain.slices}, chain.deadline)
+            keys = {part.remote_region for part in chain.slices}
+            self._known = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
         except NixlError:
             raise
         except OSError:
@@ -174,7 +162,7 @@ class NixlEndpoint(Endpoint):
             if refusals is not None:
                 self._give_buffer()
                 return Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals)) if any(refusals) else DONE
-            self._forget()
+            self._keys.forget()
             self.prepare(chain)
         return LOST
 
@@ -217,7 +205,7 @@ class NixlEndpoint(Endpoint):
         agent.release(request)
         if not self._intact(key, deadline):
             self._give_buffer()
-            self._forget()
+            self._keys.forget()
             return None
         stored = True
         if nbytes > SMALL_BYTES:  # pinned
@@ -243,36 +231,23 @@ class NixlEndpoint(Endpoint):
 
     # --- what is where ---
 
-    def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, Place]:
-        places = self._places
-        unknown = [key for key in keys if key not in places]
-        if unknown and (len(places) + len(unknown) > self._limits.max_regions or self._spans > wire.MAX_SPANS):
-            self._forget()  # keys of leases that are over, mostly
-            unknown = list(keys)
-        refused: dict[bytes, Place] = {}
-        for start in range(0, len(unknown), wire.MAX_KEYS):
-            asked = unknown[start : start + wire.MAX_KEYS]
-            body = self._ask(Op.RESOLVE, b"".join(asked), deadline)
-            for key, place in zip(asked, wire.parse_places(body, len(asked), self._page, self._peer), strict=True):
-                if place.code:  # not remembered: a region may be registered or opened later
-                    refused[key] = place
-                    continue
-                if not self._agent.learn(self._peer, place, self._limits.max_regions):
-                    # NIXL would mistake it for what the peer has no more: what it knows goes with the connection.
-                    if self._agent.renew(self._peer):
-                        raise TryAgain("the peer has other regions than it had")
-                    refused[key] = Place(Reason.OTHER_TRANSPORT)
-                    continue
-                places[key] = place
-                self._spans += len(place.spans.starts)
+    def _resolve(self, keys: list[bytes], deadline: float) -> Iterator[Place]:
+        body = self._ask(Op.RESOLVE, b"".join(keys), deadline)
+        for key, place in zip(keys, wire.parse_places(body, len(keys), self._page, self._peer), strict=True):
+            if place.code:
+                yield place
+            elif self._agent.learn(self._peer, place, self._limits.max_regions):
                 self._looks[key] = self._agent.prepare_one(
                     self._seal_buffer.address, place.seal.address, SEAL_BYTES, self._peer
                 )
-        return places | refused if refused else places
+                yield place
+            elif self._agent.renew(self._peer):
+                # NIXL would mistake it for what the peer has no more: what it knows goes with the connection.
+                raise TryAgain("the peer has other regions than it had")
+            else:
+                yield Place(Reason.OTHER_TRANSPORT)
 
-    def _forget(self) -> None:
-        self._places.clear()
-        self._spans = 0
+    def _release_looks(self) -> None:
         for request in self._looks.values():
             self._agent.release(request)
         self._looks.clear()
@@ -343,23 +318,8 @@ class NixlEndpoint(Endpoint):
                 raise DeadlineReached
             if now >= stalled:
                 raise Stalled
-            if now >= spun and self._sleeper.poll(_SLEEP_S * 1000):
+            if now >= spun and not self._watch.is_open(_SLEEP_S):
                 raise ConnectionResetError("the control link ended")
-
-    def _touch(self, deadline: float) -> None:
-        now = self._clock()
-        if now - self._spoke >= TOUCH_S:
-            self._spoke = now
-            try:
-                self.link.stream.send([wire.pack_request(Op.TOUCH)], deadline)
-            except OSError:
-                self._link_ended()
-
-    def _link_ended(self) -> NoReturn:
-        """As the peer may do with one that sat idle; ``is_open`` comes too early to see all of them."""
-        if self.reused:
-            raise TryAgain("the control link ended") from None
-        raise ConnectionResetError("the control link ended") from None
 
     def close(self, *, hard: bool) -> None:
         super().close(hard=hard)

@@ -31,10 +31,17 @@ class SealPage(Seals):
         self._fresh = iter(range(0, PAGE_BYTES, SEAL_BYTES))
         self._unused: list[int] = []
         super().__init__()
+        own = self._new_cell()
+        assert own is not None  # of a fresh page
+        self._own = own
 
     @property
     def page(self) -> Page:
-        return Page(self._buffer.address, PAGE_BYTES, self.process.value)
+        return Page(self._buffer.address, PAGE_BYTES, self._seal(self._own).value)
+
+    def close(self) -> None:
+        super().close()
+        self._break(self._own)
 
     def _new_cell(self) -> int | None:
         cell = self._unused.pop() if self._unused else next(self._fresh, None)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
+from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.transports.keys import tell
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.endpoint import PROOF_S
@@ -45,10 +47,9 @@ class NixlServer:
 
     def __init__(self, context: EngineContext, agent: NixlAgent) -> None:
         """Raises NixlError."""
-        self._memory = context.memory
+        self._context = context
         self._limits = context.limits
         self._agent = agent
-        self._meter = context.meter
         self._clock = context.clock
         self._seals = SealPage(agent)
         self._metadata = agent.metadata(self._seals.registered, connection=True)
@@ -71,7 +72,8 @@ class NixlServer:
                 raise WireError(f"{header.op.name} on a link that is paired")
             deadline = self._clock() + self._limits.stall_s
             keys = wire.parse_keys(inbound.receive_bytes(wire.request_bytes(header), deadline))
-            inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, self._resolve(inbound, keys))], deadline)
+            places = tell(self._context, inbound, keys, wire.MAX_SPANS, self._place, Place)
+            inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, wire.pack_places(places))], deadline)
 
     # --- set-up ---
 
@@ -123,35 +125,18 @@ class NixlServer:
 
     # --- what keys open ---
 
-    def _resolve(self, inbound: Inbound, keys: list[bytes]) -> bytes:
-        places: list[Place] = []
-        room = wire.MAX_SPANS
-        for key in keys:
-            place = self._place(inbound, key, room)
-            room -= len(place.spans.starts)
-            places.append(place)
-        with self._meter.lock:
-            self._meter.refused([place.code for place in places])
-        return wire.pack_places(places)
-
-    def _place(self, inbound: Inbound, key: bytes, room: int) -> Place:
-        """What the key opens for reading, if that has no more spans than there is ``room`` for."""
-        grant = self._memory.opened(key, inbound, inbound.abort)
-        if grant is None:
-            return Place(Reason.UNKNOWN_REGION)
+    def _place(self, grant: Grant) -> Place:
+        """What it opens for reading."""
         region = grant.region
-        try:
-            if not grant.rights & Access.READ:
-                return Place(Reason.ACCESS_DENIED)
-            if region.device is not None or len(grant.spans.starts) > room:
-                return Place(Reason.OTHER_TRANSPORT)
-            shown = self._show(region)
-            seal = self._seals.issue(grant) if shown is not None else None
-            if shown is None or seal is None:
-                return Place(Reason.OTHER_TRANSPORT if grant.alive else Reason.UNKNOWN_REGION)
-            return Place(0, region.address, region.length, seal, grant.spans, shown.metadata)
-        finally:
-            self._memory.unpin([grant], inbound)
+        if not grant.rights & Access.READ:
+            return Place(Reason.ACCESS_DENIED)
+        if region.device is not None:
+            return Place(Reason.OTHER_TRANSPORT)
+        shown = self._show(region)
+        seal = self._seals.issue(grant) if shown is not None else None
+        if shown is None or seal is None:
+            return Place(Reason.OTHER_TRANSPORT if grant.alive else Reason.UNKNOWN_REGION)
+        return Place(0, region.address, region.length, seal, grant.spans, shown.metadata)
 
     def _show(self, region: Region) -> _Shown | None:
         """None: it overlaps with a region that is shown already, or NIXL does not take it."""
@@ -177,7 +162,7 @@ class NixlServer:
             return shown
 
     def _hide(self, region: Region) -> None:
-        """Nobody uses it any more. (Who holds a pin on a grant of it in ``_place`` is waited for before this.)"""
+        """Nobody uses it any more. (Who holds a pin on a grant of it for ``_place`` is waited for before this.)"""
         with self._lock:
             shown = self._shown.pop(region, None)
         if shown is not None:

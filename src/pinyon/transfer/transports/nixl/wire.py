@@ -24,13 +24,22 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from pinyon.transfer.transports.shm.wire import NO_SEAL, SEAL_BYTES, Seal
+from pinyon.transfer.transports.shm.wire import (
+    ADDRESS_SPACE,
+    MAX_SPANS,
+    NO_SEAL,
+    PLACE_CODES,
+    SEAL_BYTES,
+    SPAN_BYTES,
+    Seal,
+    pack_spans,
+    parse_spans,
+)
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.request import Reason
 from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["HEADER_BYTES", "MAX_KEYS", "SEAL_BYTES", "Code", "Header", "Op", "Page", "Place", "Seal"]
+__all__ = ["HEADER_BYTES", "MAX_KEYS", "MAX_SPANS", "SEAL_BYTES", "Code", "Header", "Op", "Page", "Place", "Seal"]
 
 MAGIC = 0x504E
 REPLY_BIT = 0x80
@@ -39,21 +48,16 @@ MAX_METADATA_BYTES = 64 << 10
 """Of one agent or region; with UCX on one NIC it is some hundred."""
 MAX_KEYS = 64
 """Per RESOLVE."""
-MAX_SPANS = 1 << 16
-"""Of all places in one answer."""
 
 _HEADER = Struct("!HBBI")
 _PAGE = Struct("!QQ16s")
 _PLACE = Struct("!BIQQQ16sI")
-_SPAN = Struct("!QQ")
-_ADDRESS_SPACE = 1 << 63
-_PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
 _NAME_TAG = b"nixlSerDes|Agent"
 """How metadata begins in NIXL 1.x; the length of the name follows in 8 bytes, least significant first."""
 
 HEADER_BYTES = _HEADER.size
 MAX_PAIRED_BYTES = _PAGE.size + MAX_METADATA_BYTES
-MAX_PLACES_BYTES = MAX_KEYS * (_PLACE.size + MAX_METADATA_BYTES) + MAX_SPANS * _SPAN.size
+MAX_PLACES_BYTES = MAX_KEYS * (_PLACE.size + MAX_METADATA_BYTES) + MAX_SPANS * SPAN_BYTES
 
 
 class Op(IntEnum):
@@ -131,8 +135,7 @@ def pack_places(places: Sequence[Place]) -> bytes:
     parts: list[bytes] = []
     for code, address, length, seal, (starts, ends), metadata in places:
         parts.append(_PLACE.pack(code, len(starts), address, length, *seal, len(metadata)))
-        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
-        parts.append(metadata)
+        parts += [pack_spans(starts, ends), metadata]
     return b"".join(parts)
 
 
@@ -189,7 +192,7 @@ def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
     if len(data) < _PAGE.size:
         raise WireError("no page")
     page = Page(*_PAGE.unpack_from(data))
-    if not 0 < page.address < _ADDRESS_SPACE or not SEAL_BYTES <= page.length < _ADDRESS_SPACE - page.address:
+    if not 0 < page.address < ADDRESS_SPACE or not SEAL_BYTES <= page.length < ADDRESS_SPACE - page.address:
         raise WireError("a page out of its bounds")
     return page, _checked(data[_PAGE.size :], agent)
 
@@ -204,38 +207,29 @@ def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]
             raise WireError("a place is missing")
         code, spans, address, length, seal_at, seal, nbytes = _PLACE.unpack_from(data, at)
         at += _PLACE.size
-        rest = at + spans * _SPAN.size + nbytes
-        if code not in _PLACE_CODES or nbytes > MAX_METADATA_BYTES or rest > len(data):
+        rest = at + spans * SPAN_BYTES + nbytes
+        if code not in PLACE_CODES or nbytes > MAX_METADATA_BYTES or rest > len(data):
             raise WireError(f"a place with code {code}, {spans} spans and {nbytes} bytes of metadata")
         if code:
             if spans or nbytes:
                 raise WireError("a refusal that opens something")
             places.append(Place(code))
             continue
-        if not spans or not 0 < address < _ADDRESS_SPACE:
+        if not spans or not 0 < address < ADDRESS_SPACE:
             raise WireError("a place out of its bounds")
-        if not 0 < length <= MAX_LENGTH or length >= _ADDRESS_SPACE - address:
+        if not 0 < length <= MAX_LENGTH or length >= ADDRESS_SPACE - address:
             raise WireError("a region out of its bounds")
         if not page.address <= seal_at <= page.address + page.length - SEAL_BYTES:
             raise WireError("a seal outside the page")
-        found = _spans(data, at, spans, length)
+        found = parse_spans(data[at : at + spans * SPAN_BYTES])
+        if found.ends[-1] > length:
+            raise WireError("spans out of the region")
         metadata = _checked(data[rest - nbytes : rest], agent)
         places.append(Place(0, address, length, Seal(seal_at, seal), found, metadata))
         at = rest
     if at != len(data):
         raise WireError("bytes after the places")
     return places
-
-
-def _spans(data: bytes, at: int, count: int, length: int) -> Spans:
-    starts: list[int] = []
-    ends: list[int] = []
-    for start, size in _SPAN.iter_unpack(data[at : at + count * _SPAN.size]):
-        if not size or start + size > length or (ends and start <= ends[-1]):
-            raise WireError("spans out of order or out of the region")
-        starts.append(start)
-        ends.append(start + size)
-    return Spans(tuple(starts), tuple(ends))
 
 
 def _checked(metadata: bytes, agent: str) -> bytes:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import secrets
 import select
-from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
 
 from pinyon.transfer.chains.chain import LOST, Chain, Outcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
-from pinyon.transfer.links.endpoint import Endpoint, TryAgain
+from pinyon.transfer.links.endpoint import TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
+from pinyon.transfer.transports.control import ControlEndpoint
+from pinyon.transfer.transports.keys import KnownKeys
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
@@ -27,8 +28,6 @@ __all__ = ["RdmaEndpoint"]
 
 _log = logging.getLogger(__name__)
 
-TOUCH_S = 1.0
-"""The peer hears at least this often that the queue pair is in use: it evicts only what was silent for longer."""
 _POST_BYTES = 4 << 20
 """Bytes per post. Two are outstanding, so the NIC never waits for us, and each completion is a sign of progress."""
 _WORK_BYTES = 256 << 10
@@ -42,22 +41,18 @@ _BLIND_S = 0.001
 """Between polls when the completion channel's descriptor is not known."""
 
 
-class RdmaEndpoint(Endpoint):
+class RdmaEndpoint(ControlEndpoint):
     """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
     def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
         """``name``: of the HCA. ``pair`` comes next. Raises VerbsError."""
-        super().__init__(link)
+        super().__init__(context, link, rdma_wire.pack_touch())
         self._hcas = hcas
-        self._limits = context.limits
-        self._clock = context.clock
-        self._grants: dict[bytes, RegionGrant] = {}
-        """What the peer has granted; asked once per key."""
-        self._spans = 0
-        """Of these, about."""
-        self._known = self._grants
-        """The same with what it has refused to the present chain."""
-        self._spoke = 0.0
+        most = context.limits.max_regions, rdma_wire.MAX_PARTS, rdma_wire.MAX_KEYS
+        self._keys: KnownKeys[RegionGrant] = KnownKeys(*most, lambda: None)
+        self._grants = self._keys.opened
+        self._known: Mapping[bytes, RegionGrant] = self._grants
+        """The same with what the peer has refused to the present chain."""
         self._largest = 0
         """Bytes that one work request may move."""
         self.hca: Hca = hcas.use(name, self, self.abort)
@@ -87,23 +82,18 @@ class RdmaEndpoint(Endpoint):
         self._complete(deadline)
 
     def _ask(self, op: Op, request: bytes, count: int, deadline: float) -> bytes:
-        stream = self.link.stream
-        self._spoke = self._clock()
-        stream.send([request], deadline)
+        self._say(request, deadline)
         head = rdma_wire.parse_reply(self.link.receive_bytes(rdma_wire.HEADER_BYTES, deadline), op, count)
         self.answered = True
         if head.code is not Code.OK:
             raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
         return self.link.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
 
-    def is_open(self) -> bool:
-        # Nothing comes on the link unasked, so whatever there is to read is its end.
-        return not self.aborted and not any(fd != self._pair.fd for fd, _ in self._sleeper.poll(0))
-
     def prepare(self, chain: Chain) -> None:
         """Ask for what is not known of the chain's remote regions."""
         try:
-            self._known = self._resolve({part.remote_region for part in chain.slices}, chain.deadline)
+            keys = {part.remote_region for part in chain.slices}
+            self._known = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
         except VerbsError as error:
             raise ConnectionError(str(error)) from None
         except OSError:
@@ -120,32 +110,13 @@ class RdmaEndpoint(Endpoint):
             self._link_ended()
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
-    def _link_ended(self) -> NoReturn:
-        """As the peer may do with one that sat idle; ``is_open`` comes too early to see all of them."""
-        if self.reused:
-            raise TryAgain("the control link ended") from None
-        raise ConnectionResetError("the control link ended") from None
-
-    def _resolve(self, keys: Collection[bytes], deadline: float) -> dict[bytes, RegionGrant]:
-        grants = self._grants
-        unknown = [key for key in keys if key not in grants]
-        if unknown and (len(grants) + len(unknown) > self._limits.max_regions or self._spans > rdma_wire.MAX_PARTS):
-            grants.clear()  # keys of leases that are over, mostly
-            self._spans = 0
-            unknown = list(keys)
-        refused: dict[bytes, RegionGrant] = {}
-        for start in range(0, len(unknown), rdma_wire.MAX_KEYS):
-            asked = unknown[start : start + rdma_wire.MAX_KEYS]
-            body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(asked), len(asked), deadline)
-            for key, grant in zip(asked, rdma_wire.parse_grants(body, len(asked)), strict=True):
-                # only what is granted is remembered: a region may be registered or opened later
-                (grants if grant.access else refused)[key] = grant
-                self._spans += len(grant.keys)
-        return grants | refused if refused else grants
+    def _resolve(self, keys: Sequence[bytes], deadline: float) -> list[RegionGrant]:
+        body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(keys), len(keys), deadline)
+        return rdma_wire.parse_grants(body, len(keys))
 
     def _move(self, opcode: Opcode, work: Sequence[Work], deadline: float) -> None:
         """Post it all, in order, and wait until all of it is done."""
-        self._touch(self._clock(), deadline)
+        self._touch(deadline)
         most = self.hca.post_work
         at, outstanding = 0, 0
         while outstanding or at < len(work):
@@ -158,11 +129,6 @@ class RdmaEndpoint(Endpoint):
                 outstanding += 1
             self._complete(deadline)
             outstanding -= 1
-
-    def _touch(self, now: float, deadline: float) -> None:
-        if now - self._spoke >= TOUCH_S:
-            self._spoke = now
-            self.link.stream.send([rdma_wire.pack_touch()], deadline)
 
     def _complete(self, deadline: float) -> None:
         """Wait for one completion."""
@@ -182,7 +148,7 @@ class RdmaEndpoint(Endpoint):
                 raise DeadlineReached
             if now - began >= self._limits.stall_s:
                 raise Stalled
-            self._touch(now, deadline)
+            self._touch(deadline)
             if now - looked >= _TICK_S:
                 looked = now
                 if not self.hca.usable:

@@ -7,6 +7,8 @@ import secrets
 
 from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
+from pinyon.transfer.memory.grant import Grant
+from pinyon.transfer.transports.keys import tell
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.lent import LentMemory, LentTable
@@ -25,12 +27,11 @@ class RdmaServer:
     """Serves the links of service ``RDMA``: one queue pair each, which ends with the link."""
 
     def __init__(self, context: EngineContext, hcas: HcaTable) -> None:
-        self._memory = context.memory
+        self._context = context
         self._limits = context.limits
-        self._meter = context.meter
         self._clock = context.clock
         self._table = LentTable()
-        self._memory.on_revoke.append(self._table.take_back)
+        context.memory.on_revoke.append(self._table.take_back)
         self._hcas = hcas
 
     def serve(self, inbound: Inbound) -> None:
@@ -75,35 +76,26 @@ class RdmaServer:
         return lent, rdma_wire.pack_paired(Code.OK, pair.half(first_packet, mtu, reads))
 
     def _resolve(self, inbound: Inbound, lent: LentMemory, body: bytes) -> bytes:
-        grants: list[RegionGrant] = []
-        room = rdma_wire.MAX_PARTS
+        keys = rdma_wire.parse_keys(body)
         try:
-            for key in rdma_wire.parse_keys(body):
-                grant = self._grant(inbound, lent, key, room)
-                room -= len(grant.keys)
-                grants.append(grant)
+            grants = tell(
+                self._context, inbound, keys, rdma_wire.MAX_PARTS, lambda grant: _lend(lent, grant), RegionGrant
+            )
         except VerbsError as error:
             _log.warning("memory cannot be lent to a peer: %s", error)
             return rdma_wire.pack_resolved(Code.NO_ROOM, [])
-        with self._meter.lock:
-            self._meter.refused([grant.code for grant in grants])
         return rdma_wire.pack_resolved(Code.OK, grants)
 
-    def _grant(self, inbound: Inbound, lent: LentMemory, key: bytes, room: int) -> RegionGrant:
-        """What the key opens, if that has no more ranges than there is ``room`` for."""
-        grant = self._memory.opened(key, inbound, inbound.abort)
-        if grant is None:
-            return RegionGrant(Reason.UNKNOWN_REGION)
-        region = grant.region
-        try:
-            if not grant.rights:
-                return RegionGrant(0)
-            if (region.device is not None and not region.direct) or len(grant.spans.starts) > room:
-                return RegionGrant(Reason.OTHER_TRANSPORT)
-            return lent.lend(grant) or RegionGrant(Reason.UNKNOWN_REGION)
-        except VerbsError:
-            if region.device is not None and not region.direct:
-                return RegionGrant(Reason.OTHER_TRANSPORT)
-            raise
-        finally:
-            self._memory.unpin([grant], inbound)
+
+def _lend(lent: LentMemory, grant: Grant) -> RegionGrant:
+    region = grant.region
+    try:
+        if not grant.rights:
+            return RegionGrant(0)
+        if region.device is not None and not region.direct:
+            return RegionGrant(Reason.OTHER_TRANSPORT)
+        return lent.lend(grant) or RegionGrant(Reason.UNKNOWN_REGION)
+    except VerbsError:
+        if region.device is not None and not region.direct:
+            return RegionGrant(Reason.OTHER_TRANSPORT)
+        raise

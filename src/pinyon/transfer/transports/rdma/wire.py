@@ -24,7 +24,7 @@ from pinyon.transfer.types.nic import MAX_NIC_CHARS
 from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["GID_BYTES", "HEADER_BYTES", "MAX_KEYS", "Code", "Half", "Header", "Op", "RegionGrant"]
+__all__ = ["HEADER_BYTES", "MAX_KEYS", "Code", "Half", "Header", "Op", "RegionGrant"]
 
 MAGIC = 0x5052
 REPLY_BIT = 0x80
@@ -32,7 +32,6 @@ MAX_KEYS = 1024
 """Keys per RESOLVE."""
 MAX_PARTS = 1 << 16
 """Of the answer, besides one for each key that is refused."""
-GID_BYTES = 16
 MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """Of one work request (InfiniBand specification, 9.7.1)."""

@@ -25,9 +25,8 @@ IOV_MAX = 1024
 """The kernel's UIO_MAXIOV."""
 
 FETCH_BYTES = 64 << 10
-FETCH_MOVES = 8
-"""A READ of no more bytes and ranges than this comes by way of a buffer of ours: copying it once more is cheaper than a
-second system call."""
+"""No more bytes than this of one range come by way of a buffer of ours: copying them once more is cheaper than a second
+system call."""
 
 Move = tuple[int, int, int]
 """``(to, from, length)``: an address here, an address there, bytes."""
@@ -93,7 +92,7 @@ class PeerMemory:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._scratch = array("B", bytes(FETCH_BYTES + FETCH_MOVES * SEAL_BYTES))
+        self._scratch = array("B", bytes(FETCH_BYTES + SEAL_BYTES))
         self._scratch_view = memoryview(self._scratch)
         self._scratch_address = self._scratch.buffer_info()[0]
         # One range and its seal, there and here: an array that changes costs less than a new one.
@@ -116,29 +115,10 @@ class PeerMemory:
                 return False
         return True
 
-    def fetch(self, moves: Sequence[Move], nbytes: int, seals: Sequence[Seal]) -> bool:
-        """Copy a few small ``moves`` (see ``FETCH_BYTES``, ``FETCH_MOVES``) with the seals of all that they touch.
-        Returns whether all of it was there and the seals intact after it. If not, nothing of the destination was
-        written. Raises OSError: the process is gone or may not be read."""
-        there = array("Q")
-        for _, source, length in moves:
-            there.extend((source, length))
-        values = b""
-        for address, value in seals:
-            there.extend((address, SEAL_BYTES))
-            values += value
-        size = nbytes + len(values)
-        start = self._scratch_address
-        # The seals are the last ranges: loaded after the data, see ``_copy_piece``.
-        if not self._read(array("Q", (start, size)), there, size) or self._scratch_view[nbytes:size] != values:
-            return False
-        for to, _, length in moves:
-            ctypes.memmove(to, start, length)
-            start += length
-        return True
-
     def fetch_one(self, address: int, nbytes: int, seal: Seal) -> memoryview | None:
-        """The same for one range of at most ``FETCH_BYTES``; what is there, until the next call. None: not intact."""
+        """Copy a range of at most ``FETCH_BYTES`` and its seal, which is loaded after it (see ``_copy_piece``); returns
+        what is there, until the next call. None: not all of it was there, or the seal not intact. Raises OSError: the
+        process is gone or may not be read."""
         there, here, size = self._one_there, self._one_here, nbytes + SEAL_BYTES
         there[0], there[1], there[2], here[1] = address, nbytes, seal[0], size
         moved = _readv(self.pid, self._one_here_address, 1, self._one_there_address, 2, 0)  # type: ignore[misc]

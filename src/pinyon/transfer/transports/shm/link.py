@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import struct
 
@@ -12,7 +11,7 @@ from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.shm.cma import PeerMemory
 from pinyon.transfer.transports.shm.wire import Seal
 
-__all__ = ["LinkWatch", "Unreachable", "meet"]
+__all__ = ["Unreachable", "meet"]
 
 _UCRED = struct.Struct("@iII")
 
@@ -22,10 +21,13 @@ class Unreachable(ConnectionError):
 
 
 def meet(stream: Stream, seal: Seal) -> PeerMemory:
-    """The memory of the process at the other end, which says that ``seal`` is in it.
+    """The memory of the process at the other end, where ``seal``, its mark of this link, is to be.
 
-    The pid is the kernel's word (SO_PEERCRED), never the peer's; the seal proves that this pid, in this pid namespace,
-    now, is the process that speaks to us. Raises Unreachable."""
+    The pid is the kernel's word (SO_PEERCRED), never the peer's, but of whoever connected or listened: the socket may
+    have been handed on since, and the pid be another process's by now, or one of another pid namespace. So the process
+    with this pid must have put into its memory what only the ends of this link know, with a fresh nonce of each. That
+    keeps out whoever knows what some process showed to it on an earlier link. It does not tell apart two processes
+    that work together, nor keep out one that may write into the other's memory. Raises Unreachable."""
     pid = _peer_pid(stream)
     if not pid:
         raise Unreachable("the peer is in another pid namespace; let the containers share one")
@@ -49,15 +51,3 @@ def _peer_pid(stream: Stream) -> int:
     """0: a process that has no pid in our namespace."""
     data = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(data)[0])
-
-
-class LinkWatch:
-    """Tells without waiting whether a link is open. Nothing may be on its way to us meanwhile."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._poll = select.poll()
-        self._poll.register(stream.sock, select.POLLIN | select.POLLRDHUP)
-
-    def is_open(self) -> bool:
-        """As far as is known, neither side has closed the link (nor sent what nobody may send now)."""
-        return not self._poll.poll(0)

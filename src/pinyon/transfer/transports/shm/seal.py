@@ -18,7 +18,7 @@ Cell = Any
 
 
 class Seals:
-    """16 random bytes in plain memory per grant that a peer asked for, and one for the process itself.
+    """16 random bytes in plain memory per grant that a peer asked for.
 
     Why a READ that finds a grant's seal intact *after* its last byte did not see what came after ``revoke``:
 
@@ -36,13 +36,7 @@ class Seals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cells: dict[Grant, Cell] = {}
-        self._own = self._new_cell()
         self._closed = False
-
-    @property
-    def process(self) -> Seal:
-        """Intact until ``close``."""
-        return self._seal(self._own)
 
     def issue(self, grant: Grant) -> Seal | None:
         """The grant's seal. None: it is being revoked, or there is no room."""
@@ -68,7 +62,7 @@ class Seals:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for cell in [self._own, *self._cells.values()]:
+            for cell in self._cells.values():
                 self._break(cell)
             cma.fence()
             self._cells.clear()

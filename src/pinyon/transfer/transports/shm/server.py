@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from array import array
 
 from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
+from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.transports.control import LinkWatch
+from pinyon.transfer.transports.keys import tell
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory
-from pinyon.transfer.transports.shm.link import LinkWatch, Unreachable, meet
+from pinyon.transfer.transports.shm.link import Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason
@@ -26,6 +29,7 @@ class ShmService:
     """Serves :attr:`pinyon.transfer.links.handshake.Service.SHM` links, which come by a Unix socket."""
 
     def __init__(self, context: EngineContext, seals: Seals) -> None:
+        self.context = context
         self.memory = context.memory
         self.clock = context.clock
         self.limits = context.limits
@@ -39,23 +43,21 @@ class ShmService:
         deadline = self.clock() + self.limits.connect_s
         proof = shm_wire.parse_proof(inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
-            peer = meet(stream, proof.seal)
+            seal = shm_wire.Seal(proof.address, inbound.marks.initiator)
+            peer = meet(stream, seal)
         except Unreachable as why:
             if str(why) not in self._told:
                 self._told.add(str(why))
                 _log.info("a peer on this host is served by tcp: %s", why)
-            stream.send([shm_wire.pack_proof(shm_wire.UNREACHABLE, None)], deadline)
+            stream.send([shm_wire.pack_proof(shm_wire.UNREACHABLE)], deadline)
             return
-        stream.send([shm_wire.pack_proof(shm_wire.OK, self.seals.process)], deadline)
-        _Session(self, inbound, peer, proof.seal).serve()
+        session = _Session(self, inbound, peer, seal)
+        stream.send([shm_wire.pack_proof(shm_wire.OK, session.mark.buffer_info()[0])], deadline)
+        session.serve()
 
     def served(self, nbytes: int, refusals: bytes | None) -> None:
         with self._meter.lock:
             self._meter.served(Opcode.WRITE, nbytes, refusals)
-
-    def refused(self, codes: Iterable[int]) -> None:
-        with self._meter.lock:
-            self._meter.refused(codes)
 
 
 class _Session:
@@ -66,6 +68,9 @@ class _Session:
         self._inbound = inbound
         self._peer = peer
         self._seal = seal
+        """The peer's mark of the link, in its memory."""
+        self.mark = array("Q", inbound.marks.server)
+        """Ours, for the peer to look at."""
         self._watch = LinkWatch(inbound.stream)
         self._inbox = memoryview(bytearray(shm_wire.MAX_REQUEST_BYTES))
 
@@ -102,32 +107,19 @@ class _Session:
     # --- READ: the peer copies; it only asks where ---
 
     def _resolve(self, request: shm_wire.RequestHead, keys: list[bytes], deadline: float) -> None:
-        places: list[shm_wire.Place] = []
-        room = shm_wire.MAX_SPANS
-        for key in keys:
-            place = self._place(key, room)
-            room -= len(place.spans.starts)
-            places.append(place)
-        self._service.refused([place.code for place in places])
+        places = tell(self._service.context, self._inbound, keys, shm_wire.MAX_SPANS, self._place, shm_wire.Place)
         self._inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
 
-    def _place(self, key: bytes, room: int) -> shm_wire.Place:
-        """What the key opens for reading, if that has no more spans than there is ``room`` for."""
-        memory, inbound = self._service.memory, self._inbound
-        grant = memory.opened(key, inbound, inbound.abort)
-        if grant is None:
+    def _place(self, grant: Grant) -> shm_wire.Place:
+        """What it opens for reading."""
+        if not grant.rights & Access.READ:
+            return shm_wire.Place(Reason.ACCESS_DENIED)
+        if grant.region.device is not None:
+            return shm_wire.Place(Reason.OTHER_TRANSPORT)
+        seal = self._service.seals.issue(grant)
+        if seal is None:
             return shm_wire.Place(Reason.UNKNOWN_REGION)
-        try:
-            if not grant.rights & Access.READ:
-                return shm_wire.Place(Reason.ACCESS_DENIED)
-            if grant.region.device is not None or len(grant.spans.starts) > room:
-                return shm_wire.Place(Reason.OTHER_TRANSPORT)
-            seal = self._service.seals.issue(grant)
-            if seal is None:
-                return shm_wire.Place(Reason.UNKNOWN_REGION)
-            return shm_wire.Place(0, grant.region.address, seal, grant.spans)
-        finally:
-            memory.unpin([grant], inbound)
+        return shm_wire.Place(0, grant.region.address, seal, grant.spans)
 
     # --- WRITE: we copy ---
 

@@ -19,8 +19,9 @@ from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
+from pinyon.transfer.transports.keys import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, FETCH_MOVES, Move, PeerMemory, shm_available
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
@@ -42,16 +43,16 @@ _READ_TRIES = 4
 class _Endpoint(Endpoint):
     """A link to a peer, the peer's memory, and where its regions lie."""
 
-    def __init__(self, context: EngineContext, link: Link, memory: PeerMemory) -> None:
-        """``memory`` is the peer's."""
+    def __init__(self, context: EngineContext, link: Link, memory: PeerMemory, mark: array[int]) -> None:
+        """``memory`` is the peer's. ``mark``: ours of the link; the peer looks at it whenever it copies."""
         super().__init__(link)
+        self._mark = mark
         self._memory = memory
         self._table = context.memory
         self._clock = context.clock
-        self._places: dict[bytes, shm_wire.Place] = {}
-        self._spans = 0
-        """Of the places, about."""
-        self._max_places = context.limits.max_regions
+        most = context.limits.max_regions, shm_wire.MAX_SPANS, shm_wire.MAX_RANGES
+        self._keys: KnownKeys[shm_wire.Place] = KnownKeys(*most, lambda: None)
+        self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
         """To a WRITE of one range: a head, and a code if it is refused."""
@@ -65,9 +66,11 @@ class _Endpoint(Endpoint):
         """A small WRITE, for the peer to copy: local memory is touched while it is copied here, not until it has."""
         self._outbox_address = outbox.buffer_info()[0]
 
-    def move(
+    def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
+        """A READ needs nobody's answer. What is small passes a buffer of ours; what is larger is copied straight
+        between the regions, ours of which the caller has pinned."""
         if opcode is Opcode.READ:
             place = self._places.get(key)
             if place is None:
@@ -75,24 +78,31 @@ class _Endpoint(Endpoint):
             _, base, seal, spans = place
             if spans.holding(remote_offset, remote_offset + nbytes) < 0:
                 return None
+            if nbytes > FETCH_BYTES:
+                move = region.address + offset, base + remote_offset, nbytes
+                return DONE if self._copy([move], nbytes, [seal], deadline) else None
             data = self._memory.fetch_one(base + remote_offset, nbytes, seal)
             if data is None:
                 return None
             return DONE if self._table.store(region, offset, data) else SHUTDOWN
-        outcome = self._begin_write(region, offset, key, remote_offset, nbytes, deadline)
-        if outcome is not UNDER_WAY:
-            return outcome
+        address = self._outbox_address
+        if nbytes > FETCH_BYTES:
+            address = region.address + offset
+        elif not self._table.load(region, offset, self._outbox[:nbytes]):
+            return SHUTDOWN
+        message_id = self._message_id = next(self._ids)
+        request = shm_wire.pack_write_of_one(
+            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
+            *(key, remote_offset, nbytes, address),
+        )
+        self._got = 0
+        self.link.stream.send_one(request, deadline)
+        return UNDER_WAY
+
+    def wait(self, deadline: float) -> Outcome:
         got = self.link.stream.receive_some(self._answer, shm_wire.HEAD_BYTES, deadline)
         self.answered = True
         return self._end_write(got, deadline)
-
-    def begin(
-        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
-        """A READ needs nobody's answer."""
-        if opcode is Opcode.READ:
-            return self.move(opcode, region, offset, key, remote_offset, nbytes, deadline)
-        return self._begin_write(region, offset, key, remote_offset, nbytes, deadline)
 
     def proceed(self) -> Outcome | None:
         while True:
@@ -105,20 +115,6 @@ class _Endpoint(Endpoint):
             self._got += moved
             if self._got >= shm_wire.HEAD_BYTES and self._got >= shm_wire.HEAD_BYTES + self._refused():
                 return self._end_write(self._got, 0.0)
-
-    def _begin_write(
-        self, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome:
-        if not self._table.load(region, offset, self._outbox[:nbytes]):
-            return SHUTDOWN
-        message_id = self._message_id = next(self._ids)
-        request = shm_wire.pack_write_of_one(
-            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
-            *(key, remote_offset, nbytes, self._outbox_address),
-        )
-        self._got = 0
-        self.link.stream.send_one(request, deadline)
-        return UNDER_WAY
 
     def _refused(self) -> int:
         """How many codes follow the head of the answer to a WRITE of one range: 0 or 1."""
@@ -140,6 +136,10 @@ class _Endpoint(Endpoint):
         wire.check_refusals(refusals)
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
+    def close(self, *, hard: bool) -> None:
+        super().close(hard=hard)
+        self._mark[0] = self._mark[1] = 0
+
     def exchange(self, chain: Chain) -> Outcome:
         return self._read(chain) if chain.opcode is Opcode.READ else self._write(chain)
 
@@ -158,65 +158,39 @@ class _Endpoint(Endpoint):
 
     def _read(self, chain: Chain) -> Outcome:
         for _ in range(_READ_TRIES):
-            places = self._locate(chain)
+            keys = {part.remote_region for part in chain.slices}
+            found = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
+            places = {key: found[key] for key in keys}
             moves, nbytes, refusals = _plan_read(chain, places)
             if not moves or self._copy(
-                chain, moves, nbytes, [place.seal for place in places.values() if not place.code]
+                moves, nbytes, [place.seal for place in places.values() if not place.code], chain.deadline
             ):
                 return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
-            self._check(chain)
-            self._forget_places()
+            self._check(chain.deadline)
+            self._keys.forget()
         return LOST
 
-    def _forget_places(self) -> None:
-        self._places.clear()
-        self._spans = 0
-
-    def _copy(self, chain: Chain, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal]) -> bool:
+    def _copy(self, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal], deadline: float) -> bool:
         """False: some region is not what it was."""
         memory = self._memory
-        if nbytes <= FETCH_BYTES and len(moves) <= FETCH_MOVES >= len(seals):
-            return memory.fetch(moves, nbytes, seals)
         # Before: a region that has gone costs nothing but a question. After: what was copied was still registered.
         return (
             memory.holds(seals)
-            and memory.copy(moves, nbytes, seals[0], lambda: self._check(chain))
+            and memory.copy(moves, nbytes, seals[0], lambda: self._check(deadline))
             and (len(seals) == 1 or memory.holds(seals))
         )
 
-    def _check(self, chain: Chain) -> None:
+    def _check(self, deadline: float) -> None:
         if self.aborted:
             raise ConnectionAbortedError("the chain was stopped or interrupted")
-        if self._clock() > chain.deadline:
+        if self._clock() > deadline:
             raise DeadlineReached
 
-    def _locate(self, chain: Chain) -> dict[bytes, shm_wire.Place]:
-        """Where the chain's remote regions lie; asks for those that are not known yet."""
-        places: dict[bytes, shm_wire.Place] = {}
-        unknown: list[bytes] = []
-        for key in {part.remote_region for part in chain.slices}:
-            place = self._places.get(key)
-            if place is None:
-                unknown.append(key)
-            else:
-                places[key] = place
-        if unknown:
-            self._resolve(chain, unknown, places)
-        return places
-
-    def _resolve(self, chain: Chain, keys: list[bytes], places: dict[bytes, shm_wire.Place]) -> None:
+    def _resolve(self, keys: list[bytes], deadline: float) -> list[shm_wire.Place]:
         message_id = next(self._ids)
-        self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], chain.deadline)
-        _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, chain.deadline)
-        found = shm_wire.parse_places(self.link.receive_bytes(size, chain.deadline), len(keys))
-        spans = sum(len(place.spans.starts) for place in found)
-        if len(self._places) + len(keys) > self._max_places or self._spans + spans > shm_wire.MAX_SPANS:
-            self._forget_places()
-        self._spans += spans
-        for key, place in zip(keys, found, strict=True):
-            places[key] = place
-            if not place.code:
-                self._places[key] = place
+        self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], deadline)
+        _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, deadline)
+        return shm_wire.parse_places(self.link.receive_bytes(size, deadline), len(keys))
 
     def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> tuple[int, int]:
         self.link.stream.receive_some(self._head, shm_wire.HEAD_BYTES, deadline)
@@ -264,7 +238,7 @@ class ShmTransport(Endpoints[_Endpoint]):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context, context.limits.connections_per_peer)
-        self.moves_bytes = FETCH_BYTES
+        self.moves_bytes = context.limits.max_frame_bytes
         self.unavailable = shm_available()
         """Why this process cannot use shm at all; None if it can."""
         self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
@@ -278,7 +252,8 @@ class ShmTransport(Endpoints[_Endpoint]):
             raise Unreachable(self.unavailable or "the peer does not listen for shm")
         link = dial(self._context, remote.shm, remote.boot_id, Service.SHM, deadline, replaces=replaces)
         try:
-            memory = self._prove(link, min(deadline, self._clock() + self._limits.connect_s))
+            mark = array("Q", link.marks.initiator)
+            memory = self._prove(link, mark, min(deadline, self._clock() + self._limits.connect_s))
         except Unreachable as why:
             link.stream.close(hard=True)
             if str(why) not in self._told:
@@ -288,14 +263,14 @@ class ShmTransport(Endpoints[_Endpoint]):
         except BaseException:
             link.stream.close(hard=True)
             raise
-        return _Endpoint(self._context, link, memory)
+        return _Endpoint(self._context, link, memory, mark)
 
-    def _prove(self, link: Link, deadline: float) -> PeerMemory:
-        link.stream.send([shm_wire.pack_proof(shm_wire.OK, self._seals.process)], deadline)
+    def _prove(self, link: Link, mark: array[int], deadline: float) -> PeerMemory:
+        link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
         proof = shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         if proof.code:
             raise Unreachable("the peer cannot read this process's memory; its log says why")
-        return meet(link.stream, proof.seal)
+        return meet(link.stream, shm_wire.Seal(proof.address, link.marks.server))
 
     def close(self) -> None:
         super().close()

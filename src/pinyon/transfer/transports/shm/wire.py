@@ -3,15 +3,16 @@
 The payload never travels here: it is copied between the two processes' memories by the side whose memory is written.
 After the link's set-up (:mod:`.handshake`) on a Unix socket (all integers big-endian)::
 
-    initiator → PROOF    magic code seal                       where the other side finds these 16 bytes in our memory
-    server    → PROOF    magic code seal
+    initiator → PROOF    magic code address                    where our mark of this link lies in our memory
+    server    → PROOF    magic code address
     initiator → RESOLVE  header + count x key
     server    → answer   header + count x place(code spans address seal + spans x (offset length))
     initiator → WRITE    header + count x descriptor(key offset length) + count x address in the initiator's memory
     server    → answer   header + count status bytes when code is SOME_REFUSED
 
-A *seal* is 16 random bytes at an address of its owner. Reading it together with other bytes of that process proves that
-it is still the same process, and that what the seal stands for (a key that opens something) still holds.
+A *seal* is 16 bytes at an address of its owner that nobody else can guess or, as a link's mark, has there. Reading it
+together with other bytes of that process proves that it is still the same process, and that what the seal stands for (a
+link, or a key that opens something) still holds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SOME_REFUSED = 1
 UNREACHABLE = 2
 """In a PROOF: its sender cannot read the receiver's memory."""
 
-_PROOF = Struct("!HHQ16s")
+_PROOF = Struct("!HHQ")
 _HEAD = Struct("!HBBIQQ")
 _PLACE = Struct("!BIQQ16s")
 _SPAN = Struct("!QQ")
@@ -67,8 +68,8 @@ MAX_SPANS = 1 << 16
 RANGE_BYTES = _DESCRIPTOR.size + 8
 MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
 
-_PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
-_ADDRESS_SPACE = 1 << 63
+PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
+ADDRESS_SPACE = 1 << 63
 """User memory ends below this on every machine."""
 
 
@@ -83,7 +84,8 @@ NO_SEAL = Seal(0, bytes(SEAL_BYTES))
 
 class Proof(NamedTuple):
     code: int
-    seal: Seal
+    address: int
+    """Of the sender's mark of the link (:mod:`.handshake`), ``SEAL_BYTES`` bytes."""
 
 
 class RequestHead(NamedTuple):
@@ -114,19 +116,18 @@ class Place(NamedTuple):
     spans: Spans = Spans((), ())
 
 
-def pack_proof(code: int, seal: Seal | None) -> bytes:
-    address, value = seal or (0, bytes(SEAL_BYTES))
-    return _PROOF.pack(MAGIC, code, address, value)
+def pack_proof(code: int, address: int = 0) -> bytes:
+    return _PROOF.pack(MAGIC, code, address)
 
 
 def parse_proof(data: bytes) -> Proof:
     """Raises WireError: not a PROOF."""
     if len(data) != PROOF_BYTES:
         raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
-    magic, code, address, value = _PROOF.unpack(data)
+    magic, code, address = _PROOF.unpack(data)
     if magic != MAGIC or code not in (OK, UNREACHABLE):
         raise WireError("not a PROOF")
-    return Proof(code, Seal(_checked(address, SEAL_BYTES), value))
+    return Proof(code, _checked(address, SEAL_BYTES))
 
 
 def pack_resolve(message_id: int, keys: Sequence[bytes]) -> bytes:
@@ -203,7 +204,7 @@ def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
     parts: list[bytes] = []
     for code, address, seal, (starts, ends) in places:
         parts.append(_PLACE.pack(code, len(starts), address, *seal))
-        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
+        parts.append(pack_spans(starts, ends))
     body = b"".join(parts)
     return _HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, len(body)) + body
 
@@ -242,11 +243,11 @@ def parse_places(data: bytes, count: int) -> list[Place]:
             raise WireError("places do not fill their space")
         code, spans, address, seal_address, seal = _PLACE.unpack_from(data, at)
         at += PLACE_BYTES
-        if code not in _PLACE_CODES or bool(code) is bool(spans):
+        if code not in PLACE_CODES or bool(code) is bool(spans):
             raise WireError(f"refusal code {code} with {spans} spans")
         if at + spans * SPAN_BYTES > len(data):
             raise WireError("places do not fill their space")
-        opened = _parse_spans(data[at : at + spans * SPAN_BYTES])
+        opened = parse_spans(data[at : at + spans * SPAN_BYTES])
         at += spans * SPAN_BYTES
         if spans:
             _checked(address, opened.ends[-1])
@@ -256,7 +257,12 @@ def parse_places(data: bytes, count: int) -> list[Place]:
     return places
 
 
-def _parse_spans(data: bytes) -> Spans:
+def pack_spans(starts: Sequence[int], ends: Sequence[int]) -> bytes:
+    return b"".join([_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)])
+
+
+def parse_spans(data: bytes) -> Spans:
+    """Raises WireError: they are empty or out of order."""
     pairs = list(_SPAN.iter_unpack(data))
     spans = Spans(tuple([start for start, _ in pairs]), tuple([start + length for start, length in pairs]))
     last = -1
@@ -268,7 +274,7 @@ def _parse_spans(data: bytes) -> Spans:
 
 
 def _checked(address: int, length: int) -> int:
-    if address + length > _ADDRESS_SPACE:
+    if address + length > ADDRESS_SPACE:
         raise WireError("an address beyond the address space")
     return address
 

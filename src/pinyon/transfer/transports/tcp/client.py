@@ -29,7 +29,7 @@ _FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
-"""A small slice: direction, local region, offset and length; and what a good answer looks like: the seed of its
+"""A slice: direction, local region, offset and length; and what a good answer looks like: the seed of its
 checksum, its length, its header."""
 
 
@@ -48,7 +48,7 @@ class Connection(Endpoint):
             link.stream.keep_little()
         self._frame_id = 0
         self._asked: _Asked | None = None
-        """The small slice that is under way."""
+        """The slice that is under way."""
         self._got = 0
         """How much of its answer is in the inbox, while it is proceeded with."""
         self._inbox = memoryview(bytearray(INBOX_BYTES))
@@ -62,8 +62,11 @@ class Connection(Endpoint):
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
         if len(slices) == 1:
             _, local, offset, key, remote_offset, _ = slices[0]
-            return self.move(chain.opcode, chain.regions[local], offset, key, remote_offset, nbytes, deadline)
-        frame = wire.Frame(chain.opcode, len(slices), self._next_frame_id(), nbytes, self._checked)
+            outcome = self.move(chain.opcode, chain.regions[local], offset, key, remote_offset, nbytes, deadline)
+            assert outcome is not None
+            return outcome
+        self._frame_id += 1
+        frame = wire.Frame(chain.opcode, len(slices), self._frame_id, nbytes, self._checked)
         head = wire.pack_frame(frame, map(_there, slices))
         seed = seed_of(head) if frame.checksum else None
         if chain.opcode is Opcode.READ:
@@ -73,27 +76,11 @@ class Connection(Endpoint):
         got = self._stream.receive_some(self._inbox[:HEAD_START_BYTES], wire.FRAME_HEADER_BYTES, deadline)
         return self._answer(frame, seed, got, deadline, chain)
 
-    def _next_frame_id(self) -> int:
-        self._frame_id += 1
-        return self._frame_id
-
-    def move(
-        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome:
-        """A frame of one slice, without a detour: here every call shows in the latency."""
-        if nbytes > SMALL_BYTES:
-            return self._move_large(opcode, region, offset, key, remote_offset, nbytes, deadline)
-        outcome = self.begin(opcode, region, offset, key, remote_offset, nbytes, deadline)
-        if outcome is not UNDER_WAY:
-            return outcome
-        got = self._stream.receive_some(self._inbox, wire.FRAME_HEADER_BYTES, deadline)
-        self.answered = True
-        return self._end(got, deadline)
-
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome:
-        """Sends the frame of a small slice."""
+        """Sends the frame of one slice, without a detour: here every call shows in the latency. What is small passes a
+        buffer of ours; larger payloads go straight between the link and the region, which the caller has pinned."""
         stream, checked = self._stream, self._checked
         frame_id = self._frame_id = self._frame_id + 1
         seed = 0
@@ -109,6 +96,15 @@ class Connection(Endpoint):
             if checked:
                 whole += wire.TRAILER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
+        elif nbytes > SMALL_BYTES:
+            head = wire.pack_frame_of_one(
+                wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
+            )
+            # Before the payload moves: that pushes this code and its data out of the core's cache.
+            whole = wire.FRAME_HEADER_BYTES
+            good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
+            data = region.view[offset : offset + nbytes]
+            send_payload(stream, head, (data,), seed_of(head) if checked else None, deadline)
         else:
             outbox = self._outbox
             if not outbox:
@@ -128,6 +124,15 @@ class Connection(Endpoint):
             good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
         self._asked = (opcode, region, offset, nbytes, seed, whole, good)
         return UNDER_WAY
+
+    def wait(self, deadline: float) -> Outcome:
+        asked, window = self._asked, self._inbox
+        assert asked is not None
+        if asked[5] > INBOX_BYTES:  # a payload that goes straight into place
+            window = window[: wire.FRAME_HEADER_BYTES]
+        got = self._stream.receive_some(window, wire.FRAME_HEADER_BYTES, deadline)
+        self.answered = True
+        return self._end(got, deadline)
 
     def proceed(self) -> Outcome | None:
         """Never waits: goes on only when all is here that this answer has."""
@@ -166,6 +171,10 @@ class Connection(Endpoint):
         if inbox[: wire.FRAME_HEADER_BYTES] != good:
             frame = wire.Frame(opcode, 1, self._frame_id, nbytes, self._checked)
             return self._answer(frame, seed if self._checked else None, got, deadline)
+        if whole > INBOX_BYTES:
+            into = (region.view[offset : offset + nbytes],)
+            intact = receive_payload(self._stream, into, seed if self._checked else None, deadline, inbox[:0])
+            return DONE if intact else _BAD_CHECKSUM
         if got < whole:
             self._stream.receive((inbox[got:whole],), deadline)
         elif got > whole:
@@ -177,41 +186,6 @@ class Connection(Endpoint):
                 return _BAD_CHECKSUM
             if not self._memory.store(region, offset, data):
                 return SHUTDOWN
-        return DONE
-
-    def _move_large(
-        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome:
-        """The same for a slice that goes straight between the link and its region, which the caller has pinned."""
-        stream, inbox, checked = self._stream, self._inbox, self._checked
-        reading = opcode is Opcode.READ
-        frame_id = self._next_frame_id()
-        head = wire.pack_frame_of_one(
-            wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
-        )
-        # All that can be made ready before the payload moves is: that pushes this code and its data out of the core's
-        # cache, and what comes after it is in everybody's way.
-        done, payload = (wire.READ_DONE, nbytes) if reading else (wire.WRITE_DONE, 0)
-        good = wire.pack_header(wire.FRAME_MAGIC, done, wire.ALL_OK, 1, frame_id, payload)
-        seed = seed_of(head) if checked else None
-        data = (region.view[offset : offset + nbytes],)
-        at = wire.FRAME_HEADER_BYTES
-        reply = inbox[:at]
-        window = reply if reading else inbox  # of a READ no more than that: the payload goes straight into place
-        if reading:
-            stream.send_one(head, deadline)
-        else:
-            send_payload(stream, head, data, seed, deadline)
-        got = stream.receive_some(window, at, deadline)
-        self.answered = True
-        if reply != good:
-            frame = wire.Frame(opcode, 1, frame_id, nbytes, checked)
-            return self._answer(frame, seed, got, deadline)
-        if reading:
-            if not receive_payload(stream, data, seed, deadline, inbox[:0]):
-                return _BAD_CHECKSUM
-        elif got > at:
-            raise WireError("bytes after the reply")
         return DONE
 
     def _answer(

@@ -13,7 +13,6 @@ from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.limits import MAX_FRAME_BYTES
 from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import Range
 
@@ -54,9 +53,6 @@ class TcpService:
             if got < wire.FIRST_BYTES:
                 stream.receive([inbox[got : wire.FIRST_BYTES]], deadline)
                 got = wire.FIRST_BYTES
-            if self._serve_large(inbound, inbox, got, deadline):
-                window = inbox[: wire.FIRST_BYTES]  # of another such frame nothing that goes straight into place
-                continue
             window = inbox[:HEAD_START_BYTES]
             frame = wire.parse_frame(inbox)
             deadline += frame.payload / limits.min_rate_bytes_s
@@ -113,47 +109,6 @@ class TcpService:
         with self._meter.lock:
             self._meter.served(opcode, nbytes)
         return 0
-
-    def _serve_large(self, inbound: Inbound, inbox: memoryview, got: int, deadline: float) -> bool:
-        """The usual large frame: one range of host memory that is granted, whose bytes go straight between it and the
-        link. False: it is another case and nothing was done."""
-        nbytes: int
-        magic, opcode, checked, count, frame_id, nbytes, key, offset, length = wire.unpack_frame_of_one(inbox)
-        if magic != wire.FRAME_MAGIC or count != 1 or not INBOX_BYTES < nbytes == length <= MAX_FRAME_BYTES:
-            return False
-        reading = opcode == wire.READ
-        if checked > 1 or not ((reading and got == wire.FIRST_BYTES) or opcode == wire.WRITE):
-            return False
-        grant = self._memory.open_range(opcode, key, offset, nbytes, inbound, inbound.abort)
-        if grant is None:
-            return False
-        stream = inbound.stream
-        deadline += nbytes / self._limits.min_rate_bytes_s
-        seed = seed_of(inbox[: wire.FIRST_BYTES]) if checked else None
-        done, payload = (wire.READ_DONE, nbytes) if reading else (wire.WRITE_DONE, 0)
-        reply = wire.pack_header(magic, done, wire.ALL_OK, 1, frame_id, payload)
-        intact = True
-        try:
-            data = (grant.region.view[offset : offset + nbytes],)
-            if reading:
-                if not checked:
-                    stream.keep_little()
-                send_payload(stream, reply, data, seed, deadline)
-            else:
-                intact = receive_payload(stream, data, seed, deadline, inbox[wire.FIRST_BYTES : got])
-                if not intact:
-                    reply = wire.pack_header(magic, done, wire.BAD_CHECKSUM, 1, frame_id, 0)
-                if not checked:
-                    stream.keep_little()
-                stream.send_one(reply, deadline)  # the peer waits for this, and for nothing of what follows
-        finally:
-            self._memory.unpin((grant,), inbound)
-        if not intact:
-            _log.warning("a transfer frame arrived with a wrong checksum")
-            return True
-        with self._meter.lock:
-            self._meter.served(opcode, nbytes)
-        return True
 
     def _serve_frame(
         self, inbound: Inbound, frame: wire.Frame, head: memoryview, early: memoryview, deadline: float
