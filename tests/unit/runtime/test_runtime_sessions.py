@@ -620,6 +620,9 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def is_closing(self) -> bool:
+        return False
+
     def close(self) -> None:
         """What was written waits for a peer that reads nothing."""
 

@@ -112,7 +112,8 @@ class Http2Protocol(asyncio.Protocol):
     def close(self, reason: str = "closed") -> None:
         """After what was written, which a peer that reads nothing does not keep for long."""
         self._over(reason)
-        self.transport.close()
+        if not self.transport.is_closing():  # closed twice, asyncio's TLS forgets what it would have to abort
+            self.transport.close()
 
     def heard_by_nobody(self) -> None:
         """Whoever was told of what happens here is not told any more."""

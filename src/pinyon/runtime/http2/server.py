@@ -285,6 +285,14 @@ class Http2Server:
             await asyncio.wait(gone, timeout=left_s)
         for each in list(self.protocols):
             each.close("the server has ended")
+        if gone := [each.gone for each in self.protocols]:
+            # What was written goes out, and TLS says goodbye, if the peer still listens.
+            await asyncio.wait(gone, timeout=FAREWELL_S if seconds > 0 else 0)
+            left = list(self.protocols)
+            for each in left:
+                each.abort("the server has ended")
+            if left:  # sockets are closed in the loop's next turn
+                await asyncio.wait([each.gone for each in left], timeout=FAREWELL_S)
         await self.listener.close()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
