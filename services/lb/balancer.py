@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -85,6 +85,8 @@ class LoadBalancer:
     """The parts, wired; nothing is started. ``start`` → ``close``. A kind of load balancer adds what its requests go
     to: its constructor calls :meth:`open_doors` and then :meth:`join`."""
 
+    kind: ClassVar[peer_pb2.PeerKind] = peer_pb2.PEER_KIND_UNSPECIFIED
+    """What it stands in front of."""
     app: HttpApp
     http: HttpServer
     grpc: GrpcServer
@@ -112,7 +114,7 @@ class LoadBalancer:
         self.off_loop = OffLoop()
         self.bodies = Budget(settings.bodies_limit_mib << 20)
         self.access = AccessLog(settings.access_log, clock)
-        self.own = Peer(given.instance_id, settings.region, "")
+        self.own = Peer(given.instance_id, settings.region, "", self.kind)
         self._rates = decisions.rates
         self._peers = parse_peers(settings.peers)
         self._boot_id = secrets.token_hex(8)
@@ -124,8 +126,8 @@ class LoadBalancer:
         default = Rates(settings.tenant_rpm, settings.tenant_tpm)
         return Admission(self.line, self._rates, default, metrics, self.given.clock)
 
-    def links(self, unread_tokens: int, kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED) -> RegionLinks:
-        """To other regions. ``kind``: what all of them stand in front of."""
+    def links(self, unread_tokens: int) -> RegionLinks:
+        """To other regions."""
         given = self.given
         return RegionLinks(
             self.own,
@@ -134,7 +136,6 @@ class LoadBalancer:
             given.clock,
             given.security.channels,
             parse_delays(given.settings.test_region_delays_ms),
-            kind,
         )
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:

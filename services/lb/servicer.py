@@ -18,6 +18,7 @@ from pinyon.frontdoor.access_log import grpc_call
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.head import traceparent
+from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
@@ -151,9 +152,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                 log_id,
                 request_class,
                 holder=client.holder,
-                no_reuse=request.no_reuse,
-                ttft_slo_ms=request.ttft_slo_ms,
-                traceparent=parent,
+                wishes=Wishes(request.no_reuse, request.ttft_slo_ms, parent),
             )
         except InvalidArgument as error:
             kind = request.WhichOneof("input")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 
+from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
@@ -34,6 +35,8 @@ _log = get_logger("lb.upstreams")
 class UpstreamLb(LoadBalancer):
     """In front of OpenAI servers of other makers."""
 
+    kind = peer_pb2.PEER_KIND_UPSTREAM
+
     def __init__(self, given: Given) -> None:
         """Raises :class:`PinyonError` for files that are not as they should be."""
         super().__init__(given)
@@ -43,7 +46,7 @@ class UpstreamLb(LoadBalancer):
         times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
         self.clusters: UpstreamClusters = UpstreamClusters(self.fleet, servers.urls, models, servers.make, times, clock)
         metrics = UpstreamMetrics(given.registry, self.line, self.clusters.servers)
-        regions = self.links(0, RawServing.kind)
+        regions = self.links(0)
         remote = RegionTargets(models, regions, metrics, clock)
 
         def targets(where: Where, cluster: str) -> Targets:

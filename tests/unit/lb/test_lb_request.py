@@ -11,6 +11,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
+from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Ask, Delta, Request
 from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
 
@@ -288,7 +289,7 @@ def test_a_submission_is_no_larger_than_was_said(generated):
         5000, 1.9, 1 << 30, 0.9, 2**64 - 1, ("\U0001f332" * 64,) * 16, True, 0.9, 5000, (2**32 - 1,) * 64, 9.9, -1.9,
         1.9, tuple((2**32 - 1 - token, -99.9) for token in range(1024))[::-1], 20, True,
     )  # fmt: skip
-    ask = Ask(long[:64], long[:128], asked, b"\xff" * 4000, b"k" * 1600, sampling, True, 1 << 30, "t" * 55)
+    ask = Ask(long[:64], long[:128], asked, b"\xff" * 4000, b"k" * 1600, sampling, Wishes(True, 1 << 30, "t" * 55))
     request = Request(ask, 0.0, 1e6)
     begin(request, 1.0)
     if generated:

@@ -12,6 +12,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_session
+from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.request import Ask, Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
@@ -168,7 +169,7 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
         logprobs=20,
         prompt_logprobs=True,
     )
-    ask = Ask("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, traceparent="t" * 55)
+    ask = Ask("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, Wishes(traceparent="t" * 55))
     request = Request(ask, 0.0, 1e6)
     placement = common_pb2.Placement(prefill_instance_id="p" * 128, decode_instance_id="d" * 128)
     for number in range(256):

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pinyon.core.request import RequestClass, SamplingParams
 
-__all__ = ["Ask"]
+__all__ = ["Ask", "Wishes"]
 
 _UTF8_MAX = 4
 FIXED_BYTES = 1216
 """Numbers, the kind, the fingerprint, tags and lengths of a submission, and what a retry and a trace add to its id and
 traceparent."""
+
+
+class Wishes(NamedTuple):
+    """What a client says of one request beside its body: compute it anew, how soon it wants the first token (ms; 0: as
+    soon as the conductor promises), and the trace that it belongs to."""
+
+    no_reuse: bool = False
+    ttft_slo_ms: int = 0
+    traceparent: str = ""
+
+
+NONE = Wishes()
 
 
 class Ask:
@@ -36,15 +50,13 @@ class Ask:
         tokens_le32: bytes,
         block_keys: bytes,
         sampling: SamplingParams,
-        no_reuse: bool = False,
-        ttft_slo_ms: int = 0,
-        traceparent: str = "",
+        wishes: Wishes = NONE,
     ) -> None:
         self.request_id, self.model, self.request_class = request_id, model, request_class
         self.tokens_le32, self.block_keys, self.sampling = tokens_le32, block_keys, sampling
-        self.no_reuse, self.ttft_slo_ms, self.traceparent = no_reuse, ttft_slo_ms, traceparent
+        self.no_reuse, self.ttft_slo_ms, self.traceparent = wishes
         whose = request_class
-        texts = [request_id, model, traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
+        texts = [request_id, model, wishes.traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
         texts += whose.geographies
         self.texts_bytes = _UTF8_MAX * len("".join(texts)) + 4 * len(texts)
         """What they take in a message at most."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal
@@ -23,10 +24,21 @@ from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoice
 from pinyon.openai.format import DONE, Facts
 from pinyon.openai.parse import Call
 
-__all__ = ["ChoicesAnswer"]
+__all__ = ["AnswerTools", "ChoicesAnswer"]
 
 INLINE_ENTRIES = 4096
 """Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
+
+
+class AnswerTools(NamedTuple):
+    """What answers are made with."""
+
+    dispatcher: Dispatcher
+    prompts: Prompts
+    off_loop: OffLoop
+    clock: Clock
+    created_s: int
+    """When the answer was made, as it says (Unix time)."""
 
 
 class ChoicesAnswer:
@@ -37,27 +49,20 @@ class ChoicesAnswer:
         call: Call,
         asks: Sequence[Ask],
         head: Head,
-        dispatcher: Dispatcher,
-        prompts: Prompts,
-        off_loop: OffLoop,
         reply: Reply,
         begin: Callable[[], None],
         deadline_s: float,
-        created_s: int,
-        clock: Clock,
+        tools: AnswerTools,
     ) -> None:
         self._call = call
         self._head = head
-        self._dispatcher = dispatcher
-        self._prompts = prompts
-        self._off_loop = off_loop
+        self._dispatcher, self._prompts, self._off_loop, self._clock, created_s = tools
         self._reply = reply
         self._begin = begin
         self._begun = False
-        self._clock = clock
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
-        self._format: Choices = make(head.unique, created_s, call, prompts.tokenizer, prompts.texts)
+        self._format: Choices = make(head.unique, created_s, call, self._prompts.tokenizer, self._prompts.texts)
         self._requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
         head.facts = partial(facts_of, self._requests)
         self._choices = [

@@ -12,7 +12,8 @@ from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.choices import ChoicesAnswer
+from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
@@ -84,10 +85,8 @@ class Completions:
                 if not call.plain:
                     await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
                     return 200
-                ask = await self._models.of(call.model).ask(
-                    call, head.log_id, request_class, holder=head.client.holder, no_reuse=head.no_reuse,
-                    ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent,
-                )  # fmt: skip
+                prompts, holder = self._models.of(call.model), head.client.holder
+                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
                 request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                 head.facts = partial(facts_of, (request,))
                 answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
@@ -134,18 +133,14 @@ class Completions:
         deadline_s: float,
     ) -> None:
         prompts = self._models.of(call.model)
-        asks = await prompts.asks(
-            call, head.log_id, request_class, holder=head.client.holder, no_reuse=head.no_reuse,
-            ttft_slo_ms=head.ttft_slo_ms, traceparent=head.traceparent,
-        )  # fmt: skip
+        holder = head.client.holder
+        asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
 
         def begin() -> None:
             _begin(ticket, reply, begun)
 
-        answer = ChoicesAnswer(
-            call, asks, head, self._dispatcher, prompts, self._off_loop, reply, begin, deadline_s,
-            int(self._unix_clock()), self._clock,
-        )  # fmt: skip
+        tools = AnswerTools(self._dispatcher, prompts, self._off_loop, self._clock, int(self._unix_clock()))
+        answer = ChoicesAnswer(call, asks, head, reply, begin, deadline_s, tools)
         await answer.run(ticket)
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
@@ -170,6 +165,10 @@ class Completions:
         await self._dispatcher.run(request, ticket, events.take)
         facts = request.report(self._clock()) if head.report else None
         await events.end(include_usage, facts)
+
+
+def _wishes(head: Head) -> Wishes:
+    return Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
 
 
 def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:

@@ -16,9 +16,9 @@ from pinyon.core.block_keys import BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
+from pinyon.frontdoor.instances.ask import NONE, Ask, Wishes
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
-from pinyon.frontdoor.instances.request import Ask
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
@@ -94,9 +94,14 @@ class Prompts:
         return min(limit, PROMPT_TOKENS_MAX)
 
     async def ask(
-        self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
-        ttft_slo_ms: int = 0, traceparent: str = "",
-    ) -> Ask:  # fmt: skip
+        self,
+        call: Call,
+        request_id: str,
+        request_class: RequestClass,
+        *,
+        holder: str = "",
+        wishes: Wishes = NONE,
+    ) -> Ask:
         """``holder``: in whose name places are taken; empty: in nobody's.
 
         Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
@@ -107,15 +112,24 @@ class Prompts:
         tokens = await self._tokens(call.prompt, call.prompt_field, rendering, context, holder)
         sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
         return Ask(
-            request_id, call.model, request_class, tokens,
+            request_id,
+            call.model,
+            request_class,
+            tokens,
             await self._keys(call.model, request_class, tokens, holder),
-            sampling, no_reuse, ttft_slo_ms, traceparent,
-        )  # fmt: skip
+            sampling,
+            wishes,
+        )
 
     async def asks(
-        self, call: Call, request_id: str, request_class: RequestClass, *, holder: str = "", no_reuse: bool = False,
-        ttft_slo_ms: int = 0, traceparent: str = "",
-    ) -> list[Ask]:  # fmt: skip
+        self,
+        call: Call,
+        request_id: str,
+        request_class: RequestClass,
+        *,
+        holder: str = "",
+        wishes: Wishes = NONE,
+    ) -> list[Ask]:
         """As :meth:`ask`, of all choices: ``n`` of the first prompt, ``n`` of the second one, and so on.
 
         Choices of one prompt have seeds that follow each other; the first has the call's.
@@ -152,7 +166,7 @@ class Prompts:
             for choice in range(call.n):
                 sampling = self._sampling(call, len(tokens) // 4, context, (seed + choice) % (1 << 64))
                 number = f"{request_id}-{len(asks)}"
-                ask = Ask(number, call.model, request_class, tokens, keys, sampling, no_reuse, ttft_slo_ms, traceparent)
+                ask = Ask(number, call.model, request_class, tokens, keys, sampling, wishes)
                 asks.append(ask)
         return asks
 

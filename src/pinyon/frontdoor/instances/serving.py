@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -24,7 +24,7 @@ from pinyon.core.errors import (
 from pinyon.core.request import FinishReason
 from pinyon.frontdoor.access_log import AccessLog, Answered
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
-from pinyon.frontdoor.instances.ask import Ask
+from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
@@ -50,8 +50,6 @@ REQUEST_BYTES = 4096
 
 class TokenServing:
     """The :class:`pinyon.frontdoor.regions.inbound.Serving` in front of our own instances."""
-
-    kind: Final = peer_pb2.PEER_KIND_UNSPECIFIED
 
     def __init__(
         self,
@@ -204,9 +202,14 @@ class _TokenRequests:
         keys = await prompts.keys_of(whose, prompt)
         slo_ms = max(1, submission.ttft_left_ms) if submission.HasField("ttft_left_ms") else 0
         ask = Ask(
-            submission.request_id, submission.model, whose, prompt, keys, sampling, submission.no_reuse, slo_ms,
-            submission.traceparent,
-        )  # fmt: skip
+            submission.request_id,
+            submission.model,
+            whose,
+            prompt,
+            keys,
+            sampling,
+            Wishes(submission.no_reuse, slo_ms, submission.traceparent),
+        )
         request = Request(ask, now_s, now_s + timeout_s)
         request.sender = self._session.peer.region
         request.fingerprint = submission.model_fingerprint

@@ -47,11 +47,6 @@ class Serving(Protocol):
     """Of one load balancer: what serves what other regions send."""
 
     @property
-    def kind(self) -> peer_pb2.PeerKind:
-        """What this stands in front of."""
-        ...
-
-    @property
     def geography(self) -> Geography:
         """Who may send to whom, as this region has it."""
         ...

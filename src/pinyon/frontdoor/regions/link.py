@@ -51,16 +51,14 @@ class RegionLink:
         clock: Clock,
         connect: OpenSession = open_session,
         delay_s: float = 0.0,
-        kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED,
     ) -> None:
-        """``delay_s``: from here to there, for tests; the same back. ``kind``: what both stand in front of."""
+        """``delay_s``: from here to there, for tests; the same back."""
         self.peer = peer
         self._own = own
         self._unread_limit = unread_tokens
         self._on_state, self._on_away = on_state, on_away
         self._clock = clock
         self._delay_s = delay_s
-        self._kind = kind
         self._talk: _Talk | None = None
         self._link = Redialer(
             f"load balancer of {peer.region}", peer.address, METHOD, self._converse,
@@ -213,7 +211,7 @@ class _Talk:
             raise InvalidArgument("its first message is no welcome")
         if welcome.region != link.peer.region:
             raise InvalidArgument(f"it says that it is of the region {welcome.region!r}, not {link.peer.region!r}")
-        if welcome.kind != link._kind:
+        if welcome.kind != link._own.kind:
             raise FailedPrecondition("one of the two is in front of --upstream servers, the other is not")
         self.welcomed = True
         link.sessions += 1
@@ -234,7 +232,7 @@ class _Talk:
     async def written(self) -> AsyncGenerator[peer_pb2.SessionRequest, None]:
         own = self._link._own
         yield peer_pb2.SessionRequest(
-            hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=self._link._kind)
+            hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=self._link._own.kind)
         )
         while True:
             await self._news.wait()

@@ -38,16 +38,14 @@ class RegionLinks:
         clock: Clock,
         channels: Channels = PLAIN_CHANNELS,
         delays_s: Mapping[str, float] | None = None,
-        kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED,
     ) -> None:
-        """``delays_s``: to each region, one way, for tests. ``kind``: what all stand in front of."""
+        """``delays_s``: to each region, one way, for tests."""
         self.own = own
         self._models = models
         self._unread_tokens = unread_tokens
         self._clock = clock
         self._channels = channels
         self._delays_s = delays_s or {}
-        self._kind = kind
         self._links: dict[str, RegionLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -80,7 +78,6 @@ class RegionLinks:
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._unread_tokens, self._state, self._away, self._clock,
                     self._channels.sessions_to(region_name(peer.region)), self._delays_s.get(peer.region, 0.0),
-                    self._kind,
                 )  # fmt: skip
                 link.start()
 

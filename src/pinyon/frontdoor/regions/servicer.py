@@ -49,7 +49,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             return
         peer = self._checked(first.hello, context)
         welcome = peer_pb2.PeerWelcome(
-            region=parts.own.region, lb_id=parts.own.name, version=PEER_VERSION, kind=parts.serving.kind
+            region=parts.own.region, lb_id=parts.own.name, version=PEER_VERSION, kind=parts.own.kind
         )
         await Inbound(parts, peer).run(stream, welcome)
 
@@ -57,7 +57,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
         """Raises :class:`PinyonError` for whom we do not speak with."""
         if hello.version != PEER_VERSION:
             raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
-        if hello.kind != self._parts.serving.kind:
+        if hello.kind != self._parts.own.kind:
             raise FailedPrecondition(
                 "one of us is in front of servers of others (--upstream), and one is not", field="kind"
             )

@@ -53,8 +53,6 @@ _log = get_logger("lb.regions")
 class RawServing:
     """The :class:`pinyon.frontdoor.regions.inbound.Serving` in front of other people's servers."""
 
-    kind: Final = peer_pb2.PEER_KIND_UPSTREAM
-
     def __init__(
         self,
         arrivals: Arrivals,
