@@ -14,7 +14,7 @@ from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.core.request import NO_LIMIT, SamplingParams
 from pinyon.frontdoor.auth import Client, load_api_keys
-from pinyon.frontdoor.failures import Broke, NoRoom
+from pinyon.frontdoor.failures import Broke, NoRoom, Refused
 from pinyon.frontdoor.head import Head, read_head
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.labels import classify
@@ -311,6 +311,7 @@ def test_every_error_of_the_tree_becomes_an_object():
         HttpError: lambda text: HttpError(500, text),
         Broke: lambda text: Broke(text, begun=False),
         NoRoom: lambda text: NoRoom(text, lasting=False),
+        Refused: lambda text: Refused(text, 503, b"", b"", b""),
         RateLimited: lambda text: RateLimited(ResourceExhausted(text), (None, None)),
     }
     for cls in tree(PinyonError):

@@ -52,7 +52,7 @@ class Wire:
 
 
 def open_stream(wire: Wire, body: bytes = b"{}"):
-    answer = wire.streams.open(peer_pb2.RawHead(), body, lambda head: b"")
+    answer = wire.streams.open(peer_pb2.RawHead(), body)
     wire.reply = PeerReply(wire, 1)  # type: ignore[arg-type]
     return answer
 

@@ -53,6 +53,6 @@ class NoRoom(Unavailable):
 class Refused(Unavailable):
     """A server has no room. If nobody else has any, its own answer is what the client gets."""
 
-    def __init__(self, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
-        super().__init__("The server refused the request.")
+    def __init__(self, message: str, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
+        super().__init__(message)
         self.status, self.body, self.kind, self.fields = status, body, kind, fields

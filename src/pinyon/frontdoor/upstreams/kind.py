@@ -30,6 +30,7 @@ __all__ = ["ServerKind"]
 
 NO_ROOM: Final = frozenset((429, 502, 503))
 """Another server may have some."""
+REFUSED: Final = "The server refused the request."
 REFUSAL_BYTES: Final = 64 << 10
 REFUSAL_S: Final = 1.0
 """Of a refusal whose text is larger or takes longer only the status is passed on, and when to ask again."""
@@ -132,9 +133,9 @@ class ServerKind:
         body, fields = await _refusal_text(answer), answer.fields
         if body is None:
             fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
-            body = error_body(HttpError(answer.status, "The server refused the request."), answer.status)
+            body = error_body(HttpError(answer.status, REFUSED), answer.status)
         kind, lines = from_server(fields, own_rates=True)
-        forward.error = forward.full = Refused(answer.status, body, kind, lines)
+        forward.error = forward.full = Refused(REFUSED, answer.status, body, kind, lines)
         forward.paid += 1
         name, rest_s = forward.choice.target, _retry_after_s(answer.fields)
         forward.exclude.add(name)
