@@ -284,28 +284,15 @@ class Accepted(Duplex[Sent, Received]):
     def __init__(self, context: Any, write_s: float) -> None:
         super().__init__(write_s)
         self._carry(context)
-        self._patience: asyncio.Timeout | None = None
-        """While the first message is waited for."""
 
     async def first(self, within_s: float) -> Received | None:
-        """The first message, before ``run``; None when none is to come. Raises :class:`DeadlineExceeded`, or what
-        :meth:`end` was given."""
+        """The first message, before ``run``; None when none is to come. Raises :class:`DeadlineExceeded`."""
         try:
-            async with asyncio.timeout(within_s) as self._patience:
+            async with asyncio.timeout(within_s):
                 message = await self._read()
         except TimeoutError:
-            if self._ending.done():
-                self._ending.result()
-                return None
             raise DeadlineExceeded(f"no message came within {within_s:g} s") from None
-        finally:
-            self._patience = None
         return None if message is _EOF else message
-
-    def end(self, reason: PinyonError | None = None) -> None:
-        super().end(reason)
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(self._loop.time())
 
     async def run(
         self,

@@ -469,17 +469,6 @@ async def test_the_accepting_side_may_end_it_and_say_something_beside_its_iterat
     assert len(got) == 2
 
 
-async def test_who_waits_for_a_hello_can_be_ended() -> None:
-    async def crowded(stream: Accepted[Answer, Ask]) -> None:
-        asyncio.get_running_loop().call_soon(stream.end, ResourceExhausted("no place"))
-        await stream.first(WAIT_S)
-
-    async with Server(crowded) as server:
-        error = await ends(dial(server.address).run(lambda _: None, says(then=never())))
-    assert isinstance(error, ResourceExhausted)
-    assert error.message == "no place"
-
-
 async def test_a_hello_comes_first_or_not_at_all() -> None:
     firsts: list[Ask | None] = []
 
