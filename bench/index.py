@@ -29,7 +29,7 @@ PROMPTS = 1000
 """Of those that it was filled with, asked for in the end."""
 BATCHES = (1, 16, 64, 512)
 HOLDERS = (32, 256, 1024)
-PART_KEYS = 8_192
+PART_KEYS = 2_048
 """Of a snapshot, as the conductor takes it in one go."""
 DEFAULT_EVERY = 4
 """Of blocks of 16 tokens at the default stride."""

@@ -36,7 +36,7 @@ from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import Placer, Told
+from services.conductor.placing import DefaultSlos, Placer, PlacerRecords
 from services.conductor.servicer import ConductorServicer
 from services.conductor.settings import ConductorSettings
 from services.conductor.sizing import Sizing
@@ -109,7 +109,8 @@ def build(
     if settings.explain_max:
         log = DecisionLog(settings.explain_max, settings.explain_mib << 20, 1 + secrets.randbits(62))
     planned = PlannedFetches(FETCHES_EACH * settings.inflight_max, settings.inflight_prefill_s)
-    placer = Placer(scheduler, inflight, metrics, telemetry, clock, ttft_slo_s, tbt_slo_s, Told(sizing, log, planned))
+    slos, records = DefaultSlos(ttft_slo_s, tbt_slo_s), PlacerRecords(sizing, log, planned)
+    placer = Placer(scheduler, inflight, metrics, telemetry, clock, slos, records)
     intake = ReportIntake(fleet, membership, metrics, clock, planned, security.secret, log)
     explainer = Explainer(log, clock)
     listing = Listing(fleet, membership, clock, asyncio.sleep)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from dataclasses import dataclass
 from logging import DEBUG
-from typing import NamedTuple
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
@@ -24,7 +24,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.sizing import Sizing
 
-__all__ = ["Placer", "Told"]
+__all__ = ["DefaultSlos", "Placer", "PlacerRecords"]
 
 _log = get_logger("conductor")
 
@@ -32,15 +32,22 @@ MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01
 """After some were found, and after none were."""
 
 
-class Told(NamedTuple):
-    """Who hears of placements: what sizes the cluster, what remembers them for people, and what was to be fetched."""
+@dataclass(frozen=True, slots=True)
+class DefaultSlos:
+    """Seconds to the first token and between tokens for requests that name none; 0: no limit."""
+
+    ttft_s: float = 0.0
+    tbt_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacerRecords:
+    """What keeps books of placements: ``sizing`` how many instances they want, ``log`` what was placed and refused,
+    ``planned`` what was to be fetched."""
 
     sizing: Sizing | None = None
     log: DecisionLog | None = None
     planned: PlannedFetches | None = None
-
-
-NOBODY = Told()
 
 
 class Placer:
@@ -53,19 +60,18 @@ class Placer:
         metrics: ConductorMetrics,
         telemetry: Telemetry,
         clock: Clock,
-        ttft_slo_s: float,
-        tbt_slo_s: float,
-        told: Told = NOBODY,
+        slos: DefaultSlos = DefaultSlos(),
+        records: PlacerRecords = PlacerRecords(),
     ) -> None:
         self._scheduler = scheduler
         self._inflight = inflight
         self._metrics = metrics
         self._telemetry = telemetry
         self._clock = clock
-        self._ttft_slo_s = ttft_slo_s
-        self._tbt_slo_s = tbt_slo_s
-        self._sizing, self._log, self._planned = told
-        scheduler.consider = None if self._log is None else self._log.consider
+        self._slos = slos
+        self._sizing, self._log, self._planned = records.sizing, records.log, records.planned
+        log = records.log
+        scheduler.consider = None if log is None else log.consider
         self._moves_at_s = -math.inf
 
     def place(self, message: conductor_pb2.ScheduleRequest, response: conductor_pb2.ScheduleResponse) -> None:
@@ -75,7 +81,7 @@ class Placer:
         with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
             request, now_s = None, self._clock()
             try:
-                request = request_from_proto(message, request_id, self._ttft_slo_s, self._tbt_slo_s)
+                request = request_from_proto(message, request_id, self._slos.ttft_s, self._slos.tbt_s)
                 span.classify(request.request_class)
                 decision = self._scheduler.schedule(request, now_s)
             except PinyonError as error:

@@ -11,11 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.key_sample import key_sample
-from pinyon.placement import holder_sets, holdings, index_walk, key_table
-from pinyon.placement.expected import ExpectedInDict
-from pinyon.placement.expected_table import ExpectedInTable
+from pinyon.placement import holder_sets, holdings, key_table
 from pinyon.placement.index import BlockIndex, Intake
-from pinyon.placement.index_loop import look_up_in_loop
 from pinyon.placement.prefix_match import Holders
 from tests.long import usually
 
@@ -54,11 +51,10 @@ class IndexMachine(RuleBasedStateMachine):
 
     LIMIT = 100_000
 
-    @initialize(every=st.sampled_from(EVERY), in_loops=st.booleans())
-    def begin(self, every: int, in_loops: bool) -> None:
+    @initialize(every=st.sampled_from(EVERY))
+    def begin(self, every: int) -> None:
         self.every = every
         self.index = BlockIndex(self.LIMIT)
-        self.index._holdings.in_loops = in_loops
         self.content: dict[Member, set[int]] = {}
         self.seq: dict[Member, int] = {}
         self.known: dict[Member, set[int]] = {}
@@ -167,23 +163,6 @@ class IndexMachine(RuleBasedStateMachine):
     def _shown(self, member: Member) -> set[int]:
         return self.known[member] | self.before[member]
 
-    @rule(prompt=PROMPTS, coming=st.lists(st.tuples(NAMES, PROMPTS), max_size=3))
-    def lookup_key_by_key(self, prompt, coming):
-        """It comes to what operations on arrays come to, also with what is expected."""
-        there = self.index._holdings
-        in_dict, in_table = ExpectedInDict(), ExpectedInTable()
-        for member, numbers in coming:
-            for expected in (in_dict, in_table):
-                expected.add(member, pack(sorted(self._sample(numbers))))
-        for one, other in ((None, None), (in_dict, in_dict), (in_dict, in_table)):
-            packed = pack(prompt)
-            slots, match = index_walk.look_up(there.table, there.shown_of, packed, one or None, self.every)
-            asked = there.table, there.shown_of, packed + KEYS[0], len(prompt)
-            last, same = look_up_in_loop(*asked, other or None, self.every)
-            assert last == (int(slots[-1]) if len(slots) else -1)
-            assert (same.runs, same.blocks) == (match.runs, match.blocks)
-            assert (same.soon.runs, same.soon.blocks) == (match.soon.runs, match.soon.blocks)
-
     @rule(
         prompt=PROMPTS, limit=st.one_of(st.none(), st.integers(0, 70)), sources=st.sets(NAMES), first=st.integers(0, 60)
     )
@@ -207,7 +186,7 @@ class IndexMachine(RuleBasedStateMachine):
         together = set().union(*map(self._shown, MEMBERS))
         assert match.blocks == reach(together)
         rows = match.held_by_row(4)
-        assert rows.tolist() == [reach(self._shown(member)) for member in MEMBERS] + [0]
+        assert list(rows) == [reach(self._shown(member)) for member in MEMBERS] + [0]
         if first <= match.blocks:
             among = set().union(*map(self._shown, sources)) if sources else set()
             end = min(match.blocks, reach(among, first))
@@ -271,11 +250,10 @@ class FewSetsMachine(FullIndexMachine):
 
     LIMIT = 100_000
 
-    @initialize(every=st.sampled_from(EVERY), in_loops=st.booleans())
-    def begin(self, every: int, in_loops: bool) -> None:
-        super().begin(every, in_loops)
+    @initialize(every=st.sampled_from(EVERY))
+    def begin(self, every: int) -> None:
+        super().begin(every)
         self.index = BlockIndex(self.LIMIT, sets_max=2)
-        self.index._holdings.in_loops = in_loops
         for member in MEMBERS:
             self._start(member)
 
@@ -286,30 +264,24 @@ class FewSetsMachine(FullIndexMachine):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Sizes at which everything happens that happens in a large index: growth bucket by bucket, full buckets, keys one
-    by one and many at once, sets that are given up."""
+    """Sizes at which everything happens that happens in a large index: growth bucket by bucket, full buckets, sets
+    that are given up."""
     monkeypatch.setattr(key_table, "BUCKETS_MIN", 1)
     monkeypatch.setattr(key_table, "_GROWING", 7.5)
     monkeypatch.setattr(key_table, "_SMALL", 1 << 12)
-    monkeypatch.setattr(key_table, "_TOGETHER", 20)
-    monkeypatch.setattr(index_walk, "_FEW_KEYS", 3)
-    monkeypatch.setattr(index_walk, "_FIRST_KEYS", 4)
     monkeypatch.setattr(holder_sets, "_UNUSED_MAX", 3)
     monkeypatch.setattr(holdings, "COLLECT_SLOTS", 8)
     monkeypatch.setattr(holdings, "_COLLECT_SETS", 1)
-    monkeypatch.setattr(holdings, "_FEW_KEYS", 3)
     monkeypatch.setattr(holdings, "_EVICT_SLOTS", 8)
 
 
-@pytest.mark.parametrize("in_loops", [False, True])
 @pytest.mark.parametrize("seed", range(usually(2, long=8)))
-def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, in_loops, monkeypatch):
+def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, monkeypatch):
     """Keys of a full bucket may move to where the round through the table has been already."""
     monkeypatch.setattr(key_table, "_GROWING", 7.6)
     monkeypatch.setattr(key_table, "_SMALL", 1)
     dice = random.Random(seed)
     index = BlockIndex(100_000)
-    index._holdings.in_loops = in_loops
     for member in MEMBERS:
         assert index.add() == member.bit
         index.apply_snapshot(member, 0, dice.randbytes(16 * 300), first=True, last=True)

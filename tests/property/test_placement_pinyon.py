@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
-from pinyon.placement.cost_arrays import CostArrays
-from pinyon.placement.cost_loops import CostLoops
 from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
@@ -125,42 +123,6 @@ def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_fir
     assert decision.reused_blocks == chosen[4]
 
 
-@settings(max_examples=usually(25, long=300), deadline=None)
-@given(
-    st.integers(0, 1 << 32),
-    st.integers(1, 4),
-    st.sampled_from((True, False, None)),
-    st.builds(CostTerms, st.sampled_from((0.0, 1.0)), st.booleans(), st.booleans()),
-    st.booleans(),
-)
-def test_one_by_one_they_cost_what_they_cost_in_arrays(
-    seed: int, sources: int, short_first: bool | None, terms: CostTerms, gains: bool
-) -> None:
-    it, rng = world(seed, sources=sources, short_first=short_first), Random(seed)
-    for name in it.names:
-        state = member(it.fleet, name)
-        report = InstanceLoad(
-            rng.randrange(3), rng.randrange(3), rng.choice((0, 5000)), room_wait_ms=rng.choice((0, 9))
-        )
-        it.fleet.set_load(state, report, NOW_S)
-    gains_s = np.array([rng.choice((0.0, 0.3)) for _ in it.names]) if gains else None
-    asked = terms, it.request, it.pool, it.match, NOW_S, gains_s
-    loops, arrays = CostLoops(*asked), CostArrays(*asked)
-    alike(loops, arrays, len(it.names))
-    assert loops.cheapest() == arrays.cheapest()
-    alike(loops, arrays, len(it.names))
-
-
-def alike(loops: Costs, arrays: Costs, count: int) -> None:
-    for place in range(count):
-        one, other = loops.at(place), arrays.at(place)
-        for name in ("local", "reach", "room_s", "wait_s", "transfer_s", "prefill_s", "cost_s"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-9)
-    those, others = loops.considered(0, False), arrays.considered(0, False)
-    for name in ("expected", "reach", "rooms_s", "queues_s", "transfers_s", "prefills_s", "costs_s"):
-        assert np.allclose(getattr(those, name), getattr(others, name), rtol=0, atol=1e-9)
-
-
 @settings(max_examples=usually(20, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 4))
 def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, sources: int) -> None:
@@ -175,7 +137,7 @@ def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, source
 @settings(max_examples=usually(35, long=400), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.02, 0.3, 0.8, 2.0)), st.booleans(), st.booleans())
 def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named: bool, pair: bool) -> None:
-    """By both ways: the cheapest of those in time, which is the cheapest of all where that is one of them."""
+    """The cheapest of those in time, which is the cheapest of all where that is one of them."""
     it = world(seed, sources=1, short_first=True)
     request = replace(it.request, ttft_slo_s=limit_s, ttft_slo_named=named)
     each = {name: costs(it, member(it.fleet, name), 1.0, True) for name in it.names}
@@ -192,12 +154,11 @@ def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named:
     if not pair:
         assert each[chosen][0] == pytest.approx(min(each[name][0] for name in among), abs=1e-8)
     asked = CostTerms(1.0, True, True), request, it.pool, it.match, NOW_S, None
-    for ways in (CostLoops(*asked), CostArrays(*asked)):
-        place = ways.cheapest_in_time(0.0, -1)
-        if place is None:
-            assert not in_time
-        else:
-            assert each[it.names[place]][0] == pytest.approx(min(each[name][0] for name in in_time), abs=1e-8)
+    place = Costs(*asked).cheapest_in_time(0.0, -1)
+    if place is None:
+        assert not in_time
+    else:
+        assert each[it.names[place]][0] == pytest.approx(min(each[name][0] for name in in_time), abs=1e-8)
 
 
 @settings(max_examples=usually(20, long=200), deadline=None)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.compiled import compiled
 
-__all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sample_with_blocks", "sampled_keys"]
+__all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sampled_keys"]
 
 EVERY_MAX: Final = 64
 _PLACE: Final = 15
@@ -35,12 +35,6 @@ def is_sample(every: int) -> bool:
     return 1 <= every <= EVERY_MAX and not every & (every - 1)
 
 
-def sample_with_blocks(packed_keys: bytes, every: int) -> tuple[bytes, NDArray[np.int64]]:
-    """Those keys, packed as in :func:`key_sample`, and the numbers of their blocks."""
-    blocks: NDArray[np.int64] = _chosen(packed_keys, every).nonzero()[0]
-    return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[blocks].tobytes(), blocks
-
-
 def key_sample(packed_keys: bytes, every: int, first: int = 0) -> bytes:
     """Those keys, packed, of the ``first`` block and those behind it."""
     if compiled() and every > 1:
@@ -49,7 +43,9 @@ def key_sample(packed_keys: bytes, every: int, first: int = 0) -> bytes:
         packed_keys = packed_keys[first * KEY_BYTES :]
     if every == 1 or not packed_keys:
         return packed_keys
-    return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[_chosen(packed_keys, every)].tobytes()
+    places = np.frombuffer(packed_keys, np.uint8)[_PLACE::KEY_BYTES]
+    chosen: NDArray[np.bool_] = places & np.uint8(every - 1) == 0
+    return np.frombuffer(packed_keys, f"V{KEY_BYTES}")[chosen].tobytes()
 
 
 def _in_loop(packed_keys: bytes, every: i64, first: i64) -> bytes:
@@ -73,9 +69,3 @@ def sampled_keys(keys: Sequence[BlockKey], every: int) -> Sequence[BlockKey]:
     """The same of keys that are not packed."""
     others = every - 1
     return [key for key in keys if not key[_PLACE] & others] if others else keys
-
-
-def _chosen(packed_keys: bytes, every: int) -> NDArray[np.bool_]:
-    places = np.frombuffer(packed_keys, np.uint8)[_PLACE::KEY_BYTES]
-    chosen: NDArray[np.bool_] = places & np.uint8(every - 1) == 0
-    return chosen

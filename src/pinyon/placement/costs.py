@@ -4,15 +4,15 @@ At first with what holds for most instances (they can fetch every block that any
 best of the paths that these take); who seems the best is then looked at exactly, and the next best where it is not what
 it seemed. Those on the host of a source are told apart: theirs is another path, mostly a much faster one.
 
-There are two ways to look at all of them that come to the same: by operations on arrays
-(:mod:`pinyon.placement.cost_arrays`), which take as long for one as for a hundred, and one by one
-(:mod:`pinyon.placement.cost_loops`), which is faster for few, and for any number where it is compiled.
+They are looked at one by one, in a loop over unboxed numbers: a thousand take a tenth of a millisecond compiled, and
+some milliseconds in Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.policy import Considered, PlacementRequest, Pool
+from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
+from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.transfer_cost import NETWORK, SSD, PathKind
+from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
-__all__ = ["EXAMINED_MAX", "FAR", "Cost", "CostTerms", "Costs", "Paths"]
+__all__ = ["EXAMINED_MAX", "Cost", "CostTerms", "Costs"]
 
 EXAMINED_MAX: Final = 8
 """Instances that are looked at exactly."""
@@ -34,6 +35,11 @@ NEAR_MAX: Final = 16
 """Sources of a span whose hosts are looked at: of a hot prefix most hosts have one."""
 SPANS_MAX: Final = 16
 """Of a plan, so many are looked through for sources and their hosts."""
+_SSD: Final = int(SSD)
+_HOST: Final = int(HOST)
+_STORE: Final = int(STORE)
+_AT_STORE: Final = 1
+_AT_HOST: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Cost:
         return self.reach > self.local
 
 
-class Paths:
+class _Paths:
     """What a fetch may go over. ``far``: for any reader, the kind of path; ``ssd``: or from SSDs. ``at_store``,
     ``at_host``: places of readers on the host of a store node, and of an instance, that they may ask; ``alone``: and
     then of nobody else."""
@@ -84,8 +90,57 @@ class Paths:
         self.far, self.ssd, self.alone, self.at_store, self.at_host = far, ssd, alone, at_store, at_host
 
 
-FAR: Final = Paths(NETWORK, False, False, [], [])
+_FAR: Final = _Paths(NETWORK, False, False, [], [])
 """Nobody is near."""
+
+
+class _Columns:
+    """What is known of each of so many instances, by their places in the pool: see :class:`Cost`."""
+
+    __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
+
+    def __init__(self, count: i64) -> None:
+        self.local, self.reach = vec[i64]([0] * count), vec[i64]([0] * count)
+        self.room_s, self.wait_s = vec[float]([0.0] * count), vec[float]([0.0] * count)
+        self.transfer_s, self.prefill_s = vec[float]([0.0] * count), vec[float]([0.0] * count)
+        self.cost_s = vec[float]([0.0] * count)
+
+
+class _Looked:
+    """What is remembered of a look at all of them. Arrays are made for who asks: mostly nobody does."""
+
+    __slots__ = ("_columns", "cheapest", "exact", "in_time")
+
+    def __init__(self, columns: _Columns, exact: set[int], cheapest: int, in_time: bool) -> None:
+        self._columns, self.exact, self.cheapest, self.in_time = columns, exact, cheapest, in_time
+
+    @property
+    def expected(self) -> NDArray[np.int64]:
+        return np.frombuffer(memoryview(self._columns.local), np.int64)
+
+    @property
+    def reach(self) -> NDArray[np.int64]:
+        return np.frombuffer(memoryview(self._columns.reach), np.int64)
+
+    @property
+    def rooms_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._columns.room_s), np.float64)
+
+    @property
+    def queues_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._columns.wait_s), np.float64)
+
+    @property
+    def transfers_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._columns.transfer_s), np.float64)
+
+    @property
+    def prefills_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._columns.prefill_s), np.float64)
+
+    @property
+    def costs_s(self) -> NDArray[np.float64]:
+        return np.frombuffer(memoryview(self._columns.cost_s), np.float64)
 
 
 class Costs:
@@ -107,50 +162,155 @@ class Costs:
         self.examined: set[int] = set()
         """Places that were looked at exactly."""
         self._elsewhere_s, self._decodes = 0.0, -1
+        count: i64 = len(pool.prefills)
+        self._count = count
+        columns = self._columns = _Columns(count)
         self._look()
+        self._ranked_s = columns.cost_s
+        """The costs again, without end where somebody is left out."""
+        if gains_s is not None:
+            for place, gain_s in enumerate(gains_s.tolist()):
+                columns.cost_s[place] -= gain_s
 
     def _look(self) -> None:
         """At all of them."""
-        raise NotImplementedError
+        pool, match, columns = self._pool, self._match, self._columns
+        if match.soon.blocks:
+            rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
+            for place in range(self._count):
+                local[place] = held[rows[place]]
+        most = self._most()
+        paths = self._paths(most) if most else _FAR
+        told_apart = columns.reach
+        for places in paths.at_store:
+            for place in places:
+                told_apart[place] |= _AT_STORE
+        for places in paths.at_host:
+            for place in places:
+                told_apart[place] |= _AT_HOST
+        self._fill(most, int(paths.far), paths.ssd, paths.alone)
+
+    def _fill(self, most: i64, far: i64, ssd: bool, alone: bool) -> None:
+        """Of each, the times to fetch and to compute (where it seems sooner to fetch so many leading blocks, as many as
+        can be asked for, that), its turn as in :meth:`LoadTable.turn`, and all that together. ``far``, ``ssd``,
+        ``alone``: as of :class:`_Paths`; who is on the host of a source is said where its reach will be."""
+        pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
+        now_s = self._now_s
+        rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
+        queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
+        short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
+        columns = self._columns
+        locals_, reach, rooms_s, waits_s = columns.local, columns.reach, columns.room_s, columns.wait_s
+        transfers_s, prefills_s, costs_s = columns.transfer_s, columns.prefill_s, columns.cost_s
+        order, others = terms.order, terms.others
+        tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
+        block_bytes = float(pool.prefills[0].block_bytes)
+        capacity: i64 = len(queued_us)
+        reused_most = reused = rest = missing_bytes = 0.0
+        if most:
+            reused_most = float(request.reused_tokens(most, block_tokens))
+        rest_most = tokens - reused_most
+        last: i64 = -1
+        size: i64 = 0
+        for place in range(self._count):
+            row, local = rows[place], locals_[place]
+            if local != last:  # most hold the same: nothing
+                last, reused = local, 0.0
+                if local:
+                    reused = float(request.reused_tokens(local, block_tokens))
+                rest, missing_bytes = tokens - reused, float(most - local) * block_bytes
+            at = row * COEFFICIENTS
+            k0, k1, k2 = coefficients[at], coefficients[at + 1], coefficients[at + 2]
+            prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
+            transfer_s = 0.0
+            near = reach[place]
+            reach[place] = local
+            if most > local:
+                short_s = k0 + k1 * rest_most + k2 * rest_most * (tokens + reused_most)
+                way = (row * PATH_KINDS + far) * 2
+                fetch_s = transfer[way] + transfer[way + 1] * missing_bytes
+                if ssd:
+                    way = (row * PATH_KINDS + _SSD) * 2
+                    fetch_s = min(fetch_s, transfer[way] + transfer[way + 1] * missing_bytes)
+                elif near and alone:
+                    fetch_s = inf
+                if near & _AT_STORE:
+                    way = (row * PATH_KINDS + _STORE) * 2
+                    fetch_s = min(fetch_s, transfer[way] + transfer[way + 1] * missing_bytes)
+                if near & _AT_HOST:
+                    way = (row * PATH_KINDS + _HOST) * 2
+                    fetch_s = min(fetch_s, transfer[way] + transfer[way + 1] * missing_bytes)
+                if fetch_s + short_s < prefill_s:
+                    transfer_s, prefill_s = fetch_s, short_s
+                    reach[place] = most
+            queued_s = float(queued_us[row]) * 1e-6
+            wait_s = max(reported_s[row], queued_s + max(ends_s[row] - now_s, 0.0))
+            before = 0.0
+            if order and short_first[row]:
+                size = size_class(i64(min(prefill_s * 1e6, PREFILL_US_MAX) + 0.5), size)
+                turn = size * capacity + row
+                before = float(behind[turn])
+                wait_s = float(ahead_us[turn]) * 1e-6 + (wait_s - queued_s)
+            waiting_s = room_s[row]
+            rooms_s[place], waits_s[place] = waiting_s, wait_s
+            transfers_s[place], prefills_s[place] = transfer_s, prefill_s
+            costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
     def at(self, place: int) -> Cost:
         """As far as it is known."""
-        raise NotImplementedError
+        each = self._columns
+        return Cost(
+            each.local[place], each.reach[place], each.room_s[place], each.wait_s[place],
+            each.transfer_s[place], each.prefill_s[place], each.cost_s[place],
+        )  # fmt: skip
 
     def considered(self, cheapest: int, in_time: bool) -> Considered:
         """All of them; nobody may ask for anything else afterwards."""
-        raise NotImplementedError
+        return _Looked(self._columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Where it is the least, as :meth:`Pool.place_of_lowest`. ``among``: of those that fetch, only these."""
-        raise NotImplementedError
+        """Where it is the least, as :meth:`Pool.lowest`. ``among``: of those that fetch, only these."""
+        costs_s, reach, local = self._ranked_s, self._columns.reach, self._columns.local
+        least_s, near_s = inf, NANO_S
+        for place in range(self._count):
+            if costs_s[place] < least_s and (among is None or reach[place] == local[place] or place in among):
+                least_s = costs_s[place]
+        near_s += least_s
+        rows, decoding = self._pool.row_numbers, self._pool.prefills[0].loads.decoding
+        chosen: i64 = -1
+        for place in range(self._count):
+            if costs_s[place] <= near_s:
+                if among is not None and reach[place] != local[place] and place not in among:
+                    continue
+                if chosen < 0 or decoding[rows[place]] < decoding[rows[chosen]]:
+                    chosen = place
+        return max(0, chosen)
 
     def _put(self, place: int, cost: Cost) -> None:
         """What is exactly so."""
-        raise NotImplementedError
+        columns = self._columns
+        columns.reach[place], columns.wait_s[place] = cost.reach, cost.wait_s
+        columns.transfer_s[place], columns.prefill_s[place] = cost.transfer_s, cost.prefill_s
+        columns.cost_s[place] = self._ranked_s[place] = cost.cost_s
 
     def _leave_out_late(self) -> None:
         """From now on none of them is the lowest that is late by what is known."""
-        raise NotImplementedError
-
-    def _leave_out(self, place: int) -> None:
-        """Nor this one."""
-        raise NotImplementedError
-
-    def _left_out(self, place: int) -> bool:
-        raise NotImplementedError
+        self._ranked_s = self._columns.cost_s[:]
+        for place in range(self._count):
+            if self.late(place):
+                self._ranked_s[place] = inf
 
     def _most(self) -> int:
         """Blocks that one who holds nothing can have fetched."""
         return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
 
-    def _paths(self, most: int) -> Paths:
+    def _paths(self, most: int) -> _Paths:
         """Of fetches of so many leading blocks, as :class:`FetchPlanner` chooses their sources: for who holds none of
         them, and for who holds all that come before the last change of their holders."""
         pool = self._pool
         neighbours = pool.neighbours
         if not neighbours.mask and not neighbours.on_ssd:
-            return FAR
+            return _FAR
         asked, match = pool.sources.mask, self._match
         spans = match.spans(0, most, asked, SPANS_MAX)
         found = [holders & neighbours.stores or holders for _, _, holders in spans]
@@ -177,7 +337,7 @@ class Costs:
                 if len(places := pool.places_near(bit)):
                     (at_store if bit & neighbours.stores else at_host).append(places)
         alone = len(found) == 1 and not ssd and bool(at_store) != bool(at_host)
-        return Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
+        return _Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
 
     def cheapest(self) -> int:
         """The place of the instance with the least cost, exactly of those that seemed to have it."""
@@ -208,15 +368,15 @@ class Costs:
         examined = self.examined
         most = len(examined) + EXAMINED_MAX
         place = self._lowest()
-        while not self._left_out(place):
+        while self._ranked_s[place] < inf:
             if place in examined or not self.at(place).fetches:
                 return place
             if len(examined) >= most:
                 place = self._lowest(examined)
-                return None if self._left_out(place) else place
+                return None if self._ranked_s[place] == inf else place
             self.correct(place)
             if self.late(place):
-                self._leave_out(place)
+                self._ranked_s[place] = inf
             place = self._lowest()
         return None
 

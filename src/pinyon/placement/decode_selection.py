@@ -15,17 +15,15 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-import numpy as np
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from pinyon.core.compiled import in_loops
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import DecodeChoice, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import PROBE_AFTER_S
 
-__all__ = ["chosen_by_arrays", "chosen_in_loop", "decode_blocks", "select_decode", "shared_at"]
+__all__ = ["decode_blocks", "least_loaded", "select_decode", "shared_at"]
 
 # Loads this close count as equal; then what saves KV transfers decides.
 NEAR_SHARE: Final = 0.125
@@ -59,10 +57,7 @@ def select_decode(
     if pool.together:
         shared = 0 if _no_prefixes(request, prefill) else _found(request, prefill, prefill.row).get(prefill.row, 0)
         return DecodeChoice(prefill, prefill.decode_s(tokens - shared * block_tokens), shared)
-    if in_loops(len(pool.decodes)):
-        place = chosen_in_loop(request, pool, match, prefill, now_s, blocks)
-    else:
-        place = chosen_by_arrays(request, pool, match, prefill, now_s, blocks)
+    place = least_loaded(request, pool, match, prefill, now_s, blocks)
     shared = 0
     if not _no_prefixes(request, prefill):
         place, shared = shared_at(request, pool, prefill, now_s, blocks, place)
@@ -125,33 +120,10 @@ def _bound(least: float) -> float:
     return least if least > 1 else min(1.0, least + NEAR_SHARE)
 
 
-def chosen_by_arrays(
+def least_loaded(
     request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float, blocks: int
 ) -> int:
-    """The place of the one that is chosen."""
-    loads, rows, tokens = prefill.loads, pool.decode_rows, blocks * pool.layout.block_tokens
-    shares = loads.decode_shares(rows, blocks)
-    if request.tbt_slo_s > 0:
-        fast = loads.decodes_s(rows, tokens) <= request.tbt_slo_s
-        if not fast.all():
-            fast |= loads.decodes_due(rows, now_s, PROBE_AFTER_S)
-            if fast.any():
-                shares[~fast] = np.inf
-    near = np.flatnonzero(shares <= _bound(float(shares.min())))
-    own = near[rows[near] == prefill.row]
-    if len(own):
-        near = own
-    elif match.blocks and len(near) > 1:
-        nearest = rows[near]
-        held = match.held_by_row(int(nearest.max()) + 1).take(nearest)
-        near = near[held == held.max()]
-    return int(near[np.argmin(shares[near])])
-
-
-def chosen_in_loop(
-    request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float, blocks: int
-) -> int:
-    """The same, one by one."""
+    """The place of the least loaded one: see :func:`select_decode`."""
     loads, rows, limit_s = prefill.loads, pool.decode_row_numbers, request.tbt_slo_s
     batch, learned_s = loads.batch, loads.decode_learned_s
     used, most, slots, tbt_s, token_s = loads.blocks, loads.blocks_max, loads.slots, loads.tbt_s, loads.tbt_token_s
@@ -182,7 +154,7 @@ def chosen_in_loop(
         last_row: i64 = 0
         for place in near:
             last_row = max(last_row, rows[place])
-        held = match.held_in_loop(last_row + 1)
+        held = match.held_by_row(last_row + 1)
     chosen = near[0]
     for place in near:
         more: i64 = 0

@@ -6,111 +6,205 @@ computed.
 
 from __future__ import annotations
 
-from collections import deque
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.placement.holder_sets import HolderSets
+from pinyon.placement.key_table import read_prints
 from pinyon.placement.prefix_match import Holder
 
-__all__ = ["ExpectedBlocks", "ExpectedInDict"]
+__all__ = ["ExpectedBlocks"]
+
+_PLACES_MIN: Final = 1024
+_AGAIN: Final = 1 << 20
+"""Added to a set's number where some instance may have several prompts with the key: who has one alone, which is nearly
+all, is not looked up among those."""
+_NUMBER: Final = _AGAIN - 1
+"""Numbers are smaller: there are no more than 2^19 sets and one of each row."""
+_LOW: Final = 2 * _AGAIN - 1
+_PRINT: Final = ~_LOW
+"""What is kept of a fingerprint: of a million keys, two look alike once in twenty times that there are so many."""
 
 
 class ExpectedBlocks:
-    """Keys of prompts on their way, counted by instance, as prompts share them. Keys are packed."""
+    """Keys of prompts on their way, counted by instance, as prompts share them. Keys are packed.
 
-    pairs: int
-    """Of keys and those who expect them."""
+    Fingerprint → number of a set of instances, with open addressing; half of the places are free, at least. It does
+    not shrink: 8 bytes a place. Where a key's place is differs in each process, as with a dict of texts: else who
+    chooses keys would choose such as are all in one place."""
+
+    def __init__(self) -> None:
+        self._secret: i64 = hash("a place in the table") | 1
+        self._use(_PLACES_MIN)
+        self._keys: i64 = 0
+        self._touched: i64 = 0
+        self._sets = HolderSets()
+        self._again: dict[tuple[int, int], int] = {}
+        """Of fingerprints, what is kept of them, and the rows of instances of which several prompts have them: how many
+        beside the first. Keys that look alike are one key."""
+        self.pairs = 0
+        """Of keys and those who expect them."""
 
     def __len__(self) -> int:
         """Different keys."""
-        raise NotImplementedError
+        return self._keys
 
     def has_some(self, prints: vec[i64], count: i64) -> bool:
-        """Whether somebody may expect one of the keys with the first ``count`` of these fingerprints."""
-        return True
+        """Whether somebody expects one of the keys with the first ``count`` of these fingerprints."""
+        cells, secret, shift, last = self._cells, self._secret, self._shift, self._last
+        for each in range(count):
+            kept = prints[each] & _PRINT
+            at = kept * secret >> shift & last
+            if cells[at] and cells[self._cell(kept)]:
+                return True
+        return False
 
-    def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
-        """Who expects the key that begins at this byte and has this fingerprint, a bit for each; 0: nobody."""
-        raise NotImplementedError
+    def mask_of(self, print_: i64) -> int:
+        """Who expects the key with this fingerprint, a bit for each; 0: nobody."""
+        number = self._cells[self._cell(print_)] & _NUMBER
+        if number == 0:
+            return 0
+        return self._sets.masks[number]
 
     def add(self, holder: Holder, packed_keys: bytes) -> None:
-        """One of its prompts has these."""
-        raise NotImplementedError
+        """One of the holder's prompts has these."""
+        sets, row = self._sets, holder.bit.bit_length() - 1
+        sets.drop_unused()
+        self._make_room(len(packed_keys) // KEY_BYTES)
+        alone: i64 = sets.alone(row)
+        come: i64 = 0
+        prints = _prints_of(packed_keys)
+        self._touch(prints)
+        cells = self._cells
+        for print_ in prints:
+            cell = self._cell(print_)
+            if not cells[cell]:
+                cells[cell] = print_ & _PRINT | alone
+                come += 1
+                continue
+            number = cells[cell] & _NUMBER
+            after = alone
+            if number != alone:
+                after = sets.extended(number, row)
+            if after != number:
+                cells[cell] += after - number
+                sets.keys_one[number] -= 1
+                sets.keys_one[after] += 1
+                self.pairs += 1
+            elif number == alone or sets.masks[number] >> row & 1:
+                alike = print_ & _PRINT, row
+                self._again[alike] = self._again.get(alike, 0) + 1
+                cells[cell] |= _AGAIN
+        self._keys += come
+        self.pairs += come
+        sets.keys_one[alone] += come
 
     def remove(self, holder: Holder, packed_keys: bytes) -> None:
-        """What was added."""
-        raise NotImplementedError
+        """Take off what was added."""
+        sets, row = self._sets, holder.bit.bit_length() - 1
+        alone: i64 = sets.alone(row)
+        gone: i64 = 0
+        prints = _prints_of(packed_keys)
+        self._touch(prints)
+        cells = self._cells
+        for print_ in prints:
+            cell = self._cell(print_)
+            number = cells[cell] & _LOW
+            if number == 0 or number & _AGAIN:
+                if self._again and (more := self._again.pop((print_ & _PRINT, row), 0)):
+                    if more > 1:
+                        self._again[print_ & _PRINT, row] = more - 1
+                    continue
+                if number == 0:
+                    continue
+                number &= _NUMBER
+            if number == alone:
+                self._free(cell)
+                gone += 1
+                continue
+            mask = sets.masks[number]
+            if not mask >> row & 1:
+                continue
+            after: i64 = sets.reduced(number, row)
+            sets.keys_one[number] -= 1
+            if after:
+                cells[cell] += after - number
+                sets.keys_one[after] += 1
+                self.pairs -= 1
+            else:  # there are too many sets
+                self._free(cell)
+                self._keys -= 1
+                self.pairs -= mask.bit_count()
+        self._keys -= gone
+        self.pairs -= gone
+        sets.keys_one[alone] -= gone
+
+    def _touch(self, prints: vec[i64]) -> None:
+        """These are looked for next. Reads where each is likely to be: such reads do not wait for one another."""
+        cells, secret, shift, last = self._cells, self._secret, self._shift, self._last
+        touched: i64 = 0
+        for print_ in prints:
+            touched ^= cells[(print_ & _PRINT) * secret >> shift & last]
+        self._touched = touched
 
     def of(self, holder: Holder) -> int:
         """How many keys one expects (looks at all: for tests)."""
-        raise NotImplementedError
+        masks = (self._sets.masks[cell & _NUMBER] for cell in self._cells)
+        return sum(1 for mask in masks if mask & holder.bit)
 
+    def _use(self, places: i64) -> None:
+        """So many, a power of two."""
+        self._cells: vec[i64] = vec[i64]([0] * places)
+        """What is kept of a fingerprint, and in the bits below it the number of its set; 0 where it is free."""
+        self._last: i64 = places - 1
+        self._shift: i64 = 64
+        while places > 1:
+            self._shift -= 1
+            places >>= 1
 
-class ExpectedInDict(ExpectedBlocks):
-    """As objects: operations on many at once are fast in Python."""
+    def _home(self, print_: i64) -> i64:
+        """The place that it would have if all were free: the highest bits of a product, which all bits that are kept
+        have a part in. The other bits do not count."""
+        return ((print_ & _PRINT) * self._secret) >> self._shift & self._last
 
-    def __init__(self) -> None:
-        self.masks: dict[BlockKey, int] = {}
-        """By key the instances that expect it, a bit for each."""
-        self._again: dict[int, dict[BlockKey, int]] = {}
-        """By instance, of keys that several of its prompts have: how many beside the first."""
-        self.pairs = 0
+    def _cell(self, print_: i64) -> i64:
+        """Where it is, or would be."""
+        cells, kept, last = self._cells, print_ & _PRINT, self._last
+        at = kept * self._secret >> self._shift & last
+        while cells[at] and cells[at] & _PRINT != kept:
+            at = at + 1 & last
+        return at
 
-    def __len__(self) -> int:
-        return len(self.masks)
+    def _free(self, cell: i64) -> None:
+        """Whoever would be there comes nearer."""
+        cells, most = self._cells, self._last
+        hole, at = cell, cell + 1 & most
+        while cells[at]:
+            # it may not go before the place that it would have if all were free
+            if (at - self._home(cells[at]) & most) >= (at - hole & most):
+                cells[hole] = cells[at]
+                hole = at
+            at = at + 1 & most
+        cells[hole] = 0
 
-    def mask_at(self, packed_keys: bytes, at: i64, print_: i64) -> int:
-        return self.masks.get(packed_keys[at : at + KEY_BYTES], 0)
-
-    def add(self, holder: Holder, packed_keys: bytes) -> None:
-        keys = _different(packed_keys)
-        bit, masks = holder.bit, self.masks
-        if masks.keys().isdisjoint(keys):  # few prompts share what nobody holds: then nothing is done key by key
-            masks.update(dict.fromkeys(keys, bit))
-            self.pairs += len(keys)
+    def _make_room(self, keys: i64) -> None:
+        """For so many more."""
+        places = self._last + 1
+        if 2 * (self._keys + keys) <= places:
             return
-        again = self._again.setdefault(bit, {})
-        for key in keys:
-            mask = masks.get(key, 0)
-            if mask & bit:
-                again[key] = again.get(key, 0) + 1
-            else:
-                masks[key] = mask | bit
-                self.pairs += 1
-        if not again:
-            del self._again[bit]
-
-    def remove(self, holder: Holder, packed_keys: bytes) -> None:
-        keys = _different(packed_keys)
-        bit, masks = holder.bit, self.masks
-        again = self._again.get(bit)
-        if (again is None or again.keys().isdisjoint(keys)) and list(map(masks.get, keys)).count(bit) == len(keys):
-            deque(map(masks.pop, keys), maxlen=0)
-            self.pairs -= len(keys)
-            return
-        for key in keys:
-            more = again.get(key, 0) if again else 0
-            if again is not None and more:
-                if more > 1:
-                    again[key] = more - 1
-                else:
-                    del again[key]
-                continue
-            left = masks[key] & ~bit
-            self.pairs -= 1
-            if left:
-                masks[key] = left
-            else:
-                del masks[key]
-        if again is not None and not again:
-            del self._again[bit]
-
-    def of(self, holder: Holder) -> int:
-        return sum(1 for mask in self.masks.values() if mask & holder.bit)
+        before = self._cells
+        while 2 * (self._keys + keys) > places:
+            places *= 2
+        self._use(places)
+        for cell in before:
+            if cell:
+                self._cells[self._cell(cell)] = cell
 
 
-def _different(packed_keys: bytes) -> list[BlockKey]:
-    """A client may name one twice."""
-    return list(dict.fromkeys(unpack_keys(packed_keys)))
+def _prints_of(packed_keys: bytes) -> vec[i64]:
+    prints = vec[i64]([0] * (len(packed_keys) // KEY_BYTES))
+    read_prints(packed_keys, 0, prints)
+    return prints

@@ -101,14 +101,26 @@ class HolderSets:
             self.held[self.rows(number)] -= count
         return gone
 
-    def forget_alike(self, number: int, keys: int) -> None:
-        """So many keys with this set are gone."""
+    def extend(self, number: int, after: int, row: int, keys: int) -> None:
+        """So many keys got this row: they had the set with this number, or none (0), and have that one ``after``."""
+        if keys:
+            if number:
+                self.keys_one[number] -= keys
+            self.keys_one[after] += keys
+            self.held_one[row] += keys
+
+    def reduce(self, number: int, after: int, row: int, keys: int) -> None:
+        """So many keys lost this row and have that set ``after``. Or they are gone (0), mostly as nobody else held
+        them, but also where there are too many sets."""
+        if not keys:
+            return
         self.keys_one[number] -= keys
-        mask = self.masks[number]
-        if not mask & (mask - 1):  # one holder, as most have that nobody holds any more
-            self.held_one[mask.bit_length() - 1] -= keys
-        else:
+        if after:
+            self.keys_one[after] += keys
+        elif self.masks[number] != 1 << row:
             self.held[self.rows(number)] -= keys
+            return
+        self.held_one[row] -= keys
 
     def drop_unused(self) -> bool:
         """Free the numbers of sets that no key has, a portion of them, if many sets were made since. Returns whether it

@@ -8,19 +8,19 @@ dropped leaves one behind. A void row is in no answer from that moment on, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import count
+from typing import Final
 
 import numpy as np
+from librt.vecs import append, vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
-from pinyon.core.compiled import compiled
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.holder_sets import SETS_MAX, HolderSets
-from pinyon.placement.holdings_loop import as_array, remove_in_loop, store_in_loop
 from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
-from pinyon.placement.key_table import Advise, KeyTable, Slots, fingerprints, fingerprints_one_by_one
+from pinyon.placement.key_table import CROWDED, THERE, Advise, KeyTable, Slots, read_prints
 from pinyon.placement.prefix_match import bits
 
 __all__ = ["COLLECT_SLOTS", "Holdings"]
@@ -33,8 +33,8 @@ _COLLECT_SHARE = 1024
 """Rows become void no faster than this share of the table is looked at for each."""
 _EVICT_SLOTS = 32_768
 _EVICT_KEYS = 1024
-_FEW_KEYS = 16
-"""Are stored and removed one by one: an operation on arrays costs as much as a key."""
+_TOGETHER: Final = 32
+"""Keys whose buckets are brought from memory at the same time."""
 
 
 class Holdings:
@@ -60,8 +60,8 @@ class Holdings:
         """By number of a set, the one without these rows; -1: not known."""
         self.evicted = 0
         self.refused = 0
-        self.in_loops = compiled()
-        """Keys are stored and removed one by one: elsewhere that is for a few."""
+        self._found = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
+        """For some keys at a time: fingerprints, slots and numbers of sets."""
 
     def keys_under(self, row: int) -> int:
         """Keys that are held under a row that is not void."""
@@ -69,135 +69,130 @@ class Holdings:
 
     def store(self, row: int, packed_keys: bytes) -> None:
         """These are held under the row now."""
-        table, sets, new = self.table, self._sets, len(packed_keys) // KEY_BYTES
+        table, ages, new = self.table, self._ages, len(packed_keys) // KEY_BYTES
         if new > self._keys_max:
             self.evicted += new - self._keys_max
             packed_keys, new = packed_keys[: self._keys_max * KEY_BYTES], self._keys_max
-        if sets.drop_unused():  # numbers may mean other sets from now on
+        if self._sets.drop_unused():  # numbers may mean other sets from now on
             self._shown, self._without = {0: 0}, np.zeros(0, np.int64)
         keys = table.keys + new
-        if self.in_loops and keys <= self._keys_max:
-            self._store_in_loop(row, packed_keys)
-            return
-        if new > _FEW_KEYS or keys > self._keys_max or keys > table.room:
-            self._store_many(row, fingerprints(packed_keys))
-            return
-        self._ages.begins(new, 0, table.stamps)
-        alone, stamp, come = sets.alone(row), self._ages.stamp, 0
-        for fingerprint in fingerprints_one_by_one(packed_keys):
-            slot = table.find(fingerprint)
-            if slot < 0:
-                table.insert_one(fingerprint, alone, stamp)
-                come += 1
-                continue
-            number = table.set_ids_one[slot]
-            after = sets.extended(number, row)
-            if after != number:
-                table.set_ids_one[slot] = after
-                sets.keys_one[number] -= 1
-                sets.keys_one[after] += 1
-                sets.held_one[row] += 1
-            elif not sets.masks[number] >> row & 1:
-                self.refused += 1
-            if table.stamps_one[slot] != stamp:
-                self._renew(np.array([slot]))
-        self._came(row, alone, come)
+        ages.begins(new, max(0, keys - self._keys_max), table.stamps)
+        table.grow(min(keys, self._keys_max))
+        at, size = 0, new * KEY_BYTES
+        while (at := self._store(row, packed_keys, at)) < size:
+            if table.keys >= self._keys_max:
+                self._evict()
+            else:
+                prints = self._found[0]
+                read_prints(packed_keys, at, prints)
+                table.make_room(prints[0])
 
-    def _store_in_loop(self, row: int, packed_keys: bytes) -> None:
-        table, ages, size = self.table, self._ages, len(packed_keys)
-        table.grow(table.keys + size // KEY_BYTES)
-        ages.begins(size // KEY_BYTES, 0, table.stamps)
-        alone, at = self._sets.alone(row), 0
-        while at < size:
-            done = store_in_loop(table, self._sets, ages, row, packed_keys, at)
-            if new := len(done.new):
-                table.put(as_array(done.new), as_array(done.prints), alone, ages.stamp)
-                self._came(row, alone, new)
-            self.refused += done.refused
-            at = done.at
-            if at < size:
-                (fingerprint,) = fingerprints_one_by_one(packed_keys[at : at + KEY_BYTES])
-                table.insert_one(fingerprint, alone, ages.stamp)
-                self._came(row, alone, 1)
-                at += KEY_BYTES
-
-    def _came(self, row: int, alone: int, keys: int) -> None:
-        """So many new ones, which nobody else holds."""
-        self._sets.keys_one[alone] += keys
-        self._sets.held_one[row] += keys
-        self._ages.came(keys)
-
-    def _store_many(self, row: int, prints: NDArray[np.uint64]) -> None:
-        table, sets = self.table, self._sets
-        table.grow(min(self._keys_max, table.keys + len(prints)))
-        slots = table.locate(prints)
-        there = slots >= 0
-        known = slots[there]
-        over = table.keys + len(prints) - len(known) - self._keys_max
-        self._ages.begins(len(prints), over + len(known) if over > 0 else 0, table.stamps)
-        if len(known):
-            known, prints = self._once(known), prints[~there]
-            self._move(known, row, sets.extended, 1)
-            self._renew(known)
-        if over > 0:
-            self._evict(over)
-        if len(prints):
-            alone = sets.alone(row)
-            self._came(row, alone, table.insert(prints, alone, self._ages.stamp))
+    def _store(self, row: int, packed_keys: bytes, at: i64) -> int:
+        """From this byte on, up to a key that has no room unless another one moves or goes: the byte where it begins.
+        What is counted is the same for most keys, so it is counted for many at a time."""
+        table, sets, ages = self.table, self._sets, self._ages
+        prints, slots, numbers = self._found
+        set_ids, stamps = table.set_ids_one, table.stamps_one
+        size: i64 = len(packed_keys)
+        room: i64 = self._keys_max - table.keys
+        stamp: i64 = ages.stamp
+        alone: i64 = sets.alone(row)
+        come = vec[i64]()
+        before: i64 = alone
+        after: i64 = alone
+        moved: i64 = 0
+        was: i64 = stamp
+        renewed: i64 = 0
+        refuses = crowded = False
+        while at < size and not crowded:
+            count = read_prints(packed_keys, at, prints)
+            table.find(prints, count, slots, numbers)
+            table.touch_stamps(slots, count)
+            for each in range(count):
+                slot = slots[each]
+                if slot < 0:
+                    slot = CROWDED
+                    if len(come) < room:
+                        slot = table.insert(prints[each])
+                    if slot == CROWDED:
+                        crowded = True
+                        count = each
+                        break
+                    if slot != THERE:
+                        come = append(come, slot)
+                    continue
+                number = table.set_at(slot)  # not as it was found: a key may be named twice
+                if number == 0:  # one of those that came
+                    continue
+                if number != before:
+                    sets.extend(before, after, row, moved)
+                    before, moved = number, 0
+                    after = sets.extended(number, row)
+                    refuses = after == number and not sets.masks[number] >> row & 1
+                if after != number:
+                    set_ids[slot] = after
+                    moved += 1
+                elif refuses:
+                    self.refused += 1
+                here = table.stamp_at(slot)
+                if here != stamp:
+                    if here != was:
+                        ages.renewed(was, renewed)
+                        was, renewed = here, 0
+                    stamps[slot] = stamp
+                    renewed += 1
+            at += count * KEY_BYTES
+        sets.extend(before, after, row, moved)
+        ages.renewed(was, renewed)
+        table.put(come, alone, stamp)
+        sets.extend(0, alone, row, len(come))
+        ages.came(len(come))
+        return at
 
     def remove(self, row: int, packed_keys: bytes) -> None:
         """These are not held under the row any more."""
-        table, sets = self.table, self._sets
-        if self.in_loops:
-            gone = remove_in_loop(table, sets, self._ages, row, packed_keys)
-            if len(gone):
-                table.free(as_array(gone))
-            return
-        if len(packed_keys) > _FEW_KEYS * KEY_BYTES:
-            slots = table.locate(fingerprints(packed_keys))
-            self._move(self._once(slots[slots >= 0]), row, sets.reduced, -1)
-            return
-        for fingerprint in fingerprints_one_by_one(packed_keys):
-            slot = table.find(fingerprint)
-            if slot < 0:
-                continue
-            number = table.set_ids_one[slot]
-            after = sets.reduced(number, row)
-            if after and after != number:
-                table.set_ids_one[slot] = after
-                sets.keys_one[number] -= 1
-                sets.keys_one[after] += 1
-                sets.held_one[row] -= 1
-            elif not after:
-                sets.forget_alike(number, 1)
-                self._ages.counts_one[table.stamps_one[slot]] -= 1
-                table.free_one(slot)
-
-    def _move(self, slots: Slots, row: int, step: Callable[[int, int], int], change: int) -> None:
-        """The keys in these slots, each there once, get sets with or without this row; ``change`` is 1 or -1."""
-        table, sets = self.table, self._sets
-        numbers = table.set_ids[slots].tolist()
-        counts = Counter(numbers)
-        steps = {number: step(number, row) for number in counts}
-        for number, keys in counts.items():
-            after = steps[number]
-            if after and after != number:
-                sets.keys_one[number] -= keys
-                sets.keys_one[after] += keys
-                sets.held_one[row] += change * keys
-            elif change > 0 and not sets.masks[number] >> row & 1:
-                self.refused += keys
-        if len(steps) == 1:
-            ((number, after),) = steps.items()
-            if after and after != number:
-                table.set_ids[slots] = after
-            elif not after:
-                self._free(slots)
-            return
-        afters = np.fromiter(map(steps.__getitem__, numbers), np.uint32, len(numbers))
-        stay = afters > 0
-        table.set_ids[slots[stay]] = afters[stay]
-        self._free(slots[~stay])
+        table, sets, ages = self.table, self._sets, self._ages
+        prints, slots, numbers = self._found
+        set_ids = table.set_ids_one
+        at: i64 = 0
+        size: i64 = len(packed_keys)
+        before: i64 = 0
+        after: i64 = 0
+        left: i64 = 0
+        was: i64 = 0
+        gone_so: i64 = 0
+        gone = vec[i64]()
+        while at < size:
+            count = read_prints(packed_keys, at, prints)
+            table.find(prints, count, slots, numbers)
+            table.touch_stamps(slots, count)
+            for each in range(count):
+                slot = slots[each]
+                if slot < 0:
+                    continue
+                number = table.set_at(slot)  # not as it was found: a key may be named twice
+                if number == 0:
+                    continue
+                if number != before:
+                    sets.reduce(before, after, row, left)
+                    before, left = number, 0
+                    after = sets.reduced(number, row)
+                if after == 0:
+                    here = table.stamp_at(slot)
+                    if here != was:
+                        ages.gone(was, gone_so)
+                        was, gone_so = here, 0
+                    gone_so += 1
+                    left += 1
+                    gone = append(gone, slot)
+                    set_ids[slot] = 0
+                elif after != number:
+                    set_ids[slot] = after
+                    left += 1
+            at += count * KEY_BYTES
+        sets.reduce(before, after, row, left)
+        ages.gone(was, gone_so)
+        table.free_some(gone)
 
     def _free(self, slots: Slots) -> Counter[int]:
         """Forget the keys there; returns how many of each set they were."""
@@ -206,47 +201,35 @@ class Holdings:
         self.table.free(slots)
         return gone
 
-    def _once(self, slots: Slots) -> Slots:
-        """Each of them once: who writes its number there and reads another one is not the last of its kind."""
-        set_ids = self.table.set_ids
-        before, numbers = set_ids[slots], np.arange(len(slots), dtype=np.uint32)
-        set_ids[slots] = numbers
-        last = set_ids[slots] == numbers
-        set_ids[slots] = before
-        return slots if last.all() else slots[last]
-
-    def used(self, slots: Slots) -> None:
-        """The keys there, in the order of a prompt, were asked for."""
-        if len(slots) and self.ages_at(int(slots[-1])):
-            self._renew(slots)
-
-    def ages_at(self, slot: int) -> bool:
-        """Whether a prompt that was asked for and ends in this slot (-1: none) is to be renewed. Who asks for one
-        renews all of it: if the end of it is new, so is the rest."""
-        if slot < 0 or 2 * self.table.keys <= self._keys_max:
-            return False
-        return self.table.stamps_one[slot] != self._ages.stamp
-
-    def renew(self, packed_keys: bytes, every: int) -> None:
-        """The sample of these, which was found, is in use."""
-        slots = self.table.locate(fingerprints(key_sample(packed_keys, every)))
-        self._renew(slots[slots >= 0])
-
-    def _renew(self, slots: Slots) -> None:
-        """The keys there are in use."""
-        stamps = self.table.stamps
-        slots = slots[stamps[slots] != self._ages.stamp]
-        if len(slots):
-            slots = self._once(slots)
-            self._ages.renew(stamps[slots])
-            stamps[slots] = self._ages.stamp
+    def used(self, packed_keys: bytes, every: int, last_slot: int) -> None:
+        """The sample of these was asked for and found, the last of it in this slot (-1: nothing was). Who asks for a
+        prompt renews all of it: if the end of it is new, so is the rest."""
+        if last_slot < 0 or 2 * self.table.keys <= self._keys_max:
+            return
+        table, ages = self.table, self._ages
+        stamp = ages.stamp
+        if table.stamp_at(last_slot) == stamp:
+            return
+        prints, slots, numbers = self._found
+        sample = key_sample(packed_keys, every)
+        at: i64 = 0
+        size: i64 = len(sample)
+        while at < size:
+            count = read_prints(sample, at, prints)
+            table.find(prints, count, slots, numbers)
+            for each in range(count):
+                slot = slots[each]
+                if slot >= 0 and (here := table.stamp_at(slot)) != stamp:
+                    ages.renewed(here, 1)
+                    table.stamps_one[slot] = stamp
+            at += count * KEY_BYTES
 
     # -- the oldest go
 
-    def _evict(self, over: int) -> None:
-        """Forget at least so many keys of those that came first; some more, as finding them is what costs."""
+    def _evict(self) -> None:
+        """Forget one key of those that came first, or some more, as finding them is what costs."""
         table, ages = self.table, self._ages
-        left = min(over + min(_EVICT_KEYS, self._keys_max // EPOCHS), ages.before_present)
+        left = min(max(1, min(_EVICT_KEYS, self._keys_max // EPOCHS)), ages.before_present)
         looked, age = 0, max(1, ages.oldest())
         while left > 0:
             start, end = self._hand, min(self._hand + _EVICT_SLOTS, table.slots)
@@ -263,11 +246,10 @@ class Holdings:
             if looked > table.slots:
                 looked, age = 0, max(1, ages.oldest())
 
-    def _push_out(self, slots: list[int]) -> int:
+    def _push_out(self, slots: list[int]) -> None:
         ages = [(self._ages.stamp - self.table.stamps_one[slot]) % STAMPS for slot in slots]
         slot = slots[ages.index(max(ages))]
         self._count_evicted(self._free(np.array([slot])))
-        return slot
 
     def _count_evicted(self, gone: Counter[int]) -> None:
         self.evicted += sum(keys * self.shown_of(number).bit_count() for number, keys in gone.items())
@@ -354,7 +336,11 @@ class Holdings:
         table, sets = self.table, self._sets
         slots = table.taken(0, table.slots)
         assert len(slots) == table.keys <= self._keys_max
-        assert table.locate(table.print_of(slots)).tolist() == slots.tolist()
+        prints = vec[i64](table.print_of(slots).tolist())
+        found, numbers = vec[i64]([0] * len(prints)), vec[i64]([0] * len(prints))
+        table.find(prints, len(prints), found, numbers)
+        assert list(found) == slots.tolist()
+        assert list(numbers) == table.set_ids[slots].tolist()
         sets_of = Counter(table.set_ids[slots].tolist())
         assert sets_of == {number: int(keys) for number, keys in enumerate(sets.keys) if keys > 0}
         assert np.bincount(table.stamps[slots], minlength=STAMPS).tolist() == self._ages.counts.tolist()

@@ -12,13 +12,11 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from pinyon.core.block_keys import KEY_BYTES
-from pinyon.core.compiled import compiled
 from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.holder_sets import SETS_MAX
 from pinyon.placement.holdings import COLLECT_SLOTS, Holdings
-from pinyon.placement.index_loop import look_up_in_loop
-from pinyon.placement.index_walk import look_up
 from pinyon.placement.key_table import Advise
+from pinyon.placement.look_up import look_up
 from pinyon.placement.prefix_match import Holder, PrefixMatch
 
 __all__ = ["BlockIndex", "Intake"]
@@ -158,15 +156,8 @@ class BlockIndex:
         if limit is not None and limit < count:
             count = max(0, limit)
         holdings = self._holdings
-        if compiled():
-            last, match = look_up_in_loop(
-                holdings.table, holdings.shown_of, packed_keys, count, expected or None, every
-            )
-            if holdings.ages_at(last):
-                holdings.renew(packed_keys[: match.blocks * KEY_BYTES], every)
-            return match
-        found, match = look_up(holdings.table, holdings.shown_of, packed_keys[: count * KEY_BYTES], expected, every)
-        holdings.used(found)
+        last, match = look_up(holdings.table, holdings.shown_of, packed_keys, count, expected or None, every)
+        holdings.used(packed_keys[: match.blocks * KEY_BYTES], every, last)
         return match
 
     def collect(self, slots_max: int = COLLECT_SLOTS) -> bool:

@@ -7,10 +7,8 @@ from itertools import takewhile
 from typing import TypeVar
 
 from pinyon.core.block_keys import KEY_BYTES
-from pinyon.core.compiled import compiled
 from pinyon.core.errors import ResourceExhausted
-from pinyon.placement.expected import ExpectedBlocks, ExpectedInDict
-from pinyon.placement.expected_table import ExpectedInTable
+from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import whole_us
@@ -21,7 +19,7 @@ from pinyon.placement.transfer_cost import NETWORK, SSD
 __all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
 
 EXPECTED_KEYS_MAX = 1_000_000
-"""Over all instances, ~100 MB. Placements beyond it only look as if they shared nothing."""
+"""Over all instances, 16 to 32 MB. Placements beyond it only look as if they shared nothing."""
 
 Part = TypeVar("Part")
 
@@ -97,7 +95,7 @@ class InFlightTable:
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
         """Requests with a part there: many instances may go at once, and each must not look through everything."""
         self._expected_keys = 0
-        self.expected: ExpectedBlocks = ExpectedInTable() if compiled() else ExpectedInDict()
+        self.expected = ExpectedBlocks()
         self.expired = 0
         self.heard: Callable[[PlacementDecision, float], None] | None = None
         """Is told of each trial whose prompt was computed where it was placed, and how many seconds after that."""

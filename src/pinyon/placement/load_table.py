@@ -1,8 +1,7 @@
 """The work of all instances side by side, so that a policy looks at a thousand of them as quickly as at ten.
 
-Each column is there once and seen twice: as a ``vec``, whose elements compiled loops read and write as C does, and
-(:attr:`LoadTable.arrays`) as an array that operations on all of it read. Where nothing is compiled those are fast, and
-loops are not.
+Each column is there once. It is a ``vec``, whose elements compiled loops read and write as C does; some are seen a
+second time (:attr:`LoadTable.arrays`) as arrays, for policies that work by operations on all of them.
 """
 
 from __future__ import annotations
@@ -85,24 +84,14 @@ class PastLoads:
 
 
 class LoadArrays:
-    """The columns of a table with so many rows, as arrays; one that grows has others."""
+    """Columns of a table with so many rows, as arrays; one that grows has others."""
 
     def __init__(self, table: LoadTable) -> None:
         self.queued_us: NDArray[np.int64] = _ints(table.queued_us)
         self.ends_s: NDArray[np.float64] = _floats(table.ends_s)
         self.reported_s: NDArray[np.float64] = _floats(table.reported_s)
         self.room_s: NDArray[np.float64] = _floats(table.room_s)
-        self.ahead_us: NDArray[np.int64] = _ints(table.ahead_us)
-        self.behind: NDArray[np.int64] = _ints(table.behind)
-        self.short_first: NDArray[np.bool_] = np.frombuffer(memoryview(table.short_first), np.bool_)
         self.decoding: NDArray[np.int64] = _ints(table.decoding)
-        self.batch: NDArray[np.int64] = _ints(table.batch)
-        self.blocks: NDArray[np.float64] = _floats(table.blocks)
-        self.blocks_max: NDArray[np.float64] = _floats(table.blocks_max)
-        self.slots: NDArray[np.float64] = _floats(table.slots)
-        self.tbt_s: NDArray[np.float64] = _floats(table.tbt_s)
-        self.tbt_token_s: NDArray[np.float64] = _floats(table.tbt_token_s)
-        self.decode_learned_s: NDArray[np.float64] = _floats(table.decode_learned_s)
         self.host: NDArray[np.int64] = _ints(table.host)
         self.reading_bytes: NDArray[np.float64] = _floats(table.reading_bytes)
         self.readings: NDArray[np.float64] = _floats(table.readings)
@@ -266,31 +255,10 @@ class LoadTable:
         """In :attr:`ahead_us` and :attr:`behind`, of this class of prompts."""
         return size * i64(len(self.queued_us)) + row
 
-    def turns(
-        self, rows: NDArray[np.intp], prefills_s: NDArray[np.float64], now_s: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """For a new prompt that takes so many seconds at each instance: seconds of work that are done before it there,
-        and how many prompts it goes before. Where short ones do not go first, that is :meth:`queues_s`, and none."""
-        arrays = self.arrays
-        queued_s, reported_s = arrays.queued_us.take(rows) * 1e-6, arrays.reported_s.take(rows)
-        rest_s = np.maximum(arrays.ends_s.take(rows) - now_s, 0.0)
-        short_first = arrays.short_first.take(rows)
-        some = np.count_nonzero(short_first)
-        if not some:
-            waits_s: NDArray[np.float64] = np.maximum(queued_s + rest_s, reported_s)
-            return waits_s, np.zeros(len(rows), np.int64)
-        sizes = np.minimum(np.frexp(np.rint(prefills_s * 1e6))[1], CLASSES - 1)
-        if some < len(rows):
-            sizes = np.where(short_first, sizes, CLASSES - 1)
-        places = sizes * len(arrays.queued_us) + rows
-        # what the instance knows of and the table does not may be of any length: its own word less the queue, and less
-        # the rest of what is computed, where that is more than nothing
-        known_s = queued_s + rest_s
-        waits_s = arrays.ahead_us.take(places) * 1e-6 + (np.maximum(reported_s, known_s) - queued_s)
-        return waits_s, arrays.behind.take(places)
-
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
-        """The same of one instance where short ones go first."""
+        """For a new prompt that takes so many seconds at one instance where short ones go first: seconds of work that
+        are done before it there, and how many prompts it goes before. What the instance knows of and the table does not
+        may be of any length."""
         at = self.place_of(row, size_class(whole_us(prefill_s)))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
@@ -302,24 +270,6 @@ class LoadTable:
         rest = tokens - reused
         seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
         return seconds
-
-    def decode_shares(self, rows: NDArray[np.intp], new_blocks: int) -> NDArray[np.float64]:
-        """How full each instance is with one request more, of so many KV blocks: the larger of the shares of its batch
-        slots and its blocks. Over 1, the request would first wait."""
-        blocks = (self.arrays.blocks.take(rows) + new_blocks) / self.arrays.blocks_max.take(rows)
-        shares: NDArray[np.float64] = np.maximum(self.arrays.slots.take(rows), blocks)
-        return shares
-
-    def decodes_s(self, rows: NDArray[np.intp], new_tokens: int) -> NDArray[np.float64]:
-        """Seconds between tokens at each instance with one request more, of so many tokens of KV."""
-        seconds: NDArray[np.float64] = self.arrays.tbt_s.take(rows) + self.arrays.tbt_token_s.take(rows) * new_tokens
-        return seconds
-
-    def decodes_due(self, rows: NDArray[np.intp], now_s: float, after_s: float) -> NDArray[np.bool_]:
-        """Which of the instances decode nothing, and were measured so long ago."""
-        idle = self.arrays.batch.take(rows) == 0
-        due: NDArray[np.bool_] = idle & (now_s - self.arrays.decode_learned_s.take(rows) >= after_s)
-        return due
 
     def queue_s(self, row: i64, now_s: float) -> float:
         """As :meth:`queues_s`, of one."""

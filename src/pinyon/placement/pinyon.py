@@ -30,12 +30,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon.core.compiled import in_loops
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late
-from pinyon.placement.cost_arrays import CostArrays
-from pinyon.placement.cost_loops import CostLoops
 from pinyon.placement.costs import Cost, Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
@@ -86,11 +83,7 @@ class Pinyon:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         gains_s = None if self._sharing is None else self._sharing(request, pool, match)
-        costs: Costs
-        if in_loops(len(pool.prefills)):
-            costs = CostLoops(self._terms, request, pool, match, now_s, gains_s)
-        else:
-            costs = CostArrays(self._terms, request, pool, match, now_s, gains_s)
+        costs = Costs(self._terms, request, pool, match, now_s, gains_s)
         cheapest = place = costs.cheapest()
         if len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)

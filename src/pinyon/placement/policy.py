@@ -18,7 +18,6 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.neighbours import Neighbours
 from pinyon.placement.prefix_match import Holders, PrefixMatch
-from pinyon.placement.transfer_cost import PathKind
 
 __all__ = [
     "Aside",
@@ -72,13 +71,6 @@ class PlacementRequest:
         if self.ttft_slo_named:
             return self.ttft_slo_s
         return max(self.ttft_slo_s, own_s * (1 + OWN_TIME_PATIENCE))
-
-    def ttft_limits_s(self, owns_s: NDArray[np.float64]) -> NDArray[np.float64] | float:
-        """The same of many."""
-        if self.ttft_slo_s <= 0 or self.ttft_slo_named:
-            return self.ttft_limit_s(0.0)
-        limits_s: NDArray[np.float64] = np.maximum(self.ttft_slo_s, owns_s * (1 + OWN_TIME_PATIENCE))
-        return limits_s
 
     def reusable_blocks(self, block_tokens: int) -> int:
         """Leading blocks that may be reused: the last token is always computed, its logits give the first one."""
@@ -286,19 +278,18 @@ class Pool:
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     """As :attr:`rows`, for loops."""
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
+    """The same of the decode instances."""
 
     # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
     _rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
-    _decode_rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
     _last_row: int | None = field(init=False, repr=False, compare=False)
     _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
     _decode_place_of: Mapping[int, int] | None = field(init=False, repr=False, compare=False)
-    _pipelines: Sequence[int] | None = field(init=False, repr=False, compare=False)
     _places_near: dict[int, vec[i64]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("_rows", "_decode_rows", "_last_row", "_by_id", "_place_of", "_decode_place_of", "_pipelines"):
+        for name in ("_rows", "_last_row", "_by_id", "_place_of", "_decode_place_of"):
             object.__setattr__(self, name, None)
         object.__setattr__(self, "_places_near", {})
         object.__setattr__(self, "row_numbers", vec[i64]([state.row for state in self.prefills]))
@@ -311,15 +302,6 @@ class Pool:
         if rows is None:
             rows = np.array([state.row for state in self.prefills], np.intp)
             object.__setattr__(self, "_rows", rows)
-        return rows
-
-    @property
-    def decode_rows(self) -> NDArray[np.intp]:
-        """The same of the decode instances."""
-        rows = self._decode_rows
-        if rows is None:
-            rows = np.array([state.row for state in self.decodes], np.intp)
-            object.__setattr__(self, "_decode_rows", rows)
         return rows
 
     @property
@@ -357,15 +339,6 @@ class Pool:
             object.__setattr__(self, "_decode_place_of", places)
         return places
 
-    @property
-    def pipelines(self) -> Sequence[int]:
-        """Places of the prefill instances that are pipelines of several nodes."""
-        places = self._pipelines
-        if places is None:
-            places = [place for place, state in enumerate(self.prefills) if state.info.stages > 1]
-            object.__setattr__(self, "_pipelines", places)
-        return places
-
     def places_near(self, bit: int) -> vec[i64]:
         """Of the prefill instances on the host of the source with this bit, besides itself; some of very many."""
         row = bit.bit_length()
@@ -384,34 +357,16 @@ class Pool:
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
         """The prefill instance with the least of these times; of equals the one that decodes least, then the first by
         id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
-        return self.prefills[self.place_of_lowest(costs_s)]
-
-    def place_of_lowest(self, costs_s: NDArray[np.float64]) -> int:
-        """Its place among the prefill instances."""
         least = int(costs_s.argmin())
         near = costs_s <= costs_s[least] + NANO_S
         if np.count_nonzero(near) == 1:
-            return least
+            return self.prefills[least]
         equal = near.nonzero()[0]
-        return int(equal[np.argmin(self.prefills[0].loads.arrays.decoding.take(self.rows.take(equal)))])
+        return self.prefills[int(equal[np.argmin(self.prefills[0].loads.arrays.decoding.take(self.rows.take(equal)))])]
 
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds of work before a new request."""
         return self.prefills[0].loads.queues_s(self.rows, now_s)
-
-    def turns(
-        self, prefills_s: NDArray[np.float64], now_s: float, *, in_order: bool = True
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Of each prefill instance, for a prompt that takes so long there: seconds until its turn, and how many prompts
-        it goes before. Not ``in_order``: as if all were served as they come."""
-        if not in_order:
-            return self.queues_s(now_s), np.zeros(len(self.prefills), np.int64)
-        return self.prefills[0].loads.turns(self.rows, prefills_s, now_s)
-
-    def transfers(self, kind: PathKind) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each prefill instance, seconds until a fetch begins, and for each byte, by what is known of its paths."""
-        start_s, byte_s = self.prefills[0].loads.arrays.transfer[:, kind].take(self.rows, axis=0).T
-        return start_s, byte_s
 
     def waits_s(self, now_s: float) -> NDArray[np.float64]:
         """Of each prefill instance, seconds until a new request's prompt is computed: it waits for KV memory, then for
@@ -427,7 +382,7 @@ class Pool:
         """Of each prefill instance, the leading tokens of the prompt."""
         if not match.blocks:
             return np.zeros(len(self.prefills), np.int64)
-        held = match.held_by_row(self.last_row + 1)[self.rows]
+        held = np.frombuffer(memoryview(match.held_by_row(self.last_row + 1)), np.int64)[self.rows]
         return request.reused_tokens_of(held, self.layout.block_tokens)
 
     def prefills_s(self, tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 __all__ = ["NO_MATCH", "Holder", "Holders", "PrefixMatch", "bits"]
 
@@ -106,17 +104,8 @@ class PrefixMatch:
                 return holders
         return 0
 
-    def held_by_row(self, rows: int) -> NDArray[np.int64]:
-        """The same of all holders, by the number of their bit, below ``rows``."""
-        held = np.zeros(rows, np.int64)
-        size = -(-rows // 8)
-        for mask, end in self._ends():
-            packed = np.frombuffer((mask & ((1 << rows) - 1)).to_bytes(size, "little"), np.uint8)
-            held[np.unpackbits(packed, count=rows, bitorder="little").view(bool)] = end
-        return held
-
-    def held_in_loop(self, rows: int) -> vec[i64]:
-        """As :meth:`held_by_row`, for a loop."""
+    def held_by_row(self, rows: int) -> vec[i64]:
+        """As :meth:`held_by` of all holders, by the number of their bit, below ``rows``."""
         held = vec[i64]([0] * rows)
         kept = (1 << rows) - 1
         for mask, end in self._ends():

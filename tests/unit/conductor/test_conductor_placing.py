@@ -39,9 +39,7 @@ def test_a_defect_is_the_answer_to_one_request():
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE))
     registry = CollectorRegistry()
     metrics = ConductorMetrics(registry, fleet, Membership(fleet, time.monotonic, 3.0, 0.0))
-    placer = Placer(
-        Scheduler(fleet, Broken()), fleet.inflight, metrics, Telemetry("conductor", "c"), time.monotonic, 0.0, 0.0
-    )
+    placer = Placer(Scheduler(fleet, Broken()), fleet.inflight, metrics, Telemetry("conductor", "c"), time.monotonic)
     answers = [answered(placer, name) for name in ("a", "bad", "b")]
     assert [answer.request_id for answer in answers] == ["a", "bad", "b"]
     assert [answer.error.code for answer in answers] == ["", "INTERNAL", ""]
@@ -79,7 +77,7 @@ def test_what_should_move_is_counted_now_and_then_and_at_no_requests_cost(finds,
     policy.finds = finds
     metrics = ConductorMetrics(registry, fleet, Membership(fleet, lambda: now_s[0], 3.0, 0.0))
     scheduler = Scheduler(fleet, policy)
-    placer = Placer(scheduler, fleet.inflight, metrics, Telemetry("conductor", "c"), lambda: now_s[0], 0.0, 0.0)
+    placer = Placer(scheduler, fleet.inflight, metrics, Telemetry("conductor", "c"), lambda: now_s[0])
     for number in range(10):
         now_s[0] = number * every_s / 4
         assert answered(placer, f"r{number}").HasField("placement")

@@ -15,7 +15,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import Placer, Told
+from services.conductor.placing import DefaultSlos, Placer, PlacerRecords
 from services.conductor.sizing import GONE_S, Sizing
 from tests.unit.placement.conftest import info, make_fleet
 
@@ -34,9 +34,8 @@ class World:
             metrics,
             Telemetry("conductor", "c"),
             self.clock,
-            ttft_slo_s,
-            0.0,
-            Told(self.sizing),
+            DefaultSlos(ttft_slo_s),
+            PlacerRecords(self.sizing),
         )
 
     def clock(self) -> float:

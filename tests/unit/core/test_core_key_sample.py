@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys
-from pinyon.core.key_sample import EVERY_MAX, is_sample, key_sample, sample_every, sample_with_blocks, sampled_keys
+from pinyon.core.key_sample import EVERY_MAX, is_sample, key_sample, sample_every, sampled_keys
 
 EVERY = st.sampled_from([1, 2, 4, 8, 16, 32, 64])
 KEYS = st.lists(st.binary(min_size=16, max_size=16), max_size=40)
@@ -37,9 +37,6 @@ def test_packed_or_not_the_sample_is_the_same(keys, every):
     wanted = [key for key in keys if key[15] % every == 0]
     assert key_sample(pack_keys(keys), every) == pack_keys(wanted)
     assert list(sampled_keys(keys, every)) == wanted
-    packed, blocks = sample_with_blocks(pack_keys(keys), every)
-    assert packed == pack_keys(wanted)
-    assert blocks.tolist() == [block for block, key in enumerate(keys) if key[15] % every == 0]
 
 
 @given(KEYS, EVERY, EVERY)
@@ -51,4 +48,4 @@ def test_samples_nest(keys, one, other):
 @given(st.integers(0, 700), EVERY)
 def test_of_a_prompt_it_is_the_last_block_of_each_stride(blocks, every):
     keys = chain_block_keys(namespace("m", "l", "t"), bytes(4 * blocks), 1)
-    assert sample_with_blocks(pack_keys(keys), every)[1].tolist() == list(range(every - 1, blocks, every))
+    assert key_sample(pack_keys(keys), every) == pack_keys(keys[every - 1 :: every])

@@ -90,11 +90,13 @@ def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(span
 
 @REPLACES_METHODS
 def test_a_cold_prompt_costs_one_lookup(index, monkeypatch):
-    looked_up = []
-    monkeypatch.setattr(index._holdings.table, "find_leading", lambda packed: looked_up.append(packed) or [])
-    monkeypatch.setattr(index._holdings.table, "locate", None)
+    looked_up, table = [], index._holdings.table
+    find = table.find
+    monkeypatch.setattr(
+        table, "find", lambda prints, count, *found: looked_up.append(count) or find(prints, count, *found)
+    )
     assert index.match(keys(*range(1000))).blocks == 0
-    assert looked_up == [keys(0)]
+    assert looked_up == [1]
 
 
 def test_only_keys_within_the_limit_count(index):

@@ -1,8 +1,8 @@
-"""A look-up in the block index key by key, which is fast where it is compiled. It comes to what
-:mod:`pinyon.placement.index_walk` comes to by operations on arrays."""
+"""A look-up in the block index: along a prompt's keys, until one that nobody holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from librt.strings import read_i64_le
@@ -11,18 +11,23 @@ from mypy_extensions import i64
 
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.placement.expected import ExpectedBlocks
-from pinyon.placement.index_walk import HoldersOf
 from pinyon.placement.key_table import KeyTable, fingerprint
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
-__all__ = ["look_up_in_loop"]
+__all__ = ["look_up"]
+
+HoldersOf = Callable[[int], int]
+"""Number of a set → bits of its holders."""
 
 _TOGETHER: Final = 16
 """Keys whose buckets are brought from memory at the same time; of a prompt the first one alone, as most that miss, miss
 there."""
 
+_PLACE: Final = 15
+"""The byte of a key that tells its block's place (:mod:`pinyon.core.key_sample`)."""
 
-def look_up_in_loop(
+
+def look_up(
     table: KeyTable,
     holders_of: HoldersOf,
     packed_keys: bytes,
@@ -40,7 +45,7 @@ def look_up_in_loop(
     start: i64 = 0  # the first block that the next key tells of
     held = shown = coming = coming_before = both = 0
     ended = comes = changed = False
-    size, others, place = keys * KEY_BYTES, every - 1, i64(KEY_BYTES) - 1
+    size, others = keys * KEY_BYTES, every - 1
     prints, ats = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     slots, numbers = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
     at: i64 = 0
@@ -48,12 +53,12 @@ def look_up_in_loop(
     while at < size:
         count: i64 = 0
         while at < size and count < first:
-            if not i64(packed_keys[at + place]) & others:
+            if not packed_keys[at + _PLACE] & others:
                 ats[count] = at
                 prints[count] = fingerprint(read_i64_le(packed_keys, at), read_i64_le(packed_keys, at + 8))
                 count += 1
             at += KEY_BYTES
-        table.find_together(prints, count, slots, numbers)
+        table.find(prints, count, slots, numbers)
         some_come = expected is not None and expected.has_some(prints, count)
         first = _TOGETHER
         for each in range(count):
@@ -73,7 +78,7 @@ def look_up_in_loop(
                         runs.append((start, held))
                     last_slot, blocks = slots[each], here // KEY_BYTES + 1
             if expected is not None:
-                coming = expected.mask_at(packed_keys, here, prints[each]) if some_come else 0
+                coming = expected.mask_of(prints[each]) if some_come else 0
                 comes = comes or coming != 0
                 if changed or coming != coming_before:
                     coming_before = coming
