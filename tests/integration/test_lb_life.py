@@ -477,3 +477,12 @@ async def test_grpc_clients_that_leave(how):
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await bench.idle()
         await worker.until(lambda: worker.cancelled)
+
+
+@pytest.mark.parametrize(("code", "status"), [("INVALID_ARGUMENT", 400), ("INTERNAL", 500)])
+async def test_what_no_waiting_mends_is_told_at_once(code, status):
+    async with running_lb(placement_wait_s=600.0) as bench:
+        bench.conductor.error = common_pb2.Error(code=code, message="too large for every instance", field="max_tokens")
+        reply = await bench.complete(max_tokens=5)
+        assert (reply.status, len(bench.conductor.requests)) == (status, 1)
+        assert "too large for every instance" in reply.json["error"]["message"] or status == 500

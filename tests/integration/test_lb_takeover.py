@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.federation.members import LbState
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import MODEL, expected_text, spin
@@ -107,3 +108,32 @@ async def test_law_forbids_adoption(tmp_path):
         await spin(lambda: LbState.LIVE in [each.state for each in controller.registry.federation.members])
         assert not regions["us"].lb.clusters.adopted
         assert all(not each.adopter for each in controller.registry.federation.clusters)
+
+
+async def test_given_back_while_a_request_is_placed_it_runs_there():
+    """It is counted where it runs, and not at the instance of that name at home."""
+    async with federated() as (_, regions):
+        us, eu = regions["us"], regions["eu"]
+        await regions.knows("eu", "us", ROOMY)
+        await us.lb.membership.session._link.close()
+        await us.lb.grpc.drain(0)
+        await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
+        cluster = eu.lb.clusters.get("us/us")
+        await spin(lambda: bool(cluster.view.addresses))
+        regions.say("eu", FULL)
+        eu.lb.models.load("us/us", MODEL, "w0", ROOMY)
+        us.conductor.late.clear()
+        us.workers[0].go.clear()
+        asked = len(us.conductor.requests)
+        running = asyncio.create_task(eu.complete(max_tokens=5))
+        await spin(lambda: len(us.conductor.requests) > asked)
+        # The answer comes, and in the same turn of the loop the controller takes the cluster back.
+        placed = us.conductor._answer(us.conductor.requests[-1])
+        cluster.conductor._take(conductor_pb2.ScheduleSessionResponse(responses=[placed]))
+        eu.lb.clusters.adopt({})
+        await us.workers[0].until(lambda: us.workers[0].open)
+        assert (cluster.view.in_flight, eu.lb.clusters.home.view.in_flight) == (2, 0)
+        us.workers[0].go.set()
+        us.conductor.late.set()
+        assert (await running).status == 200
+        assert cluster.view.in_flight == 0

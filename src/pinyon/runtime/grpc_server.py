@@ -15,6 +15,7 @@ from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
+from pinyon.runtime.health import Health
 from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import ErrorInterceptor
 
@@ -99,7 +100,7 @@ class GrpcServer:
                     ("grpc.http2.max_ping_strikes", 0),
                 ),
             )
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = Health()
         self._names: list[str] = []
         self._draining = False
         self.admin_address = ""
@@ -160,19 +161,18 @@ class GrpcServer:
         """Report NOT_SERVING while still serving what is there."""
         if not self._draining:
             self._draining = True
-            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def set_serving(self, serving: bool) -> None:
         """What health checks are told, until it drains."""
         if not self._draining:
             status = health_pb2.HealthCheckResponse
-            await self._set_health(status.SERVING if serving else status.NOT_SERVING)
+            self._set_health(status.SERVING if serving else status.NOT_SERVING)
 
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let calls finish for ``seconds``, then end them."""
         await self.begin_drain()
         await self._server.stop(seconds)
 
-    async def _set_health(self, status: Any) -> None:
-        for name in ("", *self._names):
-            await self._health.set(name, status)
+    def _set_health(self, status: Any) -> None:
+        self._health.say(("", *self._names), status)

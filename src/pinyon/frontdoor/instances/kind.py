@@ -12,7 +12,7 @@ from typing import Final
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import NotFound, PinyonError, Unavailable
+from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
 from pinyon.frontdoor.instances.metrics import LbMetrics
@@ -66,12 +66,12 @@ class InstanceKind:
         held = self._models.hold_here(request.ask.model, cluster.name)
         try:
             request.chosen = await self._placement(request, cluster)
-        except PinyonError as error:
-            return error
+        except (Unavailable, NotFound, ResourceExhausted) as error:
+            return error  # of anything else waiting makes nothing better
         finally:
             if held is not None:
                 held.release()
-        request.choice, request.cluster = choice, cluster.name
+        request.choice, request.placed_by = choice, cluster
         return None
 
     async def _placement(self, request: Request, cluster: Cluster) -> common_pb2.Placement:
@@ -108,7 +108,7 @@ class InstanceKind:
     def _excluded(self, request: Request, cluster: Cluster) -> set[str]:
         """Those that failed this request or were taken out, and those that may not go on with what it has got. If then
         nobody is left, and the client has seen nothing, it starts over."""
-        excluded = request.exclude | cluster.removed if cluster.removed else request.exclude
+        excluded = request.failed_instances | cluster.removed
         if not (request.tokens and request.fingerprint):
             return excluded
         model, view = request.ask.model, cluster.view
@@ -134,9 +134,10 @@ class InstanceKind:
         if request.choice.where is Where.REMOTE:
             await self._elsewhere(request, request.choice.target)
             return
-        placement, request.chosen = request.chosen, None
+        placement, cluster = request.chosen, request.placed_by
         assert placement is not None
-        cluster, attempt_id, placed_s = self._clusters.get(request.cluster), request.attempt_id, self._clock()
+        assert cluster is not None
+        attempt_id, placed_s = request.attempt_id, self._clock()
         view = cluster.view
         request.begin_attempt(placement, placed_s)
         counted = view.begin(request.ask.model, placement, request.route.routed)
@@ -175,7 +176,6 @@ class InstanceKind:
         """Another region's part, which its load balancer sees to."""
         regions, attempt_id = self._regions, request.attempt_id
         sent_s = self._clock()
-        request.cluster = HOME
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
         try:
             opened = regions.open(name, request.gap_s)
@@ -224,8 +224,9 @@ class InstanceKind:
         error = request.error
         assert error is not None
         now_s, leaving = self._clock(), False
-        if not request.lb and (failed := request.failed_instance) is not None:
-            view = self._clusters.get(request.cluster).view
+        cluster = request.placed_by
+        if cluster is not None and not request.lb and (failed := request.failed_instance) is not None:
+            view = cluster.view
             leaving = view.leaves(failed)
             if not request.found_full:
                 view.failed(failed, now_s)

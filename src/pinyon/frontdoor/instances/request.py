@@ -21,6 +21,7 @@ from pinyon.core.request import FinishReason, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.instances.ask import FIXED_BYTES, Ask
+from pinyon.frontdoor.instances.clusters import Cluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
@@ -77,6 +78,7 @@ class Request(Flight):
         "_class",
         "_drop_chars",
         "_drop_tokens",
+        "_failed_lbs",
         "_failing_since_s",
         "_held",
         "_held_logprobs",
@@ -94,6 +96,7 @@ class Request(Flight):
         "lb",
         "listener",
         "lost",
+        "placed_by",
         "placed_s",
         "placement",
         "prefill",
@@ -126,7 +129,9 @@ class Request(Flight):
         self.fingerprint = ""
         """Of the weights that generated ``tokens``; empty: not known."""
         self.chosen: common_pb2.Placement | None = None
-        """For the next attempt."""
+        self.placed_by: Cluster | None = None
+        """Where the next attempt runs, or the present one: the placement, and the cluster whose conductor made it. It
+        stays that one's, though the cluster may be given back meanwhile."""
         self.placement: common_pb2.Placement | None = None
         """Of the present one."""
         self.prefill: worker_pb2.PrefillReport | None = None
@@ -139,6 +144,7 @@ class Request(Flight):
         self.lost = False
         """It went away while it had the request, which may be to blame."""
         self._traceparent = ask.traceparent
+        self._failed_lbs: set[str] = set()
         self._usage: common_pb2.Usage | None = None
         self._class = class_to_proto(ask.request_class)
         self._held: list[str] = []
@@ -203,7 +209,7 @@ class Request(Flight):
             # The client of a request that failed elsewhere waits already: late is better than rejected.
             ttft_slo_ms=NO_SLO_MS if self.tries else ask.ttft_slo_ms,
             tbt_slo_ms=NO_SLO_MS if self.tries else 0,
-            exclude_instance_ids=sorted(self.exclude.union(exclude)),
+            exclude_instance_ids=sorted(self.failed_instances.union(exclude)),
             no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not self.tokens),
             traceparent=self.traceparent,
         )
@@ -363,6 +369,11 @@ class Request(Flight):
         return bool(self.lb) and self.error is not None and self.error.field == REGION_FIELD
 
     @property
+    def failed_instances(self) -> set[str]:
+        """Of those that failed it, and are not forgiven: instances, which a conductor knows."""
+        return self.exclude - self._failed_lbs
+
+    @property
     def found_full(self) -> bool:
         """The last attempt met an instance without room: another one may have some."""
         error = self.error
@@ -382,7 +393,7 @@ class Request(Flight):
             self._failing_since_s = now_s
         if self.refused:  # it may have room soon; until then it counts as full for everybody
             self._failing_since_s = None
-            return True
+            return self.tries < TRIES_MAX
         rejected = bool(self.lb) and self.error is not None and self.error.field == REJECTED_FIELD
         generated = len(self.tokens) > self._resumed
         slow = self.reached and now_s - self._submitted_s >= QUICK_S
@@ -392,6 +403,8 @@ class Request(Flight):
         if self.paid >= attempts or self.tries >= TRIES_MAX:
             return False
         self.exclude.add(failed)
+        if self.lb:
+            self._failed_lbs.add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
     def go_on_after(self, tokens_le32: bytes) -> None:

@@ -104,7 +104,6 @@ class ServerKind:
                 targets.failed(name)
         except NoRoom as no_room:
             forward.error = no_room
-            forward.tries -= 1
             if no_room.lasting:
                 forward.exclude.add(name)
             else:
@@ -145,7 +144,7 @@ class ServerKind:
             targets.failed(name)
 
     def retries(self, forward: Forward) -> PinyonError | None:
-        if isinstance(forward.error, NoRoom):
+        if isinstance(forward.error, NoRoom) and forward.tries < TRIES_MAX:
             return None
         # One of a forwarded request, whose own region has more: they would multiply.
         most = 1 if forward.sender else self._limits.attempts
