@@ -708,3 +708,24 @@ def test_a_header_block_that_nobody_began_is_an_error_of_the_protocol(stream_id:
     with pytest.raises(ConnectionFailed) as failed:
         server.connection.receive(frame(9, 4, stream_id, b"x"))
     assert failed.value.code is Code.PROTOCOL_ERROR
+
+
+def test_unfinished_messages_of_a_connection_are_bounded():
+    """Each stream alone keeps the rules. Whoever goes too far ends, and gives back what was kept for it."""
+    back = Wire(Random(0))
+    server, encoder = Ours(back, 1 << 20), Encoder()
+    server.connection.receive(PREFACE + settings_frame({}))
+    part, parts = bytes(FRAME_BYTES), (4 << 20) // FRAME_BYTES
+    begin = (0).to_bytes(1, "big") + (4 << 20).to_bytes(4, "big")
+    for number in range(6):
+        stream = 2 * number + 1
+        server.connection.receive(frame(1, 4, stream, encoder.encode(HEAD)) + frame(0, 0, stream, begin))
+        for _ in range(parts - 1):
+            if not server.kept[number].errors:
+                server.connection.receive(frame(0, 0, stream, part))
+        assert server.connection.unfinished <= 16 << 20
+    assert [bool(each.errors) for each in server.kept] == [False] * 4 + [True] * 2
+    server.connection.receive(frame(0, 0, 1, part))
+    assert [len(message) for message in server.kept[0].messages] == [4 << 20]
+    server.connection.receive(frame(3, 0, 3, Code.CANCEL.to_bytes(4, "big")))
+    assert server.connection.unfinished < 9 << 20

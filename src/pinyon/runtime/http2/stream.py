@@ -33,6 +33,11 @@ _HEADS: Final = struct.Struct(">HBBBIBI")
 """A frame's head and a message's prefix in one."""
 
 
+UNFINISHED_MAX: Final = 4
+"""Messages of the largest size that may be on their way over a connection at once: what is there of one that is not
+whole takes no room of the stream's window, so that it can be larger than that."""
+
+
 class StreamFailed(Exception):
     """The stream is over, and not by what its peer said about it in gRPC's words.
 
@@ -63,6 +68,8 @@ class Link:
         """Of a message that is taken, at most."""
         self.stream_window = stream_window
         """Bytes of a stream that may be under way to us."""
+        self.unfinished = 0
+        """Bytes of messages that are not whole yet, of all streams together."""
         self.send_window = DEFAULT_WINDOW
         """Bytes that the peer has room for, of all streams together."""
         self.send_frame = DEFAULT_FRAME
@@ -122,6 +129,7 @@ class Stream:
         "_ended",
         "_held",
         "_partial",
+        "_partial_told",
         "_pending",
         "_trailers",
         "_window",
@@ -144,6 +152,8 @@ class Stream:
         self._held = 0
         """Bytes of messages that the receiver has and did not take yet."""
         self._partial = bytearray()
+        self._partial_told = 0
+        """Of that, what the connection has counted."""
         self._pending: deque[memoryview] = deque()
         self._trailers: Callable[[], bytes] | None = None
         self._ended = False
@@ -255,8 +265,17 @@ class Stream:
             if partial:
                 raise StreamFailed(Code.PROTOCOL_ERROR, "the stream ended within a message", "INTERNAL")
             self.end_of_remote()
+        if len(partial) != self._partial_told:
+            self._tell_partial()
+            connection = self._connection
+            if partial and connection.unfinished > UNFINISHED_MAX * connection.message_bytes:
+                raise StreamFailed(Code.CANCEL, "too much of unfinished messages", "RESOURCE_EXHAUSTED")
         self._grant()
         return whole
+
+    def _tell_partial(self) -> None:
+        self._connection.unfinished += len(self._partial) - self._partial_told
+        self._partial_told = len(self._partial)
 
     def _whole(self, partial: bytearray) -> bool:
         """Whether at least one message is all here. Raises :class:`StreamFailed`."""
@@ -327,4 +346,5 @@ class Stream:
             self.closed = True
             self._pending.clear()
             self._partial.clear()
+            self._tell_partial()
             self._connection.forget(self)
