@@ -496,6 +496,19 @@ async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: running.listener.connections == 0)
 
 
+async def test_a_connection_whose_calls_are_refused_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.3)
+    async with Running() as running, connected(running.address) as (reader, writer):
+        connection, kept = Connection(writer.write), Kept()
+        writer.write(connection.opening)
+        connection.open(request_head("/no/such", "x", "http"), kept).end()
+        async with asyncio.timeout(WAIT_S):
+            while data := await reader.read(1 << 16):  # pings are answered
+                connection.receive(data)
+        assert parse_trailers(kept.heads[-1][0]).code == "UNIMPLEMENTED"
+        await until(lambda: running.listener.connections == 0)
+
+
 async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
         writer.write(Connection(lambda _: None).opening + frame(5, 4, 1, b"push"))

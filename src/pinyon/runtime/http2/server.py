@@ -162,7 +162,9 @@ class ServerProtocol(Http2Protocol):
         self._done = done
         self._made_s = self._loop.time()
         self._called = False
-        """A call has come."""
+        """A call has come, and it is served, or none was refused yet."""
+        self._served = False
+        """A call was served."""
         self.contexts: set[SessionContext] = set()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self.peer = ""
@@ -210,6 +212,8 @@ class ServerProtocol(Http2Protocol):
 
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
+        self._served = self._served or context.served
+        self._called = self._served or bool(self.contexts)  # who is only refused goes as who says nothing
         if context.served and not context.broken:
             self.connection.served()
         context.task = None
