@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.served import Served
 from pinyon.routing.target_policy import Routed
@@ -21,7 +19,7 @@ class Flight:
     it."""
 
     __slots__ = (
-        "arrived_s", "choice", "cluster", "deadline_s", "error", "exclude", "full", "paid", "route", "sender", "served",
+        "arrived_s", "choice", "deadline_s", "error", "exclude", "full", "paid", "route", "sender", "served",
         "tries",
     )  # fmt: skip
 
@@ -37,8 +35,6 @@ class Flight:
         """The region that it has come from, if that is another one: it goes to no third one."""
         self.choice = _NOWHERE_YET
         """Where the present attempt runs."""
-        self.cluster = ""
-        """The adopted cluster that the present attempt runs in; empty: the region's own, or another region."""
         self.exclude: set[str] = set()
         """Targets and load balancers of other regions that have failed it, or refused it."""
         self.tries = 0
@@ -97,8 +93,4 @@ class Flight:
 
     def traced(self, span: Span) -> None:
         """It is on its way as that span."""
-        raise NotImplementedError
-
-    def facts(self) -> dict[str, Any]:
-        """For the access log."""
         raise NotImplementedError

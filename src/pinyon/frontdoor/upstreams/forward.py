@@ -34,7 +34,19 @@ class Incoming(NamedTuple):
 class Forward(Flight):
     """``asked`` and ``outgoing`` are what its body says, and what of its head goes on."""
 
-    __slots__ = ("_used", "asked", "body", "final", "head", "outgoing", "passing", "reply", "status", "ticket")
+    __slots__ = (
+        "_used",
+        "asked",
+        "body",
+        "cluster",
+        "final",
+        "head",
+        "outgoing",
+        "passing",
+        "reply",
+        "status",
+        "ticket",
+    )
 
     def __init__(
         self, head: Head, body: bytes | bytearray, asked: Asked, outgoing: Outgoing, reply: Reply, incoming: Incoming
@@ -42,6 +54,8 @@ class Forward(Flight):
         super().__init__(head.arrived_s, head.arrived_s + incoming.limit_s)
         self.head, self.body, self.asked, self.outgoing, self.reply = head, body, asked, outgoing, reply
         self.ticket, self.sender = incoming.ticket, incoming.sender
+        self.cluster = ""
+        """The adopted cluster that the present attempt runs in; empty: the region's own, or another region."""
         self.passing: Passing | None = None
         """An answer is on its way."""
         self.final = False
@@ -118,6 +132,7 @@ class Forward(Flight):
         )
 
     def facts(self) -> dict[str, Any]:
+        """Returns what the access log says of it."""
         facts: dict[str, Any] = {"model": self.served.name}
         if self.choice.target:
             facts["upstream"] = self.choice.target
