@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -226,9 +226,10 @@ def test_no_socket_is_left_behind_by_proofs_that_fail(
     both.eventually_at_most(1)  # UCX connects both ways
 
 
-def inheritable_sockets(pid: int) -> set[str]:
-    """Of a process, by names that no two ever have."""
-    found = set()
+def inheritable_sockets(pid: int) -> dict[str, int]:
+    """Of a process, by names that no two ever have, with the port at its own end (0: none)."""
+    ports = {line[9]: int(line[1].split(":")[1], 16) for line in tcp_sockets(pid)}
+    found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             what = os.readlink(f"/proc/{pid}/fd/{name}")
@@ -236,23 +237,41 @@ def inheritable_sockets(pid: int) -> set[str]:
         except FileNotFoundError:  # closed since
             continue
         if what.startswith("socket:") and not int(flags, 8) & os.O_CLOEXEC:
-            found.add(what)
+            found[what] = ports.get(what.removeprefix("socket:[").removesuffix("]"), 0)
     return found
 
 
+def tcp_sockets(pid: int) -> list[list[str]]:
+    tables = (Path(f"/proc/{pid}/net/{table}") for table in ("tcp", "tcp6"))
+    return [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+
+
+def listening_ports(pid: int) -> set[int]:
+    """In its network namespace."""
+    return {int(line[1].split(":")[1], 16) for line in tcp_sockets(pid) if line[3] == "0A"}
+
+
+def inherited_since(pid: int, before: Container[str]) -> list[str]:
+    """But for one connection that the peer opened: it may come at any time, outside of a pairing (docs/transfer.md)."""
+    listening = listening_ports(pid)
+    new = {what: port for what, port in inheritable_sockets(pid).items() if what not in before}
+    accepted = [what for what, port in new.items() if port in listening]
+    return [what for what in new if what not in accepted] + accepted[1:]
+
+
 @pytest.fixture
-def left_by_others() -> set[str]:
-    """Connections that the peers of other tests opened to this process, outside of pairings: docs/transfer.md."""
+def left_by_others() -> dict[str, int]:
+    """What the peers of other tests opened to this process."""
     return inheritable_sockets(os.getpid())
 
 
 def test_programs_that_a_process_starts_inherit_none_of_it(
-    left_by_others: set[str], engine: TransferEngine, start_peer: Callable[..., Peer]
+    left_by_others: dict[str, int], engine: TransferEngine, start_peer: Callable[..., Peer]
 ) -> None:
     peer = start_peer()
     assert read(engine, peer).ok
-    assert inheritable_sockets(os.getpid()) <= left_by_others
-    assert not inheritable_sockets(peer.process.pid)
+    assert not inherited_since(os.getpid(), left_by_others)
+    assert not inherited_since(peer.process.pid, ())
     assert not [name for name in os.environ if name.startswith(("UCX_", "NIXL_"))]
 
 
