@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ BODIES = {
         {"prompt_logprobs", "logprobs"},  # a chat says its logprobs by two other fields
     ),
 }
+ABOVE = [each.name for each in SAMPLING_FIELDS if isinstance(each.kind, Number) and each.kind.above]
+"""Where 0 is refused."""
 VOCAB = 1000
 SEED_MAX = (1 << 64) - 1
 """A message holds no more."""
@@ -107,6 +110,22 @@ def test_what_is_said_arrives_in_messages(values: dict[str, Any]) -> None:
     written = {descriptor.name for descriptor, _ in sampling_to_proto(sampling).ListFields()}
     defaults = {field.name: field.default for field in SAMPLING_FIELDS}
     assert written == {name for name, value in values.items() if value != defaults[name]} | {"max_tokens"}
+
+
+@pytest.mark.parametrize("tiny", [1e-6, 1e-7, 1e-60])
+@pytest.mark.parametrize("name", ABOVE)
+def test_a_tiny_number_is_neither_off_nor_refused(name: str, tiny: float) -> None:
+    assert getattr(travelled(SamplingParams(**{name: tiny})), name) == 1e-6
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, -1e-9])
+@pytest.mark.parametrize("name", ABOVE)
+def test_nothing_is_made_a_number_above_zero(name: str, value: float) -> None:
+    message = common_pb2.SamplingParams(max_tokens=1)
+    setattr(message, name, value)
+    if message.HasField(name) if PROTO[name].has_presence else value or math.copysign(1, value) < 0:
+        with pytest.raises(InvalidArgument):
+            sampling_from_proto(message)
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -16,6 +16,10 @@ __all__ = ["put_sampling", "sampling_from_proto", "sampling_to_proto"]
 DECIMALS = 6
 """They give back what was written before it became a float32."""
 
+LEAST = 10.0**-DECIMALS
+"""The least number that travels where 0 is refused. Smaller ones become it: clients say ``top_p`` 1e-50, which a
+float32 does not hold, and mean the likeliest token."""
+
 _OFTEN = ("max_tokens", "temperature", "top_p", "seed")
 """Named by many requests: written without the table, which takes longer."""
 
@@ -33,9 +37,15 @@ def _add(message: common_pb2.SamplingParams, name: str, value: Any) -> None:
         pairs.add(token=token, bias=bias)
 
 
+def _set_above(message: common_pb2.SamplingParams, name: str, value: Any) -> None:
+    setattr(message, name, LEAST if 0.0 < value < LEAST else value)
+
+
 def _putter(kind: Kind) -> _Put:
     if isinstance(kind, TokenBiases):
         return _add
+    if isinstance(kind, Number) and kind.above:
+        return _set_above
     return _extend if isinstance(kind, Texts | TokenIds) else setattr
 
 
@@ -47,21 +57,24 @@ def _rounded(value: Any) -> Any:
     return round(value, DECIMALS)
 
 
+def _rounded_above(value: Any) -> Any:
+    """Does not make 0, which the field may not be, of what is above it."""
+    return round(value, DECIMALS) or (LEAST if value > 0.0 else value)
+
+
 def _pairs(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({each.token: round(each.bias, DECIMALS) for each in value}.items()))
 
 
 def _reader(field: SamplingField) -> _Read:
-    kind, default = field.kind, field.default
+    kind = field.kind
     if isinstance(kind, TokenBiases):
         return _pairs
     if isinstance(kind, Texts | TokenIds):
         return tuple
     if not isinstance(kind, Number):
         return _same
-    if _DESCRIPTORS[field.name].has_presence:
-        return _rounded
-    return lambda value: round(value, DECIMALS) or default  # 0 is not said
+    return _rounded_above if kind.above else _rounded
 
 
 _DESCRIPTORS = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
@@ -83,7 +96,7 @@ def put_sampling(message: common_pb2.SamplingParams, sampling: SamplingParams) -
     if sampling.temperature:
         message.temperature = sampling.temperature
     if sampling.top_p != 1.0:
-        message.top_p = sampling.top_p
+        _set_above(message, "top_p", sampling.top_p)
     if sampling.seed:
         message.seed = sampling.seed
     values = _rare_values(sampling)
