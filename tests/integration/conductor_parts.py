@@ -105,7 +105,7 @@ class World:
         self.listen = ""
 
     async def start(self) -> None:
-        """Again, after ``stop``, it is where it was."""
+        """Again, it is where it was."""
         self.listen = self.listen or f"127.0.0.1:{self.ports.take('127.0.0.1')}"
         settings = ConductorSettings(**{"listen": self.listen, "lease_ms": 3000, "settle_ms": 0, **self.settings})
         self.registry = CollectorRegistry()
@@ -115,6 +115,14 @@ class World:
     async def connect(self) -> None:
         self.channel = open_channel(self.address)
         self.stub = conductor_pb2_grpc.ConductorServiceStub(self.channel)
+
+    async def restart(self) -> None:
+        """Returns when it is there again and what is called next goes to it: the channel has seen the old one end."""
+        await self.conductor.server.drain(0)
+        async with asyncio.timeout(WAIT_S):
+            while (state := self.channel.get_state()) is grpc.ChannelConnectivity.READY:
+                await self.channel.wait_for_state_change(state)
+        await self.start()
 
     async def close(self) -> None:
         await self.channel.close()

@@ -61,8 +61,7 @@ async def test_a_restarted_conductor_says_that_its_list_is_incomplete_and_stalls
         world.conductor.sweep()
         assert len((await lb.list_where(lambda listed: True)).instances) == 4
 
-        await world.conductor.server.drain(0)
-        await world.start()
+        await world.restart()
         lb = LoadBalancer(world.stub)
         listed = await lb.open()
         assert listed.incomplete

@@ -122,8 +122,7 @@ async def test_a_restarted_conductor_rebuilds_its_index_from_the_snapshots(world
     await members["s0"].report(stored=(0, 1), removed=(1,))
     before = await world.holders(0, 1, 2, 3)
     assert before == {"p0": 4, "s0": 1}
-    await world.conductor.server.drain(0)
-    await world.start()
+    await world.restart()
     for member in members.values():
         member.call = None
         await member.connect()
