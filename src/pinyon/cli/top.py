@@ -253,14 +253,15 @@ def metric_sums(page: str) -> dict[str, float]:
 def _watch(arguments: argparse.Namespace, source: _Source) -> int:
     draw = source.look()  # with nobody there it ends here, and not with an empty screen
     every_s = max(LOOK_S, arguments.every_s)
-    if arguments.once or not sys.stdout.isatty():
+    console = Console()
+    if arguments.once or not (sys.stdout.isatty() and console.is_interactive):
         size = shutil.get_terminal_size((COLUMNS_OF_A_PIPE, ROWS_OF_A_PIPE))
         rows = ROWS_OF_A_PIPE  # nothing is left out for want of rows: it may scroll
         time.sleep(every_s)  # rates are between two looks
         for line in source.look()(size.columns, rows):
             sys.stdout.write(f"{line.plain}\n")
         return 1 if source.failures else 0
-    with _keys(sys.stdin) as keys, Live(console=Console(), screen=True, auto_refresh=False) as live:
+    with _keys(sys.stdin) as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         failure = ""
         while _show_until(live, time.monotonic() + every_s, draw, failure, keys):
             try:
