@@ -56,7 +56,7 @@ class Format:
     """The objects of one request. What is given as JSON of choices or of other members is written as it is."""
 
     id_prefix = ""
-    object = ""
+    whole_object = ""
     stream_object = ""
     around_text = ("", "")
     """In a choice of a whole answer."""
@@ -68,7 +68,7 @@ class Format:
     def __init__(self, request_id: str, model: str, created_s: int, include_usage: bool = False) -> None:
         head = f'{{"id":"{self.id_prefix}{request_id}","object":"'
         rest = f'","created":{created_s},"model":{quote(model)},"choices":['
-        self._whole_head = f"{head}{self.object}{rest}"
+        self._whole_head = f"{head}{self.whole_object}{rest}"
         self._event_head = f"data: {head}{self.stream_object}{rest}"
         self.no_usage = ',"usage":null' if include_usage else ""
         """Members of an event that is not the last."""
@@ -108,17 +108,17 @@ class CompletionFormat(Format):
     """``text_completion`` objects."""
 
     id_prefix = "cmpl-"
-    object = "text_completion"
+    whole_object = "text_completion"
     stream_object = "text_completion"
     around_text = ('"text":', "")
-    around_new = around_text
+    around_new = ('"text":', "")
 
 
 class ChatFormat(Format):
     """``chat.completion`` and ``chat.completion.chunk`` objects."""
 
     id_prefix = "chatcmpl-"
-    object = "chat.completion"
+    whole_object = "chat.completion"
     stream_object = "chat.completion.chunk"
     around_text = ('"message":{"role":"assistant","content":', ',"refusal":null}')
     around_new = ('"delta":{"content":', "}")
