@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, PromptWork, TokenCounts
+from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
 from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import append_logprob_rows
@@ -281,9 +281,8 @@ class PrefillJob:
             self._publish(start, store=False)
         if order.tells_prompt:
             self._prompt_logprobs = common_pb2.Logprobs()
-        prompt = self.prompt
         self._member = PrefillMember(
-            PromptWork(prompt.number, start, len(order.tokens), prompt.arrived_s, prompt.seconds, prompt.deadline_s),
+            self._queue.work(self.prompt.number, start),
             order,
             reservation.table,
             self._chunk_computed,

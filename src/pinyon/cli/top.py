@@ -17,11 +17,15 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from typing import Any, Protocol, TextIO
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import add_tls_dir, check_address, open_channel, trusted
 from pinyon.cli.regions import CONTROLLER_ADDRESS
-from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame, plain
+from pinyon.cli.top_frame import Sample, controller_frame, metrics_frame, plain
 from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
@@ -51,13 +55,7 @@ gone: one of another region serves them meanwhile, marked with a star.
 
 With --metrics, all metrics of one process by name. "q" or Ctrl-C ends it."""
 
-_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""The other screen, without a cursor; and back."""
-_STYLES = {"bold": "\x1b[1m", "red": "\x1b[31m", "yellow": "\x1b[33m", "dim": "\x1b[2m"}
-_PLAIN = "\x1b[0m"
-
-Draw = Callable[[int, int], list[Line]]
+Draw = Callable[[int, int], list[Text]]
 """For so many columns and rows."""
 
 
@@ -255,16 +253,17 @@ def metric_sums(page: str) -> dict[str, float]:
 def _watch(arguments: argparse.Namespace, source: _Source) -> int:
     draw = source.look()  # with nobody there it ends here, and not with an empty screen
     every_s = max(LOOK_S, arguments.every_s)
-    if arguments.once or not sys.stdout.isatty():
+    console = Console()
+    if arguments.once or not (sys.stdout.isatty() and console.is_interactive):
         size = shutil.get_terminal_size((COLUMNS_OF_A_PIPE, ROWS_OF_A_PIPE))
         rows = ROWS_OF_A_PIPE  # nothing is left out for want of rows: it may scroll
         time.sleep(every_s)  # rates are between two looks
         for line in source.look()(size.columns, rows):
-            sys.stdout.write(f"{line.text}\n")
+            sys.stdout.write(f"{line.plain}\n")
         return 1 if source.failures else 0
-    with _screen(sys.stdout, sys.stdin) as keys:
+    with _keys(sys.stdin) as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         failure = ""
-        while _show_until(time.monotonic() + every_s, draw, failure, keys):
+        while _show_until(live, time.monotonic() + every_s, draw, failure, keys):
             try:
                 draw, failure = source.look(), ""
             except PinyonError as error:
@@ -272,18 +271,17 @@ def _watch(arguments: argparse.Namespace, source: _Source) -> int:
     return 0
 
 
-def _show_until(until_s: float, draw: Draw, failure: str, keys: int) -> bool:
+def _show_until(live: Live, until_s: float, draw: Draw, failure: str, keys: int) -> bool:
     """Draw it, and anew when the window has another size. False: the user has enough."""
     shown = None
     while True:
-        size = shutil.get_terminal_size()
+        size = live.console.size
         if size != shown:
             shown = size
-            lines = draw(size.columns, size.lines - bool(failure))
+            lines = draw(size.width, size.height - bool(failure))
             if failure:
-                lines = [Line(f"no answer: {failure}"[: size.columns], "red"), *lines]
-            sys.stdout.write(screen_of(lines))
-            sys.stdout.flush()
+                lines = [Text(f"no answer: {failure}", "red", no_wrap=True, overflow="crop"), *lines]
+            live.update(Group(*lines), refresh=True)
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             return True
@@ -295,30 +293,19 @@ def _show_until(until_s: float, draw: Draw, failure: str, keys: int) -> bool:
                 return False
 
 
-def screen_of(lines: list[Line]) -> str:
-    """Written over what is there, so that nothing flickers."""
-    drawn = [
-        f"{_STYLES[line.style]}{line.text}{_PLAIN}{_REST_OF_LINE}" if line.style else f"{line.text}{_REST_OF_LINE}"
-        for line in lines
-    ]
-    return _HOME + "\r\n".join(drawn) + _REST_OF_SCREEN
-
-
 @contextmanager
-def _screen(out: TextIO, keyboard: TextIO) -> Iterator[int]:
-    """The terminal for a while; gives the descriptor that keys come from, or -1."""
+def _keys(keyboard: TextIO) -> Iterator[int]:
+    """The descriptor that keys come from one by one, or -1."""
     import termios
     import tty
 
-    keys = keyboard.fileno() if keyboard.isatty() else -1
-    before = termios.tcgetattr(keys) if keys >= 0 else None
+    if not keyboard.isatty():
+        yield -1
+        return
+    keys = keyboard.fileno()
+    before = termios.tcgetattr(keys)
     try:
-        if keys >= 0:
-            tty.setcbreak(keys)  # Ctrl-C goes on being a signal
-        out.write(_ENTER)
+        tty.setcbreak(keys)  # Ctrl-C goes on being a signal
         yield keys
     finally:
-        out.write(_LEAVE)
-        out.flush()
-        if before is not None:
-            termios.tcsetattr(keys, termios.TCSADRAIN, before)
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rich.text import Text
+
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 
-__all__ = ["NOTHING", "Column", "Line", "Sample", "controller_frame", "fit", "metrics_frame", "plain", "table"]
+__all__ = ["NOTHING", "Column", "Sample", "controller_frame", "fit", "metrics_frame", "plain", "table"]
 
 LEAST_WIDTH = 20
 LEAST_HEIGHT = 4
 NOTHING = "-"
-
-
-class Line(NamedTuple):
-    """``style``: empty, ``bold``, ``red``, ``yellow`` or ``dim``."""
-
-    text: str
-    style: str = ""
 
 
 class Sample(NamedTuple):
@@ -55,7 +50,7 @@ INSTANCES = (
 METRICS = (Column("METRIC"), Column("VALUE", True), Column("PER s", True))
 
 
-def controller_frame(now: Sample, before: Sample | None, width: int, height: int, title: str) -> list[Line]:
+def controller_frame(now: Sample, before: Sample | None, width: int, height: int, title: str) -> list[Text]:
     """Regions, load balancers, and as many instances as there is room for, the busiest first."""
     federation = federation_from_proto(now.reply.federation)
     live = sum([member.state is LbState.LIVE for member in federation.members])
@@ -65,16 +60,16 @@ def controller_frame(now: Sample, before: Sample | None, width: int, height: int
         f"{title}  version {federation.version}: {_count(len(federation.regions), 'region')}, "
         f"{live} of {_count(len(federation.members), 'load balancer')} live, {adopted} adopted{settling}"
     )
-    lines = [Line(head, "bold"), *_members(now, before, federation)]
+    lines = [Text(head, "bold"), *_members(now, before, federation)]
     instances = _instances(now.reply.reports)
     if instances:
-        lines += [Line(""), *instances]
+        lines += [Text(""), *instances]
     return fit(lines, width, height)
 
 
 def metrics_frame(
     now: Mapping[str, float], before: Mapping[str, float] | None, seconds: float, width: int, height: int, title: str
-) -> list[Line]:
+) -> list[Text]:
     """One process's own figures by name: those whose names end in ``_total`` as a rate, too."""
     cells: list[tuple[str, ...]] = []
     for name, value in sorted(now.items()):
@@ -82,10 +77,10 @@ def metrics_frame(
         if name.endswith("_total") and before is not None and name in before and seconds > 0:
             rate = f"{max(0.0, value - before[name]) / seconds:.1f}"
         cells.append((name, f"{value:g}", rate))
-    return fit([Line(title, "bold"), *table(METRICS, cells, [""] * len(cells))], width, height)
+    return fit([Text(title, "bold"), *table(METRICS, cells, [""] * len(cells))], width, height)
 
 
-def _members(now: Sample, before: Sample | None, federation: Federation) -> list[Line]:
+def _members(now: Sample, before: Sample | None, federation: Federation) -> list[Text]:
     rows, styles = [], []
     reports = dict(now.reply.reports)
     last_reports = {} if before is None else dict(before.reply.reports)
@@ -132,7 +127,7 @@ def _rate(now: int, before: int | None, seconds: float) -> str:
     return f"{max(0, now - before) / seconds:.1f}"  # a process that started anew counts from zero
 
 
-def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list[Line]:
+def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list[Text]:
     found = [(each, lb_id) for lb_id, report in reports.items() for each in report.load.per_instance]
     found.sort(key=lambda pair: (-pair[0].pending, -pair[0].outstanding, pair[1], pair[0].name))
     rows = [
@@ -142,7 +137,7 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
     return table(INSTANCES, rows, [""] * len(rows)) if rows else []
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Text]:
     """A head, and a line for each row."""
     clean = [[plain(cell) for cell in row] for row in rows]
     widths = [
@@ -157,8 +152,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
         ]
         return "  ".join(parts).rstrip()
 
-    head = Line(line([column.title for column in columns]), "dim")
-    return [head, *[Line(line(row), style) for row, style in zip(clean, styles, strict=True)]]
+    head = Text(line([column.title for column in columns]), "dim")
+    return [head, *[Text(line(row), style) for row, style in zip(clean, styles, strict=True)]]
 
 
 def plain(text: str) -> str:
@@ -170,14 +165,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def fit(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+def fit(lines: Sequence[Text], width: int, height: int) -> list[Text]:
     """No line is wider than the terminal, and there are no more than it has."""
     width, height = max(LEAST_WIDTH, width), max(LEAST_HEIGHT, height)
     shown = list(lines)
     if len(shown) > height:
         left = len(shown) - height + 1
-        shown = [*shown[: height - 1], Line(f"... {left} more", "dim")]
-    return [Line(_clipped(plain(line.text), width), line.style) for line in shown]
+        shown = [*shown[: height - 1], Text(f"... {left} more", "dim")]
+    return [Text(_clipped(plain(line.plain), width), line.style, no_wrap=True, overflow="crop") for line in shown]
 
 
 def _clipped(text: str, width: int) -> str:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as MetricSample
+from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.cli.top_frame import NOTHING, Column, Line, fit, table
+from pinyon.cli.top_frame import NOTHING, Column, fit, table
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
 from pinyon.messages.role import role_from_proto
@@ -119,19 +120,19 @@ def _bound(text: str) -> float:
     return bound
 
 
-def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: str) -> list[Line]:
+def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: str) -> list[Text]:
     """Of samples, the oldest first: how things are now, and rates and percentiles since the sample before, over the
     last minute, and since the load balancer's start."""
     now = samples[-1]
-    lines = [Line(title, "bold")]
-    lines += [Line(failure, "red") for failure in now.failures]
-    lines.append(Line(_summary(now)))
+    lines = [Text(title, "bold")]
+    lines += [Text(failure, "red") for failure in now.failures]
+    lines.append(Text(_summary(now)))
     if now.door is not None:
         rows = _rows(samples)
-        lines += [Line(""), *table(RATES, [_rates(*row) for row in rows], [""] * len(rows))]
-        lines += [Line(""), *table(TIMES, [_times(*row) for row in rows], [""] * len(rows))]
+        lines += [Text(""), *table(RATES, [_rates(*row) for row in rows], [""] * len(rows))]
+        lines += [Text(""), *table(TIMES, [_times(*row) for row in rows], [""] * len(rows))]
     if now.instances:
-        lines += [Line(""), *_instances(now.instances)]
+        lines += [Text(""), *_instances(now.instances)]
     return fit(lines, width, height)
 
 
@@ -229,7 +230,7 @@ def _seconds(value: float | None) -> str:
     return f"{value * 1e3:.0f} ms" if value >= 0.01 else f"{value * 1e3:.1f} ms"
 
 
-def _instances(instances: Sequence[conductor_pb2.Instance]) -> list[Line]:
+def _instances(instances: Sequence[conductor_pb2.Instance]) -> list[Text]:
     rows, styles = [], []
     found = [(role_from_proto(each.info.role), each) for each in instances]
     for role, each in sorted(found, key=lambda pair: (ORDER.get(pair[0], len(ORDER)), pair[1].info.instance_id)):

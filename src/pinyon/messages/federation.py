@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.address import parse_address
@@ -43,7 +44,7 @@ INSTANCES_MAX = 256
 REGIONS_MAX = 64
 LATENCIES_MAX = 256
 LATENCY_MS_MAX = 3.6e6
-T = TypeVar("T")
+T = TypeVar("T", bound=Collection[Any])
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
 _STATES = {
@@ -53,6 +54,13 @@ _STATES = {
     LbState.LEFT: controller_pb2.LB_STATE_LEFT,
 }
 _STATES_BACK = {number: state for state, number in _STATES.items()}
+
+_COUNTS = (
+    *("queue", "in_flight", "available_instances", "instances"),
+    *("forwarded_total", "accepted_total", "hit_chunks_total", "asked_chunks_total"),
+)
+"""Of a report: the same in message and value."""
+_counts: Callable[[Any], tuple[int, ...]] = attrgetter(*_COUNTS)
 
 
 def check_region(name: str, field: str) -> str:
@@ -87,6 +95,12 @@ def _position_to_proto(position: Position | None) -> controller_pb2.Position | N
     return controller_pb2.Position(latitude=position.latitude, longitude=position.longitude)
 
 
+def _position_of(message: controller_pb2.LoadBalancerInfo | controller_pb2.Region) -> Position | None:
+    if not message.HasField("position"):
+        return None
+    return Position(message.position.latitude, message.position.longitude)
+
+
 def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
     return controller_pb2.LoadBalancerInfo(
         lb_id=info.lb_id,
@@ -105,14 +119,10 @@ def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
 def lb_info_from_proto(message: controller_pb2.LoadBalancerInfo, field: str = "registration") -> LbInfo:
     """A registration. Raises :class:`InvalidArgument`."""
     region = check_region(message.region, f"{field}.region")
-    if len(message.clusters) > CLUSTERS_MAX:
-        raise InvalidArgument(f"must be at most {CLUSTERS_MAX}", field=f"{field}.clusters")
-    clusters = tuple([_cluster(each, region, f"{field}.clusters") for each in message.clusters])
+    owned = _few(message.clusters, CLUSTERS_MAX, f"{field}.clusters")
+    clusters = tuple([_cluster(each, region, f"{field}.clusters") for each in owned])
     if len({each.name for each in clusters}) < len(clusters):
         raise InvalidArgument("must be different ones", field=f"{field}.clusters.name")
-    position = None
-    if message.HasField("position"):
-        position = Position(message.position.latitude, message.position.longitude)
     return LbInfo(
         lb_id=check_id(message.lb_id, f"{field}.lb_id"),
         boot_id=check_id(message.boot_id, f"{field}.boot_id"),
@@ -120,7 +130,7 @@ def lb_info_from_proto(message: controller_pb2.LoadBalancerInfo, field: str = "r
         grpc_address=_address(message.grpc_address, f"{field}.grpc_address"),
         http_url=check_url(message.http_url, f"{field}.http_url") if message.http_url else "",
         clusters=clusters,
-        position=position,
+        position=_position_of(message),
     )
 
 
@@ -138,7 +148,7 @@ def _urls(urls: Sequence[str], field: str, most: int = UPSTREAMS_MAX) -> tuple[s
     return tuple(dict.fromkeys([check_url(url, field) for url in _few(urls, most, field)]))
 
 
-def _few(items: Sequence[T], most: int, field: str) -> Sequence[T]:
+def _few(items: T, most: int, field: str) -> T:
     if len(items) > most:
         raise InvalidArgument(f"must be at most {most}", field=field)
     return items
@@ -147,14 +157,7 @@ def _few(items: Sequence[T], most: int, field: str) -> Sequence[T]:
 def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
     """Of more instances and regions than a report may have, the first ones."""
     return controller_pb2.LoadBalancerLoad(
-        queue=load.queue,
-        in_flight=load.in_flight,
-        available_instances=load.available_instances,
-        instances=load.instances,
-        forwarded_total=load.forwarded_total,
-        accepted_total=load.accepted_total,
-        hit_chunks_total=load.hit_chunks_total,
-        asked_chunks_total=load.asked_chunks_total,
+        **dict(zip(_COUNTS, _counts(load), strict=True)),
         forwarded_by_region=dict(list(load.forwarded_by_region.items())[:REGIONS_MAX]),
         accepted_by_region=dict(list(load.accepted_by_region.items())[:REGIONS_MAX]),
         per_instance=[
@@ -172,17 +175,8 @@ def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
 
 def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
     """A report. Raises :class:`InvalidArgument`."""
-    if len(message.per_instance) > INSTANCES_MAX:
-        raise InvalidArgument(f"must be at most {INSTANCES_MAX}", field="load.per_instance")
     return LbLoad(
-        queue=message.queue,
-        in_flight=message.in_flight,
-        available_instances=message.available_instances,
-        instances=message.instances,
-        forwarded_total=message.forwarded_total,
-        accepted_total=message.accepted_total,
-        hit_chunks_total=message.hit_chunks_total,
-        asked_chunks_total=message.asked_chunks_total,
+        **dict(zip(_COUNTS, _counts(message), strict=True)),
         forwarded_by_region=_by_region(message.forwarded_by_region, "load.forwarded_by_region"),
         accepted_by_region=_by_region(message.accepted_by_region, "load.accepted_by_region"),
         per_instance=tuple(
@@ -194,23 +188,19 @@ def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
                     each.outstanding,
                     each.available,
                 )
-                for each in message.per_instance
+                for each in _few(message.per_instance, INSTANCES_MAX, "load.per_instance")
             ]
         ),
     )
 
 
 def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
-    if len(counts) > REGIONS_MAX:
-        raise InvalidArgument(f"must be at most {REGIONS_MAX}", field=field)
-    return {check_region(name, field): count for name, count in counts.items()}
+    return {check_region(name, field): count for name, count in _few(counts, REGIONS_MAX, field).items()}
 
 
 def latencies_from_proto(latencies_ms: Mapping[str, float]) -> dict[str, float]:
     """Round trips by load balancer id. Raises :class:`InvalidArgument`."""
-    if len(latencies_ms) > LATENCIES_MAX:
-        raise InvalidArgument(f"must be at most {LATENCIES_MAX}", field="latencies_ms")
-    for lb_id, latency_ms in latencies_ms.items():
+    for lb_id, latency_ms in _few(latencies_ms, LATENCIES_MAX, "latencies_ms").items():
         check_id(lb_id, "latencies_ms")
         if not math.isfinite(latency_ms) or not 0 <= latency_ms <= LATENCY_MS_MAX:
             raise InvalidArgument(f"must be from 0 to {LATENCY_MS_MAX:g}", field="latencies_ms")
@@ -271,10 +261,7 @@ def federation_from_proto(message: controller_pb2.Federation) -> Federation:
 
 
 def _region(message: controller_pb2.Region) -> Region:
-    position = None
-    if message.HasField("position"):
-        position = Position(message.position.latitude, message.position.longitude)
-    return Region(check_region(message.name, "regions.name"), tuple(message.tags), position)
+    return Region(check_region(message.name, "regions.name"), tuple(message.tags), _position_of(message))
 
 
 def _instances(names: Sequence[str], field: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Answers with several choices, echoed prompts or log-probabilities, as OpenAI and vLLM write them.
+"""Choices with echoed prompts, log-probabilities or token ids, or several of them, as OpenAI and vLLM write them.
 
-Plain answers of one choice are written by :mod:`pinyon.openai.format`, from templates.
+What is around them, and plain answers of one choice, :mod:`pinyon.openai.format` writes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any
 from pinyon.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pinyon.core.request import Usage
 from pinyon.model import IncrementalDetokenizer, Tokenizer
-from pinyon.openai.format import Facts
+from pinyon.openai.format import ChatFormat, CompletionFormat, Facts, Format, counts_json, facts_json
 from pinyon.openai.parse import Call
 from pinyon.openai.token_texts import TokenTexts
 
-__all__ = ["ChatChoices", "Choice", "Choices", "CompletionChoices", "usage_object"]
+__all__ = ["ChatChoices", "Choice", "Choices", "CompletionChoices"]
 
 LOGPROB_MIN = -9999.0
 """Written for what is less: JSON has no minus infinity."""
 PIECE_ENTRIES = 4096
 """Log-probabilities or token ids that are made into JSON at once. Nobody else has the GIL so long, about 5 ms."""
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Written(str):
@@ -62,15 +65,13 @@ class Choice:
 class Choices:
     """One call's answer. ``event`` and ``whole`` take what is new of a choice."""
 
-    id_prefix = ""
-    object = ""
-    stream_object = ""
+    make_format: type[Format] = Format
 
     def __init__(self, request_id: str, created_s: int, call: Call, tokenizer: Tokenizer, texts: TokenTexts) -> None:
         self._call = call
         self._tokenizer = tokenizer
         self._texts = texts
-        self._head = {"id": f"{self.id_prefix}{request_id}", "object": "", "created": created_s, "model": call.model}
+        self._format = self.make_format(request_id, call.model, created_s, call.include_usage)
 
     def entries(self, choice: Choice) -> int:
         """Log-probabilities and token ids that are to be written of it: so long it takes."""
@@ -86,19 +87,16 @@ class Choices:
 
     def event(self, choice: Choice) -> bytes:
         """One event with what is new, or that it has ended."""
-        chunk = self._chunk(choice, self._part(choice), choice.completion_tokens) | self._top_level(choice)
+        event = self._event(choice, self._part(choice), choice.completion_tokens, self._prompt_ids(choice))
         choice.written()
-        return _event(chunk)
+        return event
 
-    def _chunk(self, choice: Choice, part: Written, completion_tokens: int) -> dict[str, Any]:
-        """One event's object, with the usage so far if that is told with each."""
-        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": _array([part])}
-        if self._call.continuous_usage:
-            chunk["usage"] = usage_object(Usage(len(choice.prompt_tokens), completion_tokens, 0))
-            del chunk["usage"]["prompt_tokens_details"]  # known at the end
-        elif self._call.include_usage:
-            chunk["usage"] = None
-        return chunk
+    def _event(self, choice: Choice, part: Written, completion_tokens: int, others: str = "") -> bytes:
+        """With the usage so far if that is told with each."""
+        usage = self._format.no_usage
+        if self._call.continuous_usage:  # what of the prompt was cached is known at the end
+            usage = f',"usage":{{{counts_json(len(choice.prompt_tokens), completion_tokens)}}}'
+        return self._format.event(part, usage + others).encode("ascii")
 
     def begin(self, choice: Choice) -> bytes:
         """What comes before a choice's first event."""
@@ -106,21 +104,15 @@ class Choices:
 
     def usage(self, usage: Usage, facts: Facts | None) -> bytes:
         """The last event, if there is anything to say."""
-        if not self._call.include_usage and facts is None:
-            return b""
-        chunk: dict[str, Any] = {**self._head, "object": self.stream_object, "choices": []}
         if self._call.include_usage:
-            chunk["usage"] = usage_object(usage)
-        return _event(chunk | ({} if facts is None else {"pinyon": facts}))
+            return self._format.usage(usage, facts).encode("ascii")
+        return b"" if facts is None else self._format.event("", facts_json(facts)).encode("ascii")
 
     # -- whole answers
 
     def whole(self, choices: Sequence[Choice], usage: Usage, facts: Facts | None) -> bytes:
-        body: dict[str, Any] = {**self._head, "object": self.object}
-        body["choices"] = _array([self._whole(choice) for choice in choices])
-        body["usage"] = usage_object(usage)
-        body |= self._top_level(choices[0])
-        return _object(body if facts is None else body | {"pinyon": facts}).encode("ascii")
+        parts = [self._whole(choice) for choice in choices]
+        return self._format.body(",".join(parts), usage, self._prompt_ids(choices[0]) + facts_json(facts))
 
     # -- the parts
 
@@ -130,8 +122,9 @@ class Choices:
     def _whole(self, choice: Choice) -> Written:
         raise NotImplementedError
 
-    def _top_level(self, choice: Choice) -> dict[str, Any]:
-        return {}
+    def _prompt_ids(self, choice: Choice) -> str:
+        """As a member of the answer's object; empty: they are not told there."""
+        return ""
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
         """Of so many tokens' log-probabilities, what is written at once."""
@@ -142,9 +135,7 @@ class Choices:
 
 
 class CompletionChoices(Choices):
-    id_prefix = "cmpl-"
-    object = "text_completion"
-    stream_object = "text_completion"
+    make_format = CompletionFormat
 
     def _part(self, choice: Choice) -> Written:
         echo = self._call.echo and not choice.begun
@@ -215,14 +206,12 @@ class CompletionChoices(Choices):
 
 
 class ChatChoices(Choices):
-    id_prefix = "chatcmpl-"
-    object = "chat.completion"
-    stream_object = "chat.completion.chunk"
+    make_format = ChatFormat
 
     def begin(self, choice: Choice) -> bytes:
         delta = {"role": "assistant", "content": ""}
         part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return _event(self._chunk(choice, _object(part), 0))
+        return self._event(choice, _object(part), 0)
 
     def _part(self, choice: Choice) -> Written:
         return self._choice(choice, "delta", {"content": choice.text} if choice.text or choice.tokens else {})
@@ -239,9 +228,9 @@ class ChatChoices(Choices):
             part["token_ids"] = _ids(choice.tokens)
         return _object(part)
 
-    def _top_level(self, choice: Choice) -> dict[str, Any]:
+    def _prompt_ids(self, choice: Choice) -> str:
         shown = self._call.return_token_ids and not choice.begun
-        return {"prompt_token_ids": _ids(choice.prompt_tokens)} if shown else {}
+        return f',"prompt_token_ids":{_ids(choice.prompt_tokens)}' if shown else ""
 
     def _several(self, choice: Choice, start: int, end: int) -> str:
         pairs = zip(choice.tokens[start:end], choice.logprobs.between(start, end), strict=True)
@@ -255,21 +244,8 @@ class ChatChoices(Choices):
         return {"token": self._token(token), "logprob": max(logprob, LOGPROB_MIN), "bytes": self._texts.data(token)}
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + _object(chunk).encode("ascii") + b"\n\n"
-
-
 def _json(value: Any) -> str:
-    return value if type(value) is Written else json.dumps(value, separators=(",", ":"))
+    return value if type(value) is Written else _encode(value)
 
 
 def _object(values: Mapping[str, Any]) -> Written:

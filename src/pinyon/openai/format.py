@@ -18,10 +18,11 @@ __all__ = [
     "CompletionFormat",
     "ContextExceeded",
     "Format",
+    "counts_json",
     "error_body",
     "error_event",
+    "facts_json",
     "model_object",
-    "usage_json",
 ]
 
 DONE = b"data: [DONE]\n\n"
@@ -29,33 +30,51 @@ DONE = b"data: [DONE]\n\n"
 Facts = Mapping[str, object]
 
 
-def usage_json(usage: Usage) -> str:
+def counts_json(prompt_tokens: int, completion_tokens: int) -> str:
+    """Members of a usage object."""
     return (
-        f'{{"prompt_tokens":{usage.prompt_tokens},"completion_tokens":{usage.completion_tokens},'
-        f'"total_tokens":{usage.prompt_tokens + usage.completion_tokens},'
-        f'"prompt_tokens_details":{{"cached_tokens":{usage.cached_tokens}}}}}'
+        f'"prompt_tokens":{prompt_tokens},"completion_tokens":{completion_tokens},'
+        f'"total_tokens":{prompt_tokens + completion_tokens}'
     )
+
+
+def facts_json(facts: Facts | None) -> str:
+    """As a member of an answer's object; empty: nobody asked."""
+    return "" if facts is None else f',"pinyon":{json.dumps(facts)}'
+
+
+def _usage_json(usage: Usage) -> str:
+    counts = counts_json(usage.prompt_tokens, usage.completion_tokens)
+    return f',"usage":{{{counts},"prompt_tokens_details":{{"cached_tokens":{usage.cached_tokens}}}}}'
 
 
 class ContextExceeded(InvalidArgument):
     """Prompt, or prompt and generation together, are longer than the model takes."""
 
 
-class CompletionFormat:
-    """``text_completion`` objects of one request."""
+class Format:
+    """The objects of one request. What is given as JSON of choices or of other members is written as it is."""
 
-    id_prefix = "cmpl-"
+    id_prefix = ""
+    whole_object = ""
+    stream_object = ""
+    around_text = ("", "")
+    """In a choice of a whole answer."""
+    around_new = ("", "")
+    """Around the text in a choice of an event."""
     first = ""
     """What comes before the first text of a stream."""
 
     def __init__(self, request_id: str, model: str, created_s: int, include_usage: bool = False) -> None:
-        self._head = (
-            f'{{"id":"{self.id_prefix}{request_id}","object":"text_completion","created":{created_s},'
-            f'"model":{quote(model)},"choices":['
-        )
-        self._usage = ',"usage":null' if include_usage else ""
-        self._before = f'data: {self._head}{{"index":0,"text":'
-        self._after = f',"logprobs":null,"finish_reason":null}}]{self._usage}}}\n\n'
+        head = f'{{"id":"{self.id_prefix}{request_id}","object":"'
+        rest = f'","created":{created_s},"model":{quote(model)},"choices":['
+        self._whole_head = f"{head}{self.whole_object}{rest}"
+        self._event_head = f"data: {head}{self.stream_object}{rest}"
+        self.no_usage = ',"usage":null' if include_usage else ""
+        """Members of an event that is not the last."""
+        before, after = self.around_new
+        self._before = f'{self._event_head}{{"index":0,{before}'
+        self._after = f'{after},"logprobs":null,"finish_reason":null}}]{self.no_usage}}}\n\n'
 
     def text(self, text: str) -> str:
         """One event with new text."""
@@ -63,67 +82,55 @@ class CompletionFormat:
 
     def finish(self, text: str, reason: str, facts: Facts | None = None) -> str:
         """The last event with a choice."""
-        return (
-            f'{self._before}{quote(text)},"logprobs":null,"finish_reason":"{reason}"}}]'
-            f"{self._usage}{_facts(facts)}}}\n\n"
-        )
+        return self.event(self._choice(text, reason), f"{self.no_usage}{facts_json(facts)}")
 
     def usage(self, usage: Usage, facts: Facts | None = None) -> str:
         """The event that ``stream_options.include_usage`` asks for."""
-        return f'data: {self._head}],"usage":{usage_json(usage)}{_facts(facts)}}}\n\n'
+        return self.event("", f"{_usage_json(usage)}{facts_json(facts)}")
+
+    def event(self, choices: str, others: str) -> str:
+        return f"{self._event_head}{choices}]{others}}}\n\n"
 
     def whole(self, text: str, reason: str, usage: Usage, facts: Facts | None = None) -> bytes:
         """The body of an answer that is not streamed."""
-        return (
-            f'{self._head}{{"index":0,"text":{quote(text)},"logprobs":null,"finish_reason":"{reason}"}}],'
-            f'"usage":{usage_json(usage)}{_facts(facts)}}}'
-        ).encode("ascii")
+        return self.body(self._choice(text, reason), usage, facts_json(facts))
+
+    def body(self, choices: str, usage: Usage, others: str) -> bytes:
+        return f"{self._whole_head}{choices}]{_usage_json(usage)}{others}}}".encode("ascii")
+
+    def _choice(self, text: str, reason: str) -> str:
+        """One that has ended, with all its text."""
+        before, after = self.around_text
+        return f'{{"index":0,{before}{quote(text)}{after},"logprobs":null,"finish_reason":"{reason}"}}'
 
 
-class ChatFormat:
-    """``chat.completion`` and ``chat.completion.chunk`` objects of one request."""
+class CompletionFormat(Format):
+    """``text_completion`` objects."""
+
+    id_prefix = "cmpl-"
+    whole_object = "text_completion"
+    stream_object = "text_completion"
+    around_text = ('"text":', "")
+    around_new = ('"text":', "")
+
+
+class ChatFormat(Format):
+    """``chat.completion`` and ``chat.completion.chunk`` objects."""
 
     id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    stream_object = "chat.completion.chunk"
+    around_text = ('"message":{"role":"assistant","content":', ',"refusal":null}')
+    around_new = ('"delta":{"content":', "}")
 
     def __init__(self, request_id: str, model: str, created_s: int, include_usage: bool = False) -> None:
-        head = f'{{"id":"{self.id_prefix}{request_id}","object":"chat.completion'
-        rest = f'","created":{created_s},"model":{quote(model)},"choices":['
-        self._whole_head = head + rest
-        self._head = head + ".chunk" + rest
-        self._usage = ',"usage":null' if include_usage else ""
-        self._before = f'data: {self._head}{{"index":0,"delta":{{"content":'
-        self._after = f'}},"logprobs":null,"finish_reason":null}}]{self._usage}}}\n\n'
-        self.first = f'data: {self._head}{{"index":0,"delta":{{"role":"assistant","content":""{self._after}'
-
-    def text(self, text: str) -> str:
-        """One event with new text."""
-        return f"{self._before}{quote(text)}{self._after}"
+        super().__init__(request_id, model, created_s, include_usage)
+        self.first = f'{self._event_head}{{"index":0,"delta":{{"role":"assistant","content":""{self._after}'
 
     def finish(self, text: str, reason: str, facts: Facts | None = None) -> str:
         """The last event with a choice, and one with the last text before it."""
-        return (
-            f"{self.text(text) if text else ''}"
-            f'data: {self._head}{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"{reason}"}}]'
-            f"{self._usage}{_facts(facts)}}}\n\n"
-        )
-
-    def usage(self, usage: Usage, facts: Facts | None = None) -> str:
-        """The event that ``stream_options.include_usage`` asks for."""
-        return f'data: {self._head}],"usage":{usage_json(usage)}{_facts(facts)}}}\n\n'
-
-    def whole(self, text: str, reason: str, usage: Usage, facts: Facts | None = None) -> bytes:
-        """The body of an answer that is not streamed."""
-        return (
-            f'{self._whole_head}{{"index":0,"message":{{"role":"assistant","content":{quote(text)},"refusal":null}},'
-            f'"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage_json(usage)}{_facts(facts)}}}'
-        ).encode("ascii")
-
-
-Format = CompletionFormat | ChatFormat
-
-
-def _facts(facts: Facts | None) -> str:
-    return "" if facts is None else f',"pinyon":{json.dumps(facts)}'
+        ended = f'{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"{reason}"}}'
+        return f"{self.text(text) if text else ''}{self.event(ended, f'{self.no_usage}{facts_json(facts)}')}"
 
 
 def model_object(name: str, created_s: int, max_context: int) -> dict[str, object]:

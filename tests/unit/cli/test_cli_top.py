@@ -9,10 +9,11 @@ from argparse import Namespace
 from contextlib import suppress
 
 import pytest
+from rich.text import Text
 
 from pinyon.api.controller.v1 import controller_pb2
-from pinyon.cli.top import _Page, metric_sums, screen_of
-from pinyon.cli.top_frame import Line, Sample, controller_frame, metrics_frame
+from pinyon.cli.top import _Page, metric_sums
+from pinyon.cli.top_frame import Sample, controller_frame, metrics_frame
 from pinyon.core.errors import Unavailable
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
 from pinyon.federation.view import Cluster, Federation, Member, Region
@@ -61,8 +62,8 @@ def sample(at_s: float, forwarded: int, hits: int, asked: int, **reply) -> Sampl
     )
 
 
-def text(lines: list[Line]) -> str:
-    return "\n".join(line.text for line in lines)
+def text(lines: list[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
 
 
 def test_a_frame():
@@ -73,28 +74,28 @@ def test_a_frame():
 
 def test_the_first_frame_has_no_rates():
     lines = controller_frame(sample(10.0, 100, 10, 20, settling=True), None, 100, 40, "t")
-    assert lines[0].text.endswith("1 adopted, settling")
-    assert "50%      -     -" in lines[2].text
+    assert lines[0].plain.endswith("1 adopted, settling")
+    assert "50%      -     -" in lines[2].plain
 
 
 def test_a_process_that_started_anew_has_no_negative_rates():
     lines = controller_frame(sample(12.0, 1, 0, 4), sample(10.0, 100, 10, 20), 100, 40, "t")
-    assert "  0%    0.0   0.0" in lines[2].text
+    assert "  0%    0.0   0.0" in lines[2].plain
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 40), (40, 6), (20, 4), (1, 1), (79, 8)])
 def test_it_fits_any_terminal(width, height):
     lines = controller_frame(sample(1.0, 0, 0, 0), None, width, height, "t" * 50)
     assert len(lines) <= max(4, height)
-    assert all(len(line.text) <= max(20, width) for line in lines)
+    assert all(len(line.plain) <= max(20, width) for line in lines)
     if height < 9:
-        assert lines[-1].text == f"... {9 - max(4, height) + 1} more"
+        assert lines[-1].plain == f"... {9 - max(4, height) + 1} more"
 
 
 def test_nothing_yet():
     empty = Sample(0.0, controller_pb2.ListRegionsResponse(federation=controller_pb2.Federation(epoch="e")))
     assert (
-        controller_frame(empty, None, 80, 24, "t")[0].text
+        controller_frame(empty, None, 80, 24, "t")[0].plain
         == "t  version 0: 0 regions, 0 of 0 load balancers live, 0 adopted"
     )
 
@@ -103,8 +104,8 @@ def test_names_do_not_move_the_cursor():
     member = Member(LbInfo("eu\x1b[2J\n", "1", "eu", "h:1"), LbState.LIVE, True)
     reply = controller_pb2.ListRegionsResponse(federation=federation_to_proto(Federation("e", 1, (), (member,))))
     lines = controller_frame(Sample(0.0, reply), None, 80, 24, "t")
-    assert "eu?[2J?" in lines[2].text
-    assert all(line.text.isprintable() for line in lines)
+    assert "eu?[2J?" in lines[2].plain
+    assert all(line.plain.isprintable() for line in lines)
 
 
 def test_metrics_by_name():
@@ -139,12 +140,6 @@ pinyon_lb_ttft_seconds_count_total      5      -"""
     )
     with pytest.raises(Unavailable):
         metric_sums("<html>")
-
-
-def test_a_screen_is_written_over_the_one_before():
-    drawn = screen_of([Line("one", "bold"), Line("two")])
-    assert drawn == "\x1b[H\x1b[1mone\x1b[0m\x1b[K\r\ntwo\x1b[K\x1b[J"
-    assert "\x1b[2J" not in drawn, "that would flicker"
 
 
 def test_a_page_that_drips_is_given_up_in_time():

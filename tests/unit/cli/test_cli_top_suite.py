@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.cli.top_frame import Line
 from pinyon.cli.top_suite import SuiteSample, door_of, percentile, suite_frame
 from pinyon.core.errors import Unavailable
 
@@ -62,8 +62,8 @@ INSTANCES = (
 )
 
 
-def text(lines: list[Line]) -> str:
-    return "\n".join(line.text for line in lines)
+def text(lines: list[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
 
 
 def three() -> list[SuiteSample]:
@@ -77,7 +77,7 @@ def three() -> list[SuiteSample]:
 def test_rates_and_percentiles_are_of_each_window():
     lines = suite_frame(three(), 100, 40, "pinyon top  c:7000  http://l:8000")
     assert text(lines) == GOLDEN
-    styles = {line.text.split()[0]: line.style for line in lines if line.text}
+    styles = {line.plain.split()[0]: line.style for line in lines if line.plain}
     assert (styles["p"], styles["d"]) == ("red", "")
 
 
@@ -100,7 +100,7 @@ def test_load_balancer_that_restarted_has_no_negative_rates():
 def test_what_does_not_answer_is_said_beside_the_rest():
     alone = SuiteSample(1.0, None, INSTANCES, ("no metrics at http://l:8000/metrics: refused",))
     lines = suite_frame([alone], 80, 24, "t")
-    assert (lines[1].text, lines[1].style) == ("no metrics at http://l:8000/metrics: refused", "red")
+    assert (lines[1].plain, lines[1].style) == ("no metrics at http://l:8000/metrics: refused", "red")
     assert "TTFT" not in text(lines)
     assert "decode" in text(lines)
     door = SuiteSample(1.0, door_of(page(1, 0, 8, 0, 4, 0, 1)), None, ("no conductor answers at c:7000",))

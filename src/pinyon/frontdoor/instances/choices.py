@@ -18,14 +18,15 @@ from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
 from pinyon.frontdoor.instances.side_by_side import GRANTED, run_side_by_side
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
-from pinyon.http.answer import JSON, Reply
+from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
 from pinyon.openai.format import DONE, Facts
 from pinyon.openai.parse import Call
 
-__all__ = ["AnswerTools", "ChoicesAnswer"]
+__all__ = ["AnswerTools", "ChoicesAnswer", "EventStream"]
 
+NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
 
@@ -41,41 +42,54 @@ class AnswerTools(NamedTuple):
     """When the answer was made, as it says (Unix time)."""
 
 
+class EventStream:
+    """What a streamed answer goes out by. It begins with the first text: until then a failure still has a status of
+    its own."""
+
+    __slots__ = ("begun", "reply")
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.begun = False
+
+    def begin(self, ticket: Ticket) -> None:
+        self.begun = True
+        self.reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+
+
 class ChoicesAnswer:
-    """One call's. ``begin`` starts a streamed answer; it is called once."""
+    """One call's. ``stream`` is used for a whole answer, too."""
 
     def __init__(
         self,
         call: Call,
         asks: Sequence[Ask],
         head: Head,
-        reply: Reply,
-        begin: Callable[[], None],
+        ticket: Ticket,
+        stream: EventStream,
         deadline_s: float,
         tools: AnswerTools,
     ) -> None:
         self._call = call
         self._head = head
-        self._dispatcher, self._prompts, self._off_loop, self._clock, created_s = tools
-        self._reply = reply
-        self._begin = begin
-        self._begun = False
+        self._tools = tools
+        self._ticket = ticket
+        self._stream = stream
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
-        self._format: Choices = make(head.unique, created_s, call, self._prompts.tokenizer, self._prompts.texts)
+        self._format: Choices = make(head.unique, tools.created_s, call, tools.prompts.tokenizer, tools.prompts.texts)
         self._requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
         head.facts = partial(facts_of, self._requests)
         self._choices = [
             Choice(index, memoryview(ask.tokens_le32).cast("I")) for index, ask in enumerate(asks)
         ]  # fmt: skip
 
-    async def run(self, ticket: Ticket) -> None:
+    async def run(self) -> None:
         """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
-        requests = self._requests
+        requests, ticket = self._requests, self._ticket
         try:
             total, first = sum(request.tokens_wanted for request in requests), requests[0]
-            dispatcher = self._dispatcher
-            await ticket.turn(total, priority=first.priority, demand=dispatcher.demand(first))
+            await ticket.turn(total, priority=first.priority, demand=self._tools.dispatcher.demand(first))
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()
@@ -83,14 +97,14 @@ class ChoicesAnswer:
         finally:
             ticket.leave(sum(request.used_tokens for request in requests))
         if self._call.stream:
-            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+            await self._stream.reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
         else:
             arguments = (self._choices, self._usage(), self._facts())
             if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
-                body = await self._off_loop.run(self._head.client.holder, self._format.whole, *arguments)
+                body = await self._tools.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
             else:
                 body = self._format.whole(*arguments)
-            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
+            self._stream.reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
     def _runner(self, index: int) -> Callable[[], Awaitable[None]]:
         return lambda: self._run(self._requests[index], self._choices[index])
@@ -101,7 +115,7 @@ class ChoicesAnswer:
             first = number * call.n
             text = prompt
             if type(prompt) is bytes:
-                text = await self._prompts.decode(prompt, "prompt", self._head.client.holder)
+                text = await self._tools.prompts.decode(prompt, "prompt", self._head.client.holder)
             for choice in self._choices[first : first + call.n]:
                 choice.prompt_text = str(text)
 
@@ -115,7 +129,7 @@ class ChoicesAnswer:
                 return self._send(choice)
             return None
 
-        await self._dispatcher.run(request, GRANTED, take)
+        await self._tools.dispatcher.run(request, GRANTED, take)
         assert request.finish_reason is not None
         choice.reason = "length" if call.unseen else request.finish_reason.value
         if not call.unseen:
@@ -148,13 +162,12 @@ class ChoicesAnswer:
         async with self._writing:
             events = b"" if choice.begun else self._format.begin(choice)
             if self._format.entries(choice) > INLINE_ENTRIES:
-                events += await self._off_loop.run(self._head.client.holder, self._format.event, choice)
+                events += await self._tools.off_loop.run(self._head.client.holder, self._format.event, choice)
             else:
                 events += self._format.event(choice)
-            if not self._begun:
-                self._begun = True
-                self._begin()
-            await self._reply.send(events)
+            if not self._stream.begun:
+                self._stream.begin(self._ticket)
+            await self._stream.reply.send(events)
 
     def _usage(self) -> Usage:
         """Each prompt counts once, and what was reused of it by its first choice."""
@@ -168,5 +181,5 @@ class ChoicesAnswer:
     def _facts(self) -> Facts | None:
         if not self._head.report:
             return None
-        reports = [request.report(self._clock()) for request in self._requests]
+        reports = [request.report(self._tools.clock()) for request in self._requests]
         return reports[0] if len(reports) == 1 else {"choices": reports}

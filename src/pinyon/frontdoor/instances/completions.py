@@ -13,14 +13,14 @@ from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Wishes
-from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer
+from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, EventStream
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
-from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
+from pinyon.http.answer import JSON, Reply
 from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
@@ -28,8 +28,6 @@ from pinyon.runtime.deadlines import TimeLimit
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["Completions"]
-
-NO_CACHE = field(b"cache-control", "no-cache")
 
 Parse = Callable[[bytes | bytearray], Call]
 
@@ -77,13 +75,13 @@ class Completions:
     async def _answer(
         self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
     ) -> int:
-        begun: list[bool] = []
+        stream = EventStream(reply)
         deadline_s = head.arrived_s + self._timeout_s
         try:
             with TimeLimit(deadline_s - self._clock()), self._admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
                 if not call.plain:
-                    await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
+                    await self._several(head, call, request_class, ticket, stream, deadline_s)
                     return 200
                 prompts, holder = self._models.of(call.model), head.client.holder
                 ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
@@ -91,7 +89,9 @@ class Completions:
                 head.facts = partial(facts_of, (request,))
                 answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
                 if call.stream:
-                    await self._stream(head, request, ticket, answer_format, call.include_usage, reply, begun)
+                    events = _Events(request, ticket, answer_format, stream)
+                    await self._dispatcher.run(request, ticket, events.take)
+                    await events.end(call.include_usage, self._facts(head, request))
                 else:
                     await self._whole(head, request, ticket, answer_format, reply)
         except TimeoutError:
@@ -101,13 +101,13 @@ class Completions:
         except PinyonError as raised:
             error = raised
         except Exception:
-            if not begun:
+            if not stream.begun:
                 raise
             _log.exception("uncaught error in a stream", extra={"request_id": head.log_id})
             error = Internal("internal error")
         else:
             return 200
-        if not begun:
+        if not stream.begun:
             raise error
         # The status line has gone out as 200: the error travels as an event.
         head.broken = error.grpc_code.lower()
@@ -128,66 +128,41 @@ class Completions:
         call: Call,
         request_class: RequestClass,
         ticket: Ticket,
-        reply: Reply,
-        begun: list[bool],
+        stream: EventStream,
         deadline_s: float,
     ) -> None:
         prompts = self._models.of(call.model)
         holder = head.client.holder
         asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
-
-        def begin() -> None:
-            _begin(ticket, reply, begun)
-
         tools = AnswerTools(self._dispatcher, prompts, self._off_loop, self._clock, int(self._unix_clock()))
-        answer = ChoicesAnswer(call, asks, head, reply, begin, deadline_s, tools)
-        await answer.run(ticket)
+        await ChoicesAnswer(call, asks, head, ticket, stream, deadline_s, tools).run()
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
         await self._dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None
-        facts = request.report(self._clock()) if head.report else None
-        body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
+        facts, usage = self._facts(head, request), request.usage()
+        body = answer_format.whole("".join(texts), request.finish_reason.value, usage, facts)
         reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
-    async def _stream(
-        self,
-        head: Head,
-        request: Request,
-        ticket: Ticket,
-        answer_format: Format,
-        include_usage: bool,
-        reply: Reply,
-        begun: list[bool],
-    ) -> None:
-        events = _Events(request, ticket, answer_format, reply, begun)
-        await self._dispatcher.run(request, ticket, events.take)
-        facts = request.report(self._clock()) if head.report else None
-        await events.end(include_usage, facts)
+    def _facts(self, head: Head, request: Request) -> Facts | None:
+        return request.report(self._clock()) if head.report else None
 
 
 def _wishes(head: Head) -> Wishes:
     return Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
 
 
-def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
-    begun.append(True)
-    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
-
-
 class _Events:
-    """A streamed answer. It begins with the first text: until then a failure still has a status of its own. From then
-    on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
+    """A streamed answer. Once it has begun text goes out as it comes, and :meth:`take` is called only while the client
+    does not keep up."""
 
-    def __init__(
-        self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply, begun: list[bool]
-    ) -> None:
+    def __init__(self, request: Request, ticket: Ticket, answer_format: Format, stream: EventStream) -> None:
         self._request = request
         self._ticket = ticket
         self._format = answer_format
-        self._reply = reply
-        self._begun = begun
+        self._stream = stream
+        self._reply = stream.reply
         self._tail = ""
         """Text that came with the end."""
 
@@ -207,9 +182,9 @@ class _Events:
 
     def _opened(self, events: str) -> str:
         """Behind what an answer begins with, if it has not."""
-        if self._begun:
+        if self._stream.begun:
             return events
-        _begin(self._ticket, self._reply, self._begun)
+        self._stream.begin(self._ticket)
         return self._format.first + events
 
     async def end(self, include_usage: bool, facts: Facts | None) -> None:
