@@ -75,7 +75,8 @@ class ChoicesAnswer:
         try:
             total, first = sum(request.tokens_wanted for request in requests), requests[0]
             dispatcher = self._dispatcher
-            await ticket.turn(total, priority=first.priority, demand=dispatcher.demand(first))
+            if not ticket.enter(total, priority=first.priority, demand=dispatcher.demand(first)):
+                await ticket.wait()
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()
