@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pinyon.federation.members import LbInfo, OwnedCluster
-from pinyon.http.url import parse_upstreams
+from pinyon.frontdoor.upstreams.url import parse_upstreams
 from services.lb.settings import LbSettings
 
 __all__ = ["lb_info"]
