@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
+from pinyon.frontdoor.room import Hold
 from pinyon.routing.queue import RequestQueue
 
-__all__ = ["Held", "Line", "Place"]
-
-
-class Held(Protocol):
-    """Room that is kept for one request until it is known where that goes."""
-
-    def release(self) -> None:
-        """Calling it again is fine."""
+__all__ = ["Line", "Place"]
 
 
 class Place:
@@ -34,7 +27,7 @@ class Place:
         self.number = number
         """0: it has left."""
         self.has_slot = False
-        self._held: Held | None = None
+        self._held: Hold | None = None
         self._error: ResourceExhausted | None = None
         self._turn: asyncio.Future[None] | None = None
         self.tenant = tenant
@@ -105,7 +98,7 @@ class Place:
 
     # -- the line's part
 
-    def granted(self, held: Held | None) -> None:
+    def granted(self, held: Hold | None) -> None:
         """It has its slot, whether or not its task learns of it before it is cancelled."""
         self.has_slot, self._held = True, held
         if self._turn is not None:
@@ -151,7 +144,7 @@ class Line:
         queue: RequestQueue,
         clock: Clock = time.monotonic,
         is_open: Callable[[int], bool] = _always,
-        on_grant: Callable[[int], Held | None] = _nobody,
+        on_grant: Callable[[int], Hold | None] = _nobody,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
         self.on_put_back: Callable[[], None] = _nothing
