@@ -16,9 +16,8 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
 from pinyon.frontdoor.room import Demands, Hold
-from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.frontdoor.served import Served
-from pinyon.routing.geography import Geography
+from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import PrefixTree
@@ -47,20 +46,31 @@ class ServedModels:
     """All on one event loop. ``changed`` is called when there may be room for more, and ``waiting`` says which demands
     somebody waits with."""
 
-    def __init__(self, options: RoutingOptions, clock: Clock, wait_s: float = 0.0, own: Iterable[str] = ()) -> None:
-        """``own`` are models of our own instances, which a conductor places on: they are known before anybody serves
-        them, and no others are served. Without them models are those that servers list. ``wait_s``: so long may nobody
-        who serves a model be there before those that wait are told."""
+    def __init__(
+        self,
+        region: str,
+        clock: Clock,
+        *,
+        geography: Geography = ANYWHERE,
+        pushing: str = Blind.name,
+        routing: str = "skywalker",
+        wait_s: float = 0.0,
+        own: Iterable[str] = (),
+    ) -> None:
+        """``region`` is what this one is called; ``pushing`` and ``routing`` are choices of their registries. ``own``
+        are models of our own instances, which a conductor places on: they are known before anybody serves them, and no
+        others are served. Without them models are those that servers list. ``wait_s``: so long may nobody who serves a
+        model be there before those that wait are told."""
         self.changed: Callable[[], None] = _nobody
         self.waiting: Callable[[], Collection[int]] = lambda: ()
         self.told: Callable[[], bool] = lambda: True
         """Whether it is known which other load balancers there are."""
-        self.region, self.geography = options.region, options.geography
+        self.region, self.geography = region, geography
         self.others: dict[str, str] = {}
         """Regions of other load balancers, by the names of these."""
         self._adopted: dict[str, str] = {}
         """Regions of clusters that are served for others."""
-        self._routing, self._pushing = options.routing, options.pushing
+        self._routing, self._pushing = routing, pushing
         self._clock = clock
         self._wait_s = inf  # our own are waited for by their requests themselves
         self._by_name: dict[str, Served] = {}
