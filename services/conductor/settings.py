@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from pinyon.core.errors import InvalidArgument
 from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import parse_sizes
 from pinyon.profiles.engine_profile import built_in_profiles
-from pinyon.runtime.settings import ServiceSettings, service_config
+from pinyon.runtime.settings import ServiceSettings, checked, service_config
 
 __all__ = ["ConductorSettings"]
-
-
-def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """The text itself, if it can be parsed."""
-
-    def check(text: str) -> str:
-        try:
-            parse(text)
-        except InvalidArgument as error:
-            raise ValueError(error.message) from None
-        return text
-
-    return check
 
 
 class ConductorSettings(ServiceSettings):
@@ -45,12 +30,12 @@ class ConductorSettings(ServiceSettings):
         description="time to first token for requests that name none; one that takes longer by itself may wait a "
         "quarter of that time; 0 is off",
     )
-    sizes: Annotated[str, AfterValidator(_checked(parse_sizes))] = Field(
+    sizes: Annotated[str, checked(parse_sizes)] = Field(
         "",
         description="LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
         "(pinyon_conductor_instances_wanted); empty is off",
     )
-    profile: Annotated[str, AfterValidator(_checked(parse_priors))] = Field(
+    profile: Annotated[str, checked(parse_priors)] = Field(
         "",
         description=f"what costs are taken to be before they are measured: {', '.join(built_in_profiles())}, or a "
         "machine's or an engine's profile as a JSON file; further ones as ;MODEL=PROFILE",

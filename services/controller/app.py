@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument
 from pinyon.federation.distances import Pair, parse_distances
 from pinyon.federation.registry import VERSION_MAX, Registry
-from pinyon.routing.geography import Geography, parse_geography
+from pinyon.routing.geography import ANYWHERE, Geography, parse_geography
 from pinyon.runtime.admin import add_admin
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.json_file import read_json
 from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -37,11 +34,8 @@ from services.controller.state_file import StateFile, read_state
 
 __all__ = ["Controller", "build", "run"]
 
-FILE_BYTES_MAX = 4 << 20
 DRAIN_S = 2.0
 """Sessions end only when their load balancers do."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,29 +106,12 @@ def build(
 
 def load_geography(settings: ControllerSettings) -> Geography:
     """Raises :class:`InvalidArgument`."""
-    return _load(settings.geography, "geography", parse_geography, Geography())
+    return read_json(settings.geography, "geography", parse_geography, ANYWHERE)
 
 
 def load_distances(settings: ControllerSettings) -> dict[Pair, float]:
     """Raises :class:`InvalidArgument`."""
-    return _load(settings.distances, "distances", parse_distances, {})
-
-
-def _load(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T:
-    if not path:
-        return nothing
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise InvalidArgument(f"{path} has more than {FILE_BYTES_MAX} bytes", field=field)
-        return parse(json.loads(data))
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{path} is no JSON: {error}", field=field) from None
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error.message}", field=field) from None
+    return read_json(settings.distances, "distances", parse_distances, {})
 
 
 async def run(settings: ControllerSettings, context: ServiceContext) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.watched import Timing
-from pinyon.runtime.settings import Address, ServiceSettings, service_config
+from pinyon.runtime.settings import Address, ServiceSettings, checked, service_config
 
 __all__ = ["ControllerSettings"]
-
-
-def _checked(command: str) -> str:
-    shlex.split(command)  # raises ValueError
-    return command
 
 
 class ControllerSettings(ServiceSettings):
@@ -56,7 +51,7 @@ class ControllerSettings(ServiceSettings):
     lease_s: float = Field(
         5.0, ge=1, le=3600, description="time that an adopter which does not hear the controller goes on in any case"
     )
-    restart_hook: Annotated[str, AfterValidator(_checked)] = Field(
+    restart_hook: Annotated[str, checked(shlex.split)] = Field(
         "",
         description="command that starts a failed load balancer again; PINYON_FAILED_LB_ID, PINYON_FAILED_REGION, "
         "PINYON_FAILED_GRPC_ADDRESS and PINYON_FAILED_HTTP_URL in its environment say which; no shell",

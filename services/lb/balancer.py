@@ -11,15 +11,16 @@ from typing import Any, ClassVar, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from pinyon.api.lb.v1 import peer_pb2
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
-from pinyon.federation.members import LbInfo
+from pinyon.federation.members import LbInfo, OwnedCluster
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
 from pinyon.frontdoor.coalesced import Coalesced
+from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.https import Https
@@ -29,29 +30,36 @@ from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
 from pinyon.frontdoor.regions.arrival import Arrivals
 from pinyon.frontdoor.regions.inbound import InboundParts, Serving
-from pinyon.frontdoor.regions.joining import join_controller, serve_peers
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership, Serves
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers
 from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.servicer import PEER_CALLERS, PeerServicer
 from pinyon.frontdoor.routes import Routes
 from pinyon.frontdoor.served_models import ServedModels
+from pinyon.frontdoor.upstreams.url import parse_upstreams
 from pinyon.http.budget import Budget
+from pinyon.http.peers import Peers, TrustedProxies
 from pinyon.http.server import HttpServer
+from pinyon.http.state import HttpState
+from pinyon.routing.geography import ANYWHERE, parse_geography
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
+from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_name, region_name
+from pinyon.runtime.json_file import read_json
+from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.federation import load_federation
-from services.lb.info import lb_info
-from services.lb.servers import make_servers
 from services.lb.settings import LbSettings
 
-__all__ = ["Given", "LoadBalancer", "load_keys"]
+__all__ = ["Given", "LoadBalancer", "check_region", "load_keys"]
+
+_log = get_logger("lb.regions")
 
 CHANGES_S = 0.002
 """Targets say how they are many times a second; whoever waits for room hears of it together."""
@@ -100,8 +108,16 @@ class LoadBalancer:
         settings, clock = given.settings, given.clock
         self.given = given
         self.keys = load_keys(settings)
-        self.federation = load_federation(settings, given.security)
-        self.models = ServedModels(self.federation, clock, settings.placement_wait_s, own_models)
+        check_region(settings, given.security)
+        self.models = ServedModels(
+            settings.region,
+            clock,
+            geography=read_json(settings.geography_file, "geography_file", parse_geography, ANYWHERE),
+            pushing=settings.pushing_choice,
+            routing=settings.routing,
+            wait_s=settings.placement_wait_s,
+            own=own_models,
+        )
         config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
         header = journal_header(config, service="lb", instance_id=given.instance_id)
         self.journal = settings.open_journal(JOURNAL_TYPES, header, clock)
@@ -154,8 +170,26 @@ class LoadBalancer:
             given.clock,
             self.access,
         )
-        self.http, self.grpc, self.https = make_servers(
-            settings, self.app, self.bodies, metrics.http_connections, self.access, given.security
+        state = HttpState(
+            self.app,
+            settings.http_limits(),
+            self.bodies,
+            metrics.http_connections,
+            TrustedProxies(settings.trusted_proxies, settings.forwarded_field),
+            settings.proxy_protocol,
+            Peers(settings.connections_per_peer),
+            Peers(settings.requests_per_peer),
+        )
+        self.https = https = Https.of(settings.http_tls_cert, settings.http_tls_key, given.security)
+        tls = None if https is None else lambda: https.context
+        self.http = HttpServer(state, settings.http_listen, tls, reuse_port=settings.http_reuse_port)
+        self.grpc = GrpcServer(
+            settings.listen,
+            given.security.tls,
+            admin_listen=settings.admin_listen,
+            message_s=settings.body_timeout_s,
+            keepalive=PATIENT_KEEPALIVE_OPTIONS,
+            outermost=(self.access,),
         )
 
     @property
@@ -168,14 +202,21 @@ class LoadBalancer:
 
     def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
-        given = self.given
+        given, controller = self.given, self.given.settings.controller
         self.regions = links
         self.inbound = InboundParts(self.own, serving, lambda: self.draining)
-        serve_peers(self.grpc, self.inbound)
-        self.membership = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
-        self.models.told = join_controller(
-            self.membership, given.settings.controller, lambda: self.draining, given.security, given.clock
+        self.grpc.add(
+            peer_pb2_grpc.add_PeerServiceServicer_to_server,
+            PeerServicer(self.inbound),
+            peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+            PEER_CALLERS,
         )
+        self.membership = member = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
+        session = member.session = ControllerSession(
+            controller, member.told, member.load, member.latencies_ms, lambda: self.draining,
+            given.security.channels.sessions_to(peer_name(CONTROLLER)), given.clock,
+        )  # fmt: skip
+        self.models.told = lambda: not controller or session.federation is not None
 
     def administer(self, record: Any = None, pushed: Callable[[], None] = lambda: None) -> None:
         """Makes what an operator may change while it runs; ``pushed`` is called when there is another pushing rule."""
@@ -224,8 +265,18 @@ class LoadBalancer:
             raise
 
     def _about(self, endpoints: dict[str, str]) -> LbInfo:
-        given = self.given
-        return lb_info(given.settings, given.instance_id, self._boot_id, endpoints, https=self.https is not None)
+        """What the controller is told of who this is; ``endpoints`` are those that it is bound at."""
+        settings, scheme = self.given.settings, "http" if self.https is None else "https"
+        urls = tuple([str(url) for url in parse_upstreams(settings.upstream)]) if settings.upstream else ()
+        return LbInfo(
+            self.given.instance_id,
+            self._boot_id,
+            settings.region,
+            settings.reachable(endpoints["admin"]),
+            settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
+            (OwnedCluster(settings.region, settings.conductor, urls),) if settings.conductor or urls else (),
+            settings.position_value,
+        )
 
     async def close(
         self, drain_s: float, lame_duck_s: float = 0.0, wait: Callable[[float], Awaitable[bool | None]] = asyncio.sleep
@@ -270,3 +321,20 @@ class LoadBalancer:
 def load_keys(settings: LbSettings) -> ApiKeys:
     """Raises :class:`InvalidArgument`."""
     return load_api_keys(settings.api_keys_file, shared=settings.http_reuse_port)
+
+
+def check_region(settings: LbSettings, security: Security) -> None:
+    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name. One that does not name it
+    is told."""
+    if not settings.region or security.tls is None:
+        return
+    check_region_name(settings.region, "region")
+    if region_name(settings.region) not in security.tls.names:
+        _log.warning(
+            "%s does not name the region %s: the controller and load balancers of other regions will refuse this "
+            "one; make it with pinyon certs DIR lb/%s@%s",
+            security.tls.certificate,
+            settings.region,
+            security.tls.identity.instance_id or ANY,
+            settings.region,
+        )

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pinyon.core.address import parse_address
-from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.core.request import check_geography
 from pinyon.federation.position import Position
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers, parse_position
+from pinyon.frontdoor.upstreams.url import parse_upstreams
 from pinyon.http.limits import HttpLimits
 from pinyon.http.peers import TrustedProxies
-from pinyon.http.url import parse_upstreams
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, WritableFd, is_loopback, service_config
+from pinyon.runtime.settings import Address, WritableFd, checked, is_loopback, service_config
 
 __all__ = ["LbSettings"]
 
@@ -37,75 +37,8 @@ _OF_OWN = {
 """Settings for our own instances, and why they mean nothing for other people's servers."""
 
 
-def _checked(networks: str) -> str:
-    try:
-        TrustedProxies(networks)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return networks
-
-
-def _checked_origins(origins: str) -> str:
-    try:
-        Cors(origins)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return origins
-
-
-def _checked_models(models: str) -> str:
-    try:
-        parse_more_models(models)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return models
-
-
-def _checked_upstreams(urls: str) -> str:
-    try:
-        if urls:
-            parse_upstreams(urls)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return urls
-
-
 def _checked_pushing(choice: str) -> str:
     return choice if choice == "auto" else PUSHING_RULES.checked(choice)
-
-
-def _checked_region(name: str) -> str:
-    try:
-        return check_geography(name, "region") if name else ""
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-
-
-def _checked_peers(peers: str) -> str:
-    try:
-        parse_peers(peers)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return peers
-
-
-def _checked_delays(delays: str) -> str:
-    try:
-        parse_delays(delays)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return delays
-
-
-def _checked_position(text: str) -> str:
-    parse_position(text)
-    return text
-
-
-Upstreams = Annotated[str, AfterValidator(_checked_upstreams)]
-MoreModels = Annotated[str, AfterValidator(_checked_models)]
-Origins = Annotated[str, AfterValidator(_checked_origins)]
-Networks = Annotated[str, AfterValidator(_checked)]
 
 
 class LbSettings(JournalSettings):
@@ -137,7 +70,7 @@ class LbSettings(JournalSettings):
     http_tls_key: str = Field("", description="private key of that certificate")
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
-    more_models: MoreModels = Field(
+    more_models: Annotated[str, checked(parse_more_models)] = Field(
         "", description="further models: [NAME=]FOLDER, with commas; a request that names none is for --model"
     )
     api_keys_file: str = Field(
@@ -174,10 +107,10 @@ class LbSettings(JournalSettings):
         description="when a request may leave the queue: auto (pending with --peers, --controller or --upstream, else "
         f"blind), {PUSHING_RULES.described}",
     )
-    region: Annotated[str, AfterValidator(_checked_region)] = Field(
+    region: Annotated[str, checked(partial(check_geography, field="region"))] = Field(
         "", description="name of the region: needed where load balancers of others forward to this one, or it to them"
     )
-    peers: Annotated[str, AfterValidator(_checked_peers)] = Field(
+    peers: Annotated[str, checked(parse_peers)] = Field(
         "",
         description="load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
         "--admin-listen), with commas",
@@ -185,7 +118,7 @@ class LbSettings(JournalSettings):
     controller: Address = Field(
         "", description="host:port of the regional controller, which says who the other load balancers are"
     )
-    position: Annotated[str, AfterValidator(_checked_position)] = Field(
+    position: Annotated[str, checked(parse_position)] = Field(
         "", description="where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
     )
     http_url: str = Field(
@@ -195,13 +128,13 @@ class LbSettings(JournalSettings):
         "",
         description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
     )
-    test_instance_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
+    test_instance_delays_ms: Annotated[str, checked(parse_delays)] = Field(
         "", description="the same to instances whose ids begin so: PREFIX=MILLISECONDS, with commas"
     )
-    test_region_delays_ms: Annotated[str, AfterValidator(_checked_delays)] = Field(
+    test_region_delays_ms: Annotated[str, checked(parse_delays)] = Field(
         "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
     )
-    upstream: Upstreams = Field(
+    upstream: Annotated[str, checked(parse_upstreams)] = Field(
         "",
         description="in place of a conductor: servers that speak OpenAI's HTTP interface (vLLM, SGLang, TGI, "
         "llama.cpp ...), http://HOST:PORT[/PREFIX] or https://, with commas",
@@ -266,7 +199,7 @@ class LbSettings(JournalSettings):
         description="time after SIGTERM in which /health/ready says 503 and requests are taken",
     )
 
-    trusted_proxies: Networks = Field(
+    trusted_proxies: Annotated[str, checked(TrustedProxies)] = Field(
         "", description="networks (10.0.0.0/8, ::1) of proxies that are believed when they say for whom they ask"
     )
     forwarded_field: Literal["x-forwarded-for", "forwarded"] = Field(
@@ -283,7 +216,7 @@ class LbSettings(JournalSettings):
         2048, ge=1, le=1 << 16, description="requests at once for one address that a trusted proxy names; more get 429"
     )
 
-    cors_origins: Origins = Field(
+    cors_origins: Annotated[str, checked(Cors)] = Field(
         "", description="web pages that may ask: origins such as https://a.example, with commas, or *; empty: none"
     )
 

@@ -19,8 +19,8 @@ from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.serving import RawServing
+from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
 from pinyon.frontdoor.upstreams.watch import WatchTimes
-from pinyon.http.url import UpstreamUrl, parse_upstreams
 from pinyon.messages.federation import UPSTREAMS_MAX, check_url
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger

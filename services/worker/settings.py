@@ -8,24 +8,15 @@ from pydantic import AfterValidator, Field
 
 from pinyon.batching import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
-from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.profiles.engine_profile import built_in_profiles, load_profile
 from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, plain_redis, service_config
+from pinyon.runtime.settings import Address, checked, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
 from services.worker.orders.limits import Limits
 
 __all__ = ["WorkerSettings"]
-
-
-def _profile(name: str) -> str:
-    try:
-        load_profile(name)
-    except InvalidArgument as error:
-        raise ValueError(error.message) from None
-    return name
 
 
 class WorkerSettings(TransferSettings, JournalSettings, Limits):
@@ -40,7 +31,7 @@ class WorkerSettings(TransferSettings, JournalSettings, Limits):
     model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
     engine: Literal["numpy", "instant", "paced"] = Field("numpy", description="what computes tokens")
-    engine_profile: Annotated[str, AfterValidator(_profile)] = Field(
+    engine_profile: Annotated[str, checked(load_profile, empty=False)] = Field(
         "tiny", description=f"what a paced engine imitates: {', '.join(built_in_profiles())}, or a JSON file"
     )
     attention_kernel: Literal["plain", "whole", "grouped"] = Field(

@@ -110,7 +110,7 @@ def test_what_is_refused_has_a_line_too(running):
     )
     assert "tenant" not in accessed(running, status=401, **running_id(running, "r401"))
     assert ask(running, "GET", "/secret?of=mine", x_request_id="r-nowhere") == 404
-    assert accessed(running, route="other")["status"] == 404
+    assert accessed(running, route="other", **running_id(running, "r-nowhere"))["status"] == 404
     assert ask(running, "GET", "/v1/models/who", x_request_id="r-model") == 404
     assert accessed(running, route="/v1/models/*")["method"] == "GET"
     assert ask(running, "GET", "/health/ready") == 200

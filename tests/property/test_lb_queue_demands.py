@@ -1,4 +1,4 @@
-"""What the load balancer's queue promises about room, priority, deadlines and who is put back, and what it costs."""
+"""What the load balancer's queue promises about room, priority and who is put back, and what it costs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def enter(
     tokens: int = 1,
     priority: int = 0,
     demand: int = 0,
-    deadline_s: float = math.inf,
     room: bool = True,
 ) -> bool:
     assert queue.reserve(number, tenant, now_s) is None
-    return queue.enter(number, tokens, now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room)
+    return queue.enter(number, tokens, now_s, priority=priority, demand=demand, open=room)
 
 
 def everyone(queue: RequestQueue, now_s: float = 0.0, closed: frozenset[int] = frozenset()) -> list[int]:
@@ -142,26 +141,6 @@ def test_without_ageing_only_the_order_of_arrival_counts() -> None:
     assert [queue.leave(100.0) for _ in range(1, 50)] == list(range(1, 50))
 
 
-# -- deadlines
-
-
-def test_those_whose_deadlines_have_come_are_gone() -> None:
-    queue = RequestQueue(1, 10)
-    assert queue.next_deadline_s == math.inf
-    assert enter(queue, 0, deadline_s=1.0)
-    assert queue.next_deadline_s == math.inf, "who has a slot does not wait"
-    for number, deadline_s in enumerate([5.0, math.inf, 2.0, 9.0, 2.0], 1):
-        enter(queue, number, deadline_s=deadline_s)
-    assert queue.next_deadline_s == 2.0
-    assert queue.expire(1.9) == []
-    assert queue.expire(5.0) == [3, 5, 1]
-    assert queue.next_deadline_s == 9.0
-    assert queue.cancel(4, 6.0)
-    assert queue.next_deadline_s == math.inf
-    assert queue.leave(10.0) == 2
-    queue.check_integrity()
-
-
 # -- who is put back
 
 
@@ -172,15 +151,14 @@ def test_who_is_put_back_is_where_it_was() -> None:
     assert not enter(queue, 3, 3.0, demand=7)
     with pytest.raises(ResourceExhausted):
         queue.reserve(4, "t", 4.0)
-    queue.put_back(2, "t", 1, 2.0, demand=7, deadline_s=9.0)
-    assert (queue.in_flight, queue.queued, queue.next_deadline_s) == (1, 2, 9.0)
+    queue.put_back(2, "t", 1, 2.0, demand=7)
+    assert (queue.in_flight, queue.queued) == (1, 2)
     queue.check_integrity([7])
     with pytest.raises(ResourceExhausted):
         queue.reserve(4, "t", 4.0)
     assert queue.reserve(5, "other", 5.0) == 3, "who was put back is not the newest"
     assert queue.cancel(5, 5.0)
     assert queue.next(6.0) == 2
-    assert queue.next_deadline_s == math.inf
 
 
 def test_of_those_who_came_at_one_moment_who_was_put_back_goes_first() -> None:
@@ -285,9 +263,8 @@ def test_misuse_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="nobody"):
         queue.put_back(1, "t", 1, 0.0)
     queue.reserve(1, "t", 0.0)
-    for wrong in ({"priority": 1001}, {"deadline_s": math.nan}):
-        with pytest.raises(InvalidArgument):
-            queue.enter(1, 1, 0.0, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="priority"):
+        queue.enter(1, 1, 0.0, priority=1001)
     assert queue.enter(1, 1, 0.0)
     assert not enter(queue, 2, room=False)
     with pytest.raises(ValueError, match="2 has a place"):
@@ -306,14 +283,13 @@ def test_what_is_left_by_those_who_gave_up_is_thrown_away() -> None:
     queue = RequestQueue(1, 5000)
     enter(queue, 0, tenant="x")
     for number in range(1, 2001):
-        enter(queue, number, tenant=str(number % 7), demand=number % 3, priority=number % 5, deadline_s=float(number))
+        enter(queue, number, tenant=str(number % 7), demand=number % 3, priority=number % 5)
     chosen = random.Random(1).sample(range(1, 2001), 1990)
     for number in chosen:
         assert queue.cancel(number, 0.0)
         queue.check_integrity()
     left = set(range(1, 2001)) - set(chosen)
-    assert queue.expire(0.5 + min(left)) == [min(left)]
-    assert {queue.leave(0.0) for _ in range(9)} == left - {min(left)}
+    assert {queue.leave(0.0) for _ in range(10)} == left
 
 
 def work(do: Callable[[], None]) -> int:
@@ -343,7 +319,7 @@ def test_an_operation_costs_the_same_however_many_wait(tenants: int, demands: in
         queue = RequestQueue(10, 2 * waiting)
         for number in range(waiting):
             tenant, demand = str(number % tenants), rng.randrange(demands)
-            enter(queue, number, tenant=tenant, demand=demand, priority=rng.randint(-9, 9), room=False, deadline_s=9.0)
+            enter(queue, number, tenant=tenant, demand=demand, priority=rng.randint(-9, 9), room=False)
         operations = 400
 
         def some() -> None:
@@ -354,7 +330,6 @@ def test_an_operation_costs_the_same_however_many_wait(tenants: int, demands: in
                 given_to = queue.next(1.0, closed) if queue.in_flight < 10 else queue.leave(1.0, closed)
                 if number % 4 == 0 and given_to is not None:
                     queue.put_back(given_to, str(given_to % tenants), 1, 0.0)
-            queue.expire(1.0)
 
         return work(some) / operations
 

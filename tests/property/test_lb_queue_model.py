@@ -1,8 +1,7 @@
-"""The load balancer's queue with demands, priorities, deadlines and put-backs, against lists that are searched."""
+"""The load balancer's queue with demands, priorities and put-backs, against lists that are searched."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,15 +20,14 @@ DEMANDS = range(3)
 AGEING_S = 0.5
 closed_sets = st.one_of(st.just(()), st.frozensets(st.sampled_from(DEMANDS)), st.lists(st.sampled_from(DEMANDS)))
 
-Said = tuple[int, int, int, float, bool]
+Said = tuple[int, int, int, bool]
 SAID = st.tuples(
     st.sampled_from([0, 1, 2, 30]),
     st.sampled_from([0, 0, 1, -2, 1000, -1000]),
     st.sampled_from(DEMANDS),
-    st.sampled_from([math.inf, math.inf, 0.0, 3.0, 20.0]),
     st.booleans(),
 )
-"""Tokens, priority, demand, for how long it waits, and whether there is room."""
+"""Tokens, priority, demand, and whether there is room."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Asked:
     entered_s: float
     priority: int
     demand: int
-    deadline_s: float
     order: int
     """As they came; below 0: it was put back."""
 
@@ -160,14 +157,11 @@ class QueueMachine(RuleBasedStateMachine):
     def enter(self, pick: int, said: Said) -> None:
         if not self.reserved:
             return
-        tokens, priority, demand, lasts_s, room = said
+        tokens, priority, demand, room = said
         number = sorted(self.reserved)[pick % len(self.reserved)]
         tenant = self.reserved.pop(number)
-        deadline_s = self.now_s + lasts_s
-        at_once = self.queue.enter(
-            number, tokens, self.now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room
-        )
-        asked = Asked(number, tenant, max(1, tokens), self.now_s, priority, demand, deadline_s, self.last)
+        at_once = self.queue.enter(number, tokens, self.now_s, priority=priority, demand=demand, open=room)
+        asked = Asked(number, tenant, max(1, tokens), self.now_s, priority, demand, self.last)
         self.last += 1
         same = any(each.demand == demand for each in self.waiting)
         assert at_once == (room and len(self.running) < self.slots and not same)
@@ -199,8 +193,9 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.running:
             return
         asked = self.running.pop(pick % len(self.running))
-        more = {"priority": asked.priority, "demand": asked.demand, "deadline_s": asked.deadline_s}
-        self.queue.put_back(asked.number, asked.tenant, asked.tokens, asked.entered_s, **more)  # type: ignore[arg-type]
+        self.queue.put_back(
+            asked.number, asked.tenant, asked.tokens, asked.entered_s, priority=asked.priority, demand=asked.demand
+        )
         self.lists.refund(asked.tenant, asked.tokens)
         self.last += 1
         *said, _ = (getattr(asked, name) for name in Asked.__dataclass_fields__)
@@ -223,22 +218,11 @@ class QueueMachine(RuleBasedStateMachine):
         if self.reserved.pop(number, None) is None:
             self.lists.remove(next(each for each in self.waiting if each.number == number))
 
-    @rule()
-    def expire(self) -> None:
-        late = [each for each in self.waiting if each.deadline_s <= self.now_s]
-        gone = self.queue.expire(self.now_s)
-        assert sorted(gone) == sorted(each.number for each in late)
-        deadlines = {each.number: each.deadline_s for each in late}
-        assert [deadlines[number] for number in gone] == sorted(deadlines.values())
-        for each in late:
-            self.lists.remove(each)
-
     @invariant()
     def counts(self) -> None:
         queue = self.queue
         assert (queue.in_flight, queue.queued) == (len(self.running), len(self.waiting))
         assert queue.waiting_demands == {each.demand for each in self.waiting}
-        assert queue.next_deadline_s == min((each.deadline_s for each in self.waiting), default=math.inf)
         assert queue.can_go_on == (bool(self.waiting) and len(self.running) < self.slots)
         everybody = len(self.running) + len(self.reserved) + len(self.waiting)
         assert queue.has_spare == (len(self.running) < self.slots and everybody < self.slots + self.limit)

@@ -14,7 +14,7 @@ result or ``e`` the name of the error. Values that JSON does not know are object
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -199,9 +199,11 @@ def replay(
     build: Callable[[Mapping[str, Any]], Mapping[str, object]],
     codec: Codec,
     inputs: Mapping[str, Sequence[str]],
+    gone: Collection[tuple[str, str]] = (),
 ) -> Replay:
     """Make a journal's calls again. ``build`` makes the modules by their names from the header; ``inputs`` says which
-    methods of each were recorded: no other is called, whatever the journal says.
+    methods of each were recorded: no other is called, whatever the journal says. ``gone``: named arguments (module,
+    name) of older journals, that changed nothing and that nobody takes any more.
 
     A last line without an end (the process died while it wrote) is left out. Raises :class:`InvalidArgument`, with the
     line's number, for what is no journal.
@@ -223,7 +225,7 @@ def replay(
                 raise InvalidArgument(f"{entry['c']!r:.100} is no input of {entry['m']}")
             method = getattr(modules[entry["m"]], entry["c"])
             args = [codec.decode(arg) for arg in entry["a"]]
-            named = {key: codec.decode(arg) for key, arg in entry.get("n", {}).items()}
+            named = {key: codec.decode(arg) for key, arg in entry.get("n", {}).items() if (entry["m"], key) not in gone}
             was = {key: entry[key] for key in ("r", "e") if key in entry}
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise InvalidArgument(f"line {number}: {type(error).__name__}: {error}") from error

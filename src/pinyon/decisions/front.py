@@ -11,10 +11,12 @@ from pinyon.routing.rates import TenantRates
 __all__ = ["FrontConfig", "FrontDecisions"]
 
 FRONT_INPUTS = {
-    "queue": ("reserve", "enter", "next", "leave", "put_back", "expire", "cancel"),
+    "queue": ("reserve", "enter", "next", "leave", "put_back", "cancel"),
     "rates": ("request", "take", "give_back"),
 }
 """The methods that change something, by module."""
+FRONT_GONE = (("queue", "deadline_s"),)
+"""It was always infinite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan, StepSeen
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Replay, replay
 from pinyon.decisions.admission import Grant
-from pinyon.decisions.front import FRONT_INPUTS, FrontConfig, FrontDecisions
+from pinyon.decisions.front import FRONT_GONE, FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits, Use
 from pinyon.eviction.evictor import Rows
@@ -37,7 +37,7 @@ def journal_header(config: InstanceConfig | FrontConfig, **more: str) -> dict[st
 
 def replay_journal(lines: Iterable[str]) -> Replay:
     """See :func:`pinyon.core.journal.replay`."""
-    return replay(lines, _build, Codec(JOURNAL_TYPES), {**INSTANCE_INPUTS, **FRONT_INPUTS})
+    return replay(lines, _build, Codec(JOURNAL_TYPES), {**INSTANCE_INPUTS, **FRONT_INPUTS}, FRONT_GONE)
 
 
 def _build(header: Mapping[str, Any]) -> Mapping[str, object]:

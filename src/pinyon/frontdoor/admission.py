@@ -3,7 +3,6 @@ request."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,67 +107,25 @@ class Admission:
             return NO_LEVELS
         return self._rates.levels(tenant, rates, self._clock())
 
-    async def turn(
-        self,
-        place: Place,
-        tenant: str,
-        rates: Rates,
-        tokens: int,
-        *,
-        priority: int = 0,
-        demand: int = 0,
-        deadline_s: float = math.inf,
-    ) -> None:
-        self.take(tenant, rates, tokens)
-        try:
-            await place.turn(tokens, priority=priority, demand=demand, deadline_s=deadline_s)
-        except ResourceExhausted:
-            self._metrics.refused("displaced")
-            raise
-
     def take(self, tenant: str, rates: Rates, tokens: int) -> None:
-        """What a request may need. Raises :class:`RateLimited`."""
-        if rates.tpm:
-            try:
-                self._rates.take(tenant, rates, tokens, self._clock())
-            except ResourceExhausted as error:
-                self._metrics.refused("tokens_per_minute")
-                raise RateLimited(error, self.levels(tenant, rates)) from None
-
-    def enter(self, place: Place, tokens: int, priority: int, demand: int, room: bool) -> bool:
+        """What a request of a tenant with such a limit may need. Raises :class:`RateLimited`."""
         try:
-            return place.enter(tokens, priority=priority, demand=demand, room=room)
-        except ResourceExhausted:
-            self._metrics.refused("displaced")
-            raise
+            self._rates.take(tenant, rates, tokens, self._clock())
+        except ResourceExhausted as error:
+            self._metrics.refused("tokens_per_minute")
+            raise RateLimited(error, self.levels(tenant, rates)) from None
 
-    async def wait(self, place: Place) -> None:
-        with self._displaced():
-            await place.wait()
-
-    async def again(self, place: Place, demand: int) -> None:
-        with self._displaced():
-            await place.again(demand)
-
-    @contextmanager
-    def _displaced(self) -> Iterator[None]:
-        try:
-            yield
-        except ResourceExhausted:
-            self._metrics.refused("displaced")
-            raise
-
-    def spare(self, tenant: str, demand: int) -> Place | None:
-        """A slot if one is free, and there is room."""
-        return self._line.spare(tenant, demand)
+    def displaced(self) -> None:
+        """One whose place was given to another tenant has learned of that."""
+        self._metrics.refused("displaced")
 
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
-        if rates.tpm and tokens > 0:
+        if tokens > 0:
             self._rates.give_back(tenant, rates, tokens, self._clock())
 
 
 class Ticket:
-    """One request that was let in: ``turn`` when it is known what it asks for, ``leave`` at its end."""
+    """One request that was let in: ``enter`` when it is known what it asks for, ``leave`` at its end."""
 
     __slots__ = ("_admission", "_place", "_rates", "_taken", "_tenant")
 
@@ -184,30 +141,26 @@ class Ticket:
         """What is left of the tenant's limits."""
         return self._admission.levels(self._tenant, self._rates)
 
-    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
-        """Take the ``tokens`` that the request may need and wait for its turn, and for room for its ``demand``. Raises
-        as :meth:`Admission.admit`, and :class:`DeadlineExceeded` at ``deadline_s``."""
-        self._taken = tokens
-        try:
-            await self._admission.turn(
-                self._place, self._tenant, self._rates, tokens,
-                priority=priority, demand=demand, deadline_s=deadline_s,
-            )  # fmt: skip
-        except RateLimited:
-            self._taken = 0
-            raise
-
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """As :meth:`turn`, without waiting: whether its turn is now, and it is to be said at once where it goes. If
-        not, :meth:`wait` for it. ``room``: there is some, as who asks has just seen."""
+        """Take the ``tokens`` that the request may need. Whether its turn is now, and it is to be said at once where
+        it goes; if not, :meth:`wait` for it. ``room``: there is some, as who asks has just seen. Raises as
+        :meth:`Admission.admit`."""
         if self._rates.tpm:
             self._admission.take(self._tenant, self._rates, tokens)
             self._taken = tokens
-        return self._admission.enter(self._place, tokens, priority, demand, room)
+        try:
+            return self._place.enter(tokens, priority=priority, demand=demand, room=room)
+        except ResourceExhausted:
+            self._admission.displaced()
+            raise
 
     async def wait(self) -> None:
-        """Raises as :meth:`turn`."""
-        await self._admission.wait(self._place)
+        """Raises :class:`ResourceExhausted` when the place was given to another tenant."""
+        try:
+            await self._place.wait()
+        except ResourceExhausted:
+            self._admission.displaced()
+            raise
 
     def release(self) -> None:
         """It is known now where it goes: the room that was kept for it is anybody's."""
@@ -215,8 +168,12 @@ class Ticket:
 
     async def again(self, demand: int) -> bool:
         """Where it went there was no room after all: give the slot up, and wait where it did before; no tokens are
-        taken anew. Raises as :meth:`turn`. Returns whether it could wait."""
-        await self._admission.again(self._place, demand)
+        taken anew. Raises as :meth:`wait`. Returns whether it could wait."""
+        try:
+            await self._place.again(demand)
+        except ResourceExhausted:
+            self._admission.displaced()
+            raise
         return True
 
     @property
@@ -226,7 +183,7 @@ class Ticket:
 
     def spare(self) -> Place | None:
         """One more slot for the same request, if nobody waits for one: to be left for itself."""
-        return self._admission.spare(self._tenant, self._place.demand)
+        return self._place.spare()
 
     def leave(self, used_tokens: int = 0) -> None:
         """Give the place or slot to the next one, and back what was not used. Calling it twice is fine."""

@@ -38,26 +38,29 @@ SHOWN_CHARS = 200
 _log = get_logger("lb.http")
 
 
-class HttpCall:
-    """One request for the app; see :class:`pinyon.http.state.Exchange`."""
+NOWHERE = Route("other", "", False, "other")
+"""What is asked for is none of ours."""
 
-    __slots__ = (
-        *("error", "fields", "guarded", "head", "holder", "label", "method", "place", "plain", "request_id", "route"),
-    )
 
-    def __init__(self, path: str, method: str, arrived_s: float) -> None:
-        self.head = Head(path, arrived_s)
-        self.label = "other"
-        self.method = method
-        self.place = "other"
-        """The route for the log: one of ours, never what a client made up."""
-        self.route: Route | None = None
+class HttpCall(Head):
+    """One request for the app: its head, and where it goes; see :class:`pinyon.http.state.Exchange`."""
+
+    __slots__ = ("error", "fields", "holder", "route")
+
+    def __init__(self, raw: RequestHead, arrived_s: float) -> None:
+        super().__init__(raw.path, arrived_s, raw)
+        self.route = NOWHERE
         self.error: PinyonError | None = None
-        self.request_id = self.head.request_id
         self.fields = b""
         self.holder = ""
-        self.guarded = False
-        self.plain = True
+
+    @property
+    def guarded(self) -> bool:
+        return self.route.guarded
+
+    @property
+    def plain(self) -> bool:
+        return self.route.generate is None
 
 
 class HttpApp:
@@ -90,7 +93,6 @@ class HttpApp:
             Route("metrics", "GET", False, "/metrics", self._prometheus),
         ]
         self._pages = {route.place: route for route in pages}
-        self._preflight_route = Route("preflight", "OPTIONS", False, "", self._preflight)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ class HttpApp:
 
     def open(self, head: RequestHead) -> HttpCall:
         """Who asks for what; whoever may not is refused before a byte of the body is kept."""
-        call = HttpCall(head.path, head.method, self._clock())
+        call = HttpCall(head, self._clock())
         try:
             self._open(head, call)
         except PinyonError as error:
@@ -109,7 +111,7 @@ class HttpApp:
             call.request_id = sent_id(head.fields) or call.request_id
         call.fields = id_field(call.request_id)
         if self._cors is not None:
-            call.fields += self._cors.fields(head.fields, preflight=call.route is self._preflight_route)
+            call.fields += self._cors.fields(head.fields, preflight=call.route.label == "preflight")
         return call
 
     def _open(self, head: RequestHead, call: HttpCall) -> None:
@@ -118,30 +120,24 @@ class HttpApp:
         if route is None:
             said = self._routes.nowhere(path)
             raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]}){'. ' * bool(said)}{said}")
-        call.place = route.place
         if method == "OPTIONS" and self._cors is not None:
-            route = self._preflight_route
-        call.route, call.label, call.guarded = route, route.label, route.guarded
-        call.plain = route.generate is None
+            route = Route("preflight", "OPTIONS", False, route.place, self._preflight)
+        call.route = route
         if method != route.method and not (method == "HEAD" and route.method == "GET"):
             allow = {b"allow": route.method.encode()}
-            raise HttpError(405, f"Not allowed to {method} on {head.path[:SHOWN_CHARS]}.", allow)
-        wanted = call.head
-        wanted.raw = head
-        read_head(wanted, head.fields)
-        call.request_id = wanted.request_id
+            raise HttpError(405, f"Not allowed to {method} on {path[:SHOWN_CHARS]}.", allow)
+        read_head(call, head.fields)
         if route.guarded:
-            wanted.client = self._keys.client(wanted.authorization)
-            call.holder = wanted.client.holder
+            call.client = self._keys.client(call.authorization)
+            call.holder = call.client.holder
         if route.queued:
-            self._routes.check_place(wanted.client)
+            self._routes.check_place(call.client)
 
     def answer(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
         """A page."""
-        assert call.route is not None
         assert call.route.page is not None
         try:
-            page, content_type = call.route.page(call.head)
+            page, content_type = call.route.page(call)
         except PinyonError as error:
             self._refuse(call, error, reply)
             return
@@ -150,21 +146,21 @@ class HttpApp:
 
     async def serve(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
         """A generation. Cancelled when its client is gone: then all is released, and nobody reads an answer."""
-        assert call.route is not None
-        assert call.route.generate is not None
+        generate = call.route.generate
+        assert generate is not None
         try:
-            if call.head.gzip:
+            if call.gzip:
                 async with self._inflater.inflated(body, call.holder) as inflated:
-                    status = await call.route.generate(call.head, inflated, reply)
+                    status = await generate(call, inflated, reply)
             else:
-                status = await call.route.generate(call.head, body, reply)
+                status = await generate(call, body, reply)
         except PinyonError as error:
             self._refuse(call, error, reply)
         except asyncio.CancelledError:
             self._answered(call, CLIENT_GONE)
             raise
         except Exception:
-            _log.exception("uncaught error in %s", call.label, extra={"request_id": call.request_id})
+            _log.exception("uncaught error in %s", call.route.label, extra={"request_id": call.request_id})
             self._refuse(call, Internal("internal error"), reply)
         else:
             self._answered(call, status)
@@ -185,14 +181,15 @@ class HttpApp:
         self._answered(call, status)
 
     def _answered(self, call: HttpCall, status: int) -> None:
-        self._metrics.answered(call.label, status)
-        head = call.head
-        quiet = not call.guarded and call.route is not None
+        route = call.route
+        self._metrics.answered(route.label, status)
+        quiet = not route.guarded and route is not NOWHERE
         if not self._access.wants(quiet=quiet):
             return
+        assert call.raw is not None
         self._access.answered(
             Answered(
-                call.method, call.place, status, head.arrived_s, head.log_id, call.holder, head.broken, head.facts
+                call.raw.method, route.place, status, call.arrived_s, call.log_id, call.holder, call.broken, call.facts
             ),
             quiet=quiet,
         )

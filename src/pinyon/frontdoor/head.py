@@ -72,7 +72,7 @@ class Head:
         "unique",
     )
 
-    def __init__(self, path: str, arrived_s: float = 0.0) -> None:
+    def __init__(self, path: str, arrived_s: float = 0.0, raw: RequestHead | None = None) -> None:
         self.path = path
         self.arrived_s = arrived_s
         """When the head was here, by the clock that requests go by."""
@@ -87,7 +87,7 @@ class Head:
         self.no_reuse = False
         self.report = False
         self.ttft_slo_ms = 0
-        self.raw: RequestHead | None = None
+        self.raw = raw
         """As it came."""
         self.facts: Callable[[], Mapping[str, Any]] | None = None
         """Returns what the log is to say of it, once its body is understood."""

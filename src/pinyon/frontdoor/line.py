@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, PinyonError
+from pinyon.core.errors import ResourceExhausted
+from pinyon.frontdoor.room import Hold
 from pinyon.routing.queue import RequestQueue
 
-__all__ = ["Held", "Line", "Place"]
-
-
-class Held(Protocol):
-    """Room that is kept for one request until it is known where that goes."""
-
-    def release(self) -> None:
-        """Calling it again is fine."""
+__all__ = ["Line", "Place"]
 
 
 class Place:
     """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""
 
     __slots__ = (
-        "_error", "_held", "_line", "_turn", "deadline_s", "demand", "entered_s", "has_slot",
+        "_error", "_held", "_line", "_turn", "demand", "entered_s", "has_slot",
         "number", "priority", "tenant", "tokens",
     )  # fmt: skip
 
@@ -35,53 +27,40 @@ class Place:
         self.number = number
         """0: it has left."""
         self.has_slot = False
-        self._held: Held | None = None
-        self._error: PinyonError | None = None
+        self._held: Hold | None = None
+        self._error: ResourceExhausted | None = None
         self._turn: asyncio.Future[None] | None = None
         self.tenant = tenant
         self.tokens = self.priority = self.demand = 0
-        self.deadline_s = math.inf
         self.entered_s = 0.0
-
-    async def turn(self, tokens: int, *, priority: int = 0, demand: int = 0, deadline_s: float = math.inf) -> None:
-        """Wait for a slot, and for room for this ``demand``; ``tokens`` is what the request may take.
-
-        Raises :class:`ResourceExhausted` when the place has to be given to another tenant, and
-        :class:`DeadlineExceeded` when it still waits at ``deadline_s`` of the line's clock.
-        """
-        self.tokens, self.priority, self.demand, self.deadline_s = tokens, priority, demand, deadline_s
-        if self._error is not None:
-            raise self._error
-        if not self._line.enter(self):
-            await self.wait()
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Whether there is a slot, and room for this ``demand``, at once: where it goes is to be said before anything
-        else happens, for none is kept for it. If not, :meth:`wait` for it. ``room``: there is some, as who asks has
-        just seen. Raises as :meth:`turn`."""
+        else happens, for none is kept for it. If not, :meth:`wait` for it. ``tokens`` is what the request may take.
+        ``room``: there is some, as who asks has just seen. Raises :class:`ResourceExhausted` when the place was given
+        to another tenant."""
         if self._error is not None:
             raise self._error
         self.tokens, self.priority, self.demand = tokens, priority, demand
-        return self._line.enter(self, keep=False, room=room)
+        return self._line.enter(self, room)
 
     async def wait(self) -> None:
-        """For a slot, and for room. Raises as :meth:`turn`."""
+        """For a slot, and for room, that is kept for it until it is known where it goes. Raises as :meth:`enter`."""
         if not self.has_slot and self._error is None:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         self._check()
 
-    async def again(self, demand: int | None = None) -> None:
+    async def again(self, demand: int) -> None:
         """Where the request went, it was refused: give the slot back and wait for one at the old place in the line. The
-        loop turns at least once. ``demand``: its number, if that is another one now.
+        loop turns at least once. ``demand``: its number now.
 
-        Raises as :meth:`turn`, and :class:`ValueError` if it has no slot.
+        Raises as :meth:`enter`, and :class:`ValueError` if it has no slot.
         """
         if not self.has_slot:
             raise ValueError("it has no slot")
         self.release()
-        if demand is not None:
-            self.demand = demand
+        self.demand = demand
         self.has_slot = False
         self._turn = asyncio.get_running_loop().create_future()
         self._line.put_back(self)
@@ -99,6 +78,10 @@ class Place:
             self._held.release()
             self._held = None
 
+    def spare(self) -> Place | None:
+        """One more slot for the same request, if nobody waits for one; see :meth:`Line.spare`."""
+        return self._line.spare(self.tenant, self.demand)
+
     def leave(self) -> None:
         """Give the slot to the next in line, or the place back. Calling it twice is fine."""
         if self._held is not None:
@@ -115,13 +98,13 @@ class Place:
 
     # -- the line's part
 
-    def granted(self, held: Held | None) -> None:
+    def granted(self, held: Hold | None) -> None:
         """It has its slot, whether or not its task learns of it before it is cancelled."""
         self.has_slot, self._held = True, held
         if self._turn is not None:
             self._wake()
 
-    def lost(self, error: PinyonError) -> None:
+    def lost(self, error: ResourceExhausted) -> None:
         self._error = error
         self._wake()
 
@@ -161,7 +144,7 @@ class Line:
         queue: RequestQueue,
         clock: Clock = time.monotonic,
         is_open: Callable[[int], bool] = _always,
-        on_grant: Callable[[int], Held | None] = _nobody,
+        on_grant: Callable[[int], Hold | None] = _nobody,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
         self.on_put_back: Callable[[], None] = _nothing
@@ -170,9 +153,6 @@ class Line:
         self._clock = clock
         self._places: dict[int, Place] = {}
         self._last = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf
-        """When the timer goes off."""
         self._goes_on = False
         """There were more than could have their slots at once."""
 
@@ -198,36 +178,29 @@ class Line:
         place = self._places[number] = Place(self, number, tenant)
         return place
 
-    def spare(self, tenant: str, demand: int = 0) -> Place | None:
-        """A slot that nobody waits for, at once; None if there is none, or no room."""
+    def spare(self, tenant: str, demand: int) -> Place | None:
+        """A slot that nobody waits for, at once, with room kept for it; None if there is none, or no room."""
         if not self._queue.has_spare or demand in self._queue.waiting_demands or not self.is_open(demand):
             return None
         place = self.reserve(tenant)
-        place.tokens, place.demand = 1, demand
-        self.enter(place)
+        place.enter(1, demand=demand, room=True)
+        place.granted(self.on_grant(demand))
         return place
 
     def check(self, tenant: str) -> None:
         """Raises as :meth:`reserve` would now."""
         self._queue.check(tenant)
 
-    def enter(self, place: Place, *, keep: bool = True, room: bool = False) -> bool:
-        """Whether it has a slot at once; then room is kept for it if ``keep``. ``room``: it is known that there is
-        some."""
+    def enter(self, place: Place, room: bool) -> bool:
+        """Whether it has a slot at once; no room is kept for it. ``room``: it is known that there is some."""
         place.entered_s = now_s = self._clock()
-        number, demand, priority, deadline_s = place.number, place.demand, place.priority, place.deadline_s
+        number, demand, priority = place.number, place.demand, place.priority
         room = room or self.is_open(demand)
-        if room and not demand and not priority and deadline_s == math.inf:  # a short line of a journal
+        if room and not demand and not priority:  # a short line of a journal
             has_slot = self._queue.enter(number, place.tokens, now_s)
         else:
-            has_slot = self._queue.enter(
-                number, place.tokens, now_s, priority=priority, demand=demand, deadline_s=deadline_s, open=room
-            )
-        if not has_slot:
-            self._set_timer()
-        elif keep:
-            self._grant(number)
-        else:
+            has_slot = self._queue.enter(number, place.tokens, now_s, priority=priority, demand=demand, open=room)
+        if has_slot:
             del self._places[number]
             place.granted(None)
         return has_slot
@@ -241,7 +214,6 @@ class Line:
         if not self._queue.queued:
             self._queue.leave(now_s)
             return
-        self._expire(now_s)
         closed = self._closed()
         if (following := self._queue.leave(now_s, closed)) is not None:
             self._grant(following)
@@ -252,25 +224,19 @@ class Line:
         neither it nor who needs the same goes on before the next :meth:`availability_changed`."""
         self._places[place.number] = place
         self._queue.put_back(
-            place.number, place.tenant, place.tokens, place.entered_s,
-            priority=place.priority, demand=place.demand, deadline_s=place.deadline_s,
-        )  # fmt: skip
-        self._set_timer()
-        now_s = self._clock()
-        self._expire(now_s)
+            place.number, place.tenant, place.tokens, place.entered_s, priority=place.priority, demand=place.demand
+        )
         if self._queue.can_go_on:
             closed = self._closed()
             if place.demand not in closed:
                 closed.append(place.demand)
-            self._hand_on(now_s, closed)
+            self._hand_on(self._clock(), closed)
         self.on_put_back()
 
     def availability_changed(self) -> None:
         """There may be room for more, or for others: hand free slots on while somebody can go."""
-        now_s = self._clock()
-        self._expire(now_s)
         if self._queue.can_go_on:
-            self._hand_on(now_s, self._closed())
+            self._hand_on(self._clock(), self._closed())
 
     # -- the parts
 
@@ -299,23 +265,3 @@ class Line:
     def _grant(self, number: int) -> None:
         place = self._places.pop(number)
         place.granted(self.on_grant(place.demand))
-
-    def _expire(self, now_s: float) -> None:
-        if now_s >= self._queue.next_deadline_s:
-            for number in self._queue.expire(now_s):
-                self._places.pop(number).lost(DeadlineExceeded("the request's time was up before its turn came"))
-
-    def _set_timer(self) -> None:
-        """For the first deadline. It may go off too early, when that one waits no more: then it is set again."""
-        deadline_s = self._queue.next_deadline_s
-        if deadline_s < self._timer_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_s = deadline_s
-            after_s = max(0.0, deadline_s - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(after_s, self._time_is_up)
-
-    def _time_is_up(self) -> None:
-        self._timer, self._timer_s = None, math.inf
-        self._expire(self._clock())
-        self._set_timer()

@@ -1,17 +1,15 @@
-"""Room for requests in the two layers of a model: whether there is some for whom, and what others are told of it."""
+"""What requests may go to, by numbers for the queue, and the places that are kept for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.layer import Layer
-from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED, Pending
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Route, TwoLayers
+from pinyon.routing.two_layers import Route
 
-__all__ = ["Demands", "Hold", "Room", "anybody", "for_region", "has_room", "hold", "remote_pushing", "room_of"]
+__all__ = ["Demands", "Hold"]
 
 _ANYWHERE = Route(Routed(), exclude=frozenset())
 DEMANDS_MAX = 4096
@@ -89,76 +87,3 @@ class Demands:
         self._by_number = {number: known for number, known in self._by_number.items() if number in waiting}
         self._numbers = {name: number for name, number in self._numbers.items() if number in waiting}
         self._plain.clear()
-
-
-def has_room(two: TwoLayers, route: Route, now_s: float) -> bool:
-    """Some target that may serve it."""
-    here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
-    if (here and two.local.has_room(now_s, exclude=route.exclude)) or two.adopted_for(route, now_s):
-        return True
-    others = _others(two, route)
-    return bool(others) and two.remote.has_room(now_s, others, route.exclude)
-
-
-def hold(two: TwoLayers, route: Route, now_s: float) -> Hold | None:
-    """A place at the layer that it will go to, until its target is known."""
-    here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
-    if here and two.local.has_room(now_s, exclude=route.exclude):
-        return Hold(two.local)
-    if name := two.adopted_for(route, now_s):
-        return Hold(two.adopted[name][1])
-    others = _others(two, route)
-    if others and two.remote.has_room(now_s, others, route.exclude):
-        return Hold(two.remote)
-    return None
-
-
-def anybody(two: TwoLayers, route: Route) -> bool:
-    """Somebody who may serve it is there, and may have room soon."""
-    here, others = _may(two, route)
-    layers = [layer for _, layer in two.adopted.values()]
-    if here:
-        layers.append(two.local)
-    return any(
-        target.live and target.batches and target.name not in route.exclude for layer in layers for target in layer
-    ) or any(target.live for target in two.remote if target.name in others and target.name not in route.exclude)
-
-
-def _may(two: TwoLayers, route: Route) -> tuple[bool, Collection[str]]:
-    here = two.geography.serves(two.region, route.geographies, route.tenant).allowed
-    return here, _others(two, route)
-
-
-def _others(two: TwoLayers, route: Route) -> Collection[str]:
-    return frozenset() if route.sender or not len(two.remote) else two.others_for(route)
-
-
-def remote_pushing(choice: str) -> Pending:
-    """Other regions are asked for what they have room for, whatever the rule is at home; only its settings count."""
-    rule = PUSHING_RULES.make(choice)
-    return rule if isinstance(rule, Pending) else Pending()
-
-
-class Room(NamedTuple):
-    """What another region is told of a model: targets, those with room, requests that run there, and how many further
-    ones each of the load balancers may send that share what there is (None: nobody counts)."""
-
-    targets: int
-    available: int
-    running: int
-    share: int | None
-
-
-def for_region(two: TwoLayers, region: str) -> list[Layer]:
-    """What is served here for requests of another region, as far as law goes that speaks of all of them."""
-    may = two.geography.may
-    return [two.local, *(layer for of, layer in two.adopted.values() if may(region, of, (), "").allowed)]
-
-
-def room_of(layers: Collection[Layer], now_s: float, sharing: int) -> Room:
-    """``sharing`` load balancers may send."""
-    there = [each for layer in layers for each in layer if each.batches and each.live and not each.draining]
-    spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
-    share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
-    running = sum(target.outstanding for target in there)
-    return Room(len(there), sum(layer.with_room(now_s) for layer in layers), running, share)

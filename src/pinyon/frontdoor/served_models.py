@@ -10,21 +10,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from typing import Final
 
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
-from pinyon.frontdoor.room import Demands, Hold, Room, anybody, for_region, has_room, hold, remote_pushing, room_of
-from pinyon.frontdoor.routing_options import RoutingOptions
+from pinyon.frontdoor.room import Demands, Hold
 from pinyon.frontdoor.served import Served
-from pinyon.routing.geography import Geography
+from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import PrefixTree
-from pinyon.routing.pushing import PUSHING_RULES, Blind
-from pinyon.routing.refusals import Refusals
+from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Choice, Possible, Route, TwoLayers, Where
+from pinyon.routing.two_layers import Choice, Possible, Room, Route, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 
 __all__ = ["MODELS_MAX", "ServedModels"]
@@ -35,6 +35,9 @@ MODEL_CHARS_MAX = 256
 SHOWN_MAX = 8
 ANY_DEMAND = 0
 """The number of all that may go to the same, while there is nothing to choose."""
+REFUSED_FIRST_S: Final = 0.1
+"""As long as until its next word anyway."""
+REFUSED_MAX_S: Final = 3.2
 _HERE = Choice(Where.LOCAL)
 _WAIT = Choice(Where.WAIT)
 
@@ -43,27 +46,40 @@ class ServedModels:
     """All on one event loop. ``changed`` is called when there may be room for more, and ``waiting`` says which demands
     somebody waits with."""
 
-    def __init__(self, options: RoutingOptions, clock: Clock, wait_s: float = 0.0, own: Iterable[str] = ()) -> None:
-        """``own`` are models of our own instances, which a conductor places on: they are known before anybody serves
-        them, and no others are served. Without them models are those that servers list. ``wait_s``: so long may nobody
-        who serves a model be there before those that wait are told."""
+    def __init__(
+        self,
+        region: str,
+        clock: Clock,
+        *,
+        geography: Geography = ANYWHERE,
+        pushing: str = Blind.name,
+        routing: str = "skywalker",
+        wait_s: float = 0.0,
+        own: Iterable[str] = (),
+    ) -> None:
+        """``region`` is what this one is called; ``pushing`` and ``routing`` are choices of their registries. ``own``
+        are models of our own instances, which a conductor places on: they are known before anybody serves them, and no
+        others are served. Without them models are those that servers list. ``wait_s``: so long may nobody who serves a
+        model be there before those that wait are told."""
         self.changed: Callable[[], None] = _nobody
         self.waiting: Callable[[], Collection[int]] = lambda: ()
         self.told: Callable[[], bool] = lambda: True
         """Whether it is known which other load balancers there are."""
-        self.region, self.geography = options.region, options.geography
+        self.region, self.geography = region, geography
         self.others: dict[str, str] = {}
         """Regions of other load balancers, by the names of these."""
         self._adopted: dict[str, str] = {}
         """Regions of clusters that are served for others."""
-        self._routing, self._pushing = options.routing, options.pushing
+        self._routing, self._pushing = routing, pushing
         self._clock = clock
         self._wait_s = inf  # our own are waited for by their requests themselves
         self._by_name: dict[str, Served] = {}
         self._demands = Demands(lambda: self.waiting())
         self._regions = frozenset((self.region,))
         self._under_way = UnderWay()
-        self._refusals = Refusals()
+        self._pauses = Avoidance(first_s=REFUSED_FIRST_S, max_s=REFUSED_MAX_S)
+        """Of load balancers that say they have room, and refuse what they are sent, before they are believed again.
+        Their state comes every 100 ms: what waits in front would go there and come back each time."""
         self._news: asyncio.Event | None = None
         """Somebody waits for it."""
         self._fixed = False
@@ -203,6 +219,7 @@ class ServedModels:
         if self.others.get(name) != region:
             self.expect(name, region)
         now_s = self._clock()
+        paused = self._pauses.avoids(name, now_s)
         unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
         for served in list(self._by_name.values()):
             if served.name not in models and served.layers.remote.get(name) is not None:
@@ -218,7 +235,7 @@ class ServedModels:
             remote.set_live(name, True)
             remote.set_draining(name, draining)
             remote.set_distance(name, distance_s)
-            remote.report(name, self._refusals.believed(name, report, now_s), now_s, unseen.get(model, 0))
+            remote.report(name, replace(report, available=0) if paused else report, now_s, unseen.get(model, 0))
             served_there.look()
         self.tell()
 
@@ -250,7 +267,7 @@ class ServedModels:
 
     def gone(self, name: str) -> None:
         """It is no load balancer of ours any more."""
-        self._refusals.gone(name)
+        self._pauses.succeeded(name)
         self.others.pop(name, None)
         self._know_regions()
         self._under_way.forget(name)
@@ -262,7 +279,7 @@ class ServedModels:
     def refused(self, model: str, name: str) -> None:
         """That load balancer had no room for a request, whatever it said: it has none for anybody until it says so
         again, and is believed again."""
-        self._refusals.refused(name, self._clock())
+        self._pauses.failed(name, self._clock())
         served = self._by_name.get(model)
         target = None if served is None else served.layers.remote.get(name)
         if served is not None and target is not None:
@@ -270,7 +287,7 @@ class ServedModels:
 
     def accepted(self, name: str, sent_s: float) -> None:
         """It serves what was sent there then."""
-        self._refusals.accepted(name, sent_s)
+        self._pauses.succeeded(name, sent_s)
 
     def sent(self, served: Served, routed: Routed, name: str) -> Target | None:
         """A request goes to another load balancer; what this returns is for :meth:`Layer.ended`."""
@@ -341,7 +358,7 @@ class ServedModels:
 
     def may_wait(self, served: Served, route: Route) -> bool:
         """Somebody who may serve it is there, and may have room soon."""
-        return self.selective and anybody(served.layers, route)
+        return self.selective and served.layers.anybody(route)
 
     def serves_here(self, route: Route) -> bool:
         """As far as law and contracts go."""
@@ -398,9 +415,9 @@ class ServedModels:
         if known is None or served is None:
             return True  # who waits for what is no more must learn of it
         route = known[1]
-        if has_room(served.layers, route, self._clock()):
+        if served.layers.with_room(route, self._clock()) is not None:
             return True
-        return not anybody(served.layers, route) and (self._fixed or served.live or bool(route.sender))
+        return not served.layers.anybody(route) and (self._fixed or served.live or bool(route.sender))
 
     def granted(self, demand: int) -> Hold | None:
         """Its turn has come: a place is kept until it is known where it goes."""
@@ -408,7 +425,8 @@ class ServedModels:
         served = None if known is None else self._by_name.get(known[0])
         if known is None or served is None:
             return None
-        return hold(served.layers, known[1], self._clock())
+        layer = served.layers.with_room(known[1], self._clock())
+        return None if layer is None else Hold(layer)
 
     async def wait_news(self, seconds: float) -> None:
         """Until there may be room for more, or so long."""
@@ -432,9 +450,9 @@ class ServedModels:
         region."""
         now_s = self._clock()
         for name, served in self._by_name.items():
-            layers = for_region(served.layers, region)
-            if any(map(len, layers)):
-                yield name, room_of(layers, now_s, sharing)
+            room = served.layers.room_for(region, sharing, now_s)
+            if room is not None:
+                yield name, room
 
     def instances(self) -> Iterator[tuple[Target, bool]]:
         """What serves requests from here, for each of its models, and whether it has room."""

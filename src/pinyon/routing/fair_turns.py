@@ -99,10 +99,10 @@ class FairTurns:
             self._last_turn = tenant.turn = self._last_turn + 1
         lane = tenant.lanes.get(demand)
         if lane is not None:
-            lane.add(waiting.due_s, waiting)
+            lane.add(waiting)
             return
         lane = tenant.lanes[demand] = Lane(tenant, demand)
-        lane.add(waiting.due_s, waiting)
+        lane.add(waiting)
         those = self._demands.get(demand)
         if those is None:
             those = self._demands[demand] = _Demand()

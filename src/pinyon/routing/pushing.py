@@ -20,7 +20,7 @@ from pinyon.core.policies import NoSettings, Registry, check_bounds
 from pinyon.routing.interface import PushingRule
 from pinyon.routing.target import UNKNOWN, Target
 
-__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending"]
+__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending", "remote_pushing"]
 
 UNLIMITED: Final = 1 << 30
 PROBE_S: Final = 0.1
@@ -133,3 +133,9 @@ PUSHING_RULES: Registry[PushingRule] = Registry(
     },
     PushingRule,
 )
+
+
+def remote_pushing(choice: str) -> Pending:
+    """Other regions are asked for what they have room for, whatever the rule is at home; only its settings count."""
+    rule = PUSHING_RULES.make(choice)
+    return rule if isinstance(rule, Pending) else Pending()

@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, KeysView
 
-from pinyon.core.errors import InvalidArgument, ResourceExhausted
+from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import check_priority
 from pinyon.routing.fair_turns import FairTurns
 from pinyon.routing.pace import Pace
 from pinyon.routing.tenant_lengths import TenantLengths
-from pinyon.routing.waiting import Tenant, Waiting, WaitingHeap
+from pinyon.routing.waiting import Tenant, Waiting
 
 __all__ = ["AGEING_S", "RequestQueue"]
 
@@ -60,7 +60,6 @@ class RequestQueue:
         self._tenants: dict[str, Tenant] = {}
         self._lengths = TenantLengths()
         self._turns = FairTurns()
-        self._deadlines = WaitingHeap()
         self._pace = Pace()
         self._last_rank = 0
         self._now_s = -math.inf
@@ -112,12 +111,6 @@ class RequestQueue:
         """Of those who wait: whoever asks for the next needs to know of no others whether there is room."""
         return self._turns.demands
 
-    @property
-    def next_deadline_s(self) -> float:
-        """When the first of those who wait is to be given up; infinite: none is."""
-        first = self._deadlines.first()
-        return math.inf if first is None else first.deadline_s
-
     def full(self) -> ResourceExhausted:
         """What those are told who get no place, or lose theirs."""
         # Slots are free: who waits does for room, and how long there has been none says more than how it was before.
@@ -128,27 +121,19 @@ class RequestQueue:
         )
 
     def enter(
-        self,
-        number: int,
-        tokens: int,
-        now_s: float,
-        *,
-        priority: int = 0,
-        demand: int = 0,
-        deadline_s: float = math.inf,
-        open: bool = True,
+        self, number: int, tokens: int, now_s: float, *, priority: int = 0, demand: int = 0, open: bool = True
     ) -> bool:
         """The request of this place is ready: whether it has a slot now; otherwise it waits.
 
         ``tokens`` is what it may take, prompt and generation: its share is measured by that. ``open``: its demand has
-        room now; it has none for who comes as long as somebody waits for the same. ``deadline_s``: see :meth:`expire`.
-        Raises :class:`InvalidArgument` for a priority that there is not, or a deadline that is no number.
+        room now; it has none for who comes as long as somebody waits for the same. Raises :class:`InvalidArgument` for
+        a priority that there is not.
         """
         tenant = self._places.get(number)
         if tenant is None or number not in tenant.reserved:
             raise ValueError(f"request {number} has no reserved place")
-        if priority or deadline_s != math.inf:
-            _check(priority, deadline_s)
+        if priority:
+            check_priority(priority, "priority")
         if now_s > self._now_s:
             self._now_s = now_s
         if open and self.in_flight < self._slots and not (self.queued and demand in self._turns.demands):
@@ -158,7 +143,7 @@ class RequestQueue:
         del tenant.reserved[number]
         self._last_rank = rank = self._last_rank + 1
         due_s = now_s + priority * self._ageing_s
-        self._wait(Waiting(number, tenant, max(1, tokens), due_s, rank, demand, deadline_s))
+        self._wait(Waiting(number, tenant, max(1, tokens), due_s, rank, demand))
         return False
 
     def next_demand(self, closed: Collection[int] = ()) -> int | None:
@@ -193,15 +178,7 @@ class RequestQueue:
         return None
 
     def put_back(
-        self,
-        number: int,
-        tenant: str,
-        tokens: int,
-        entered_s: float,
-        *,
-        priority: int = 0,
-        demand: int = 0,
-        deadline_s: float = math.inf,
+        self, number: int, tenant: str, tokens: int, entered_s: float, *, priority: int = 0, demand: int = 0
     ) -> None:
         """A request that has a slot gives it back and waits where it did before: where it was to go, it was refused.
 
@@ -209,7 +186,7 @@ class RequestQueue:
         its tenant is not charged twice. There is always a place for it: it takes none that was not counted before.
         """
         self._check_new(number)
-        _check(priority, deadline_s)
+        check_priority(priority, "priority")
         if not self.in_flight:
             raise ValueError("nobody has a slot")
         held = self._tenants.get(tenant)
@@ -221,7 +198,7 @@ class RequestQueue:
         self._turns.came_back(held, tokens)
         self._last_rank = rank = self._last_rank + 1
         due_s = entered_s + priority * self._ageing_s
-        self._wait(Waiting(number, held, tokens, due_s, _PUT_BACK + rank, demand, deadline_s))
+        self._wait(Waiting(number, held, tokens, due_s, _PUT_BACK + rank, demand))
         held.waiting.move_to_end(number, last=False)  # it is not the newest one
         self._placed(number, held)
 
@@ -231,14 +208,6 @@ class RequestQueue:
             return False
         self._remove(number)
         return True
-
-    def expire(self, now_s: float) -> list[int]:
-        """Those who wait and whose deadlines have come, the earliest first: they are gone."""
-        gone = []
-        while (first := self._deadlines.first()) is not None and first.deadline_s <= now_s:
-            self._remove(first.number)
-            gone.append(first.number)
-        return gone
 
     # -- the parts
 
@@ -255,8 +224,6 @@ class RequestQueue:
         waiting.tenant.waiting[waiting.number] = waiting
         self.queued += 1
         self._turns.add(waiting)
-        if waiting.deadline_s < math.inf:
-            self._deadlines.add(waiting.deadline_s, waiting)
 
     def _remove(self, number: int) -> None:
         tenant = self._places.pop(number)
@@ -273,8 +240,6 @@ class RequestQueue:
         waiting.waits = False
         self.queued -= 1
         self._turns.gone(waiting)
-        if waiting.deadline_s < math.inf:
-            self._deadlines.one_went()
         if not self.queued:
             self._pace.stopped()
 
@@ -295,12 +260,3 @@ class RequestQueue:
             assert not held_up, f"somebody waits beside a free slot, and has room: demands {held_up}"
         assert self._lengths.longest == max(map(len, tenants), default=0), "the longest queue is another one"
         self._turns.check_integrity(list(tenants))
-        self._deadlines.check_integrity()
-        limited = sum(1 for waiting in everyone if waiting.deadline_s < math.inf)
-        assert self._deadlines.count == limited, "a deadline is lost"
-
-
-def _check(priority: int, deadline_s: float) -> None:
-    check_priority(priority, "priority")
-    if math.isnan(deadline_s):
-        raise InvalidArgument("the deadline is no number", field="deadline_s")

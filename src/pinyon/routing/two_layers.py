@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
+from pinyon.routing.pushing import UNLIMITED
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["Choice", "Possible", "Route", "TwoLayers", "Where"]
+__all__ = ["Choice", "Possible", "Room", "Route", "TwoLayers", "Where"]
 
 
 class Where(StrEnum):
@@ -58,6 +59,16 @@ class Route(NamedTuple):
     """The region that it has come from, if that is another one: what law says of that one's requests counts."""
     exclude: Collection[str] = ()
     """Instances and load balancers that have failed it, or refused it."""
+
+
+class Room(NamedTuple):
+    """What another region is told of a model: targets, those with room, requests that run there, and how many further
+    ones each of the load balancers may send that share what there is (None: nobody counts)."""
+
+    targets: int
+    available: int
+    running: int
+    share: int | None
 
 
 class TwoLayers:
@@ -120,6 +131,43 @@ class TwoLayers:
             if found is None or rank > best:
                 found, best = choice, rank
         return found
+
+    def with_room(self, route: Route, now_s: float) -> Layer | None:
+        """The layer that it goes to now; None: no target that may serve it has room."""
+        here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
+        if here and self.local.has_room(now_s, exclude=route.exclude):
+            return self.local
+        if name := self.adopted_for(route, now_s):
+            return self.adopted[name][1]
+        others = self._others(route)
+        return self.remote if others and self.remote.has_room(now_s, others, route.exclude) else None
+
+    def anybody(self, route: Route) -> bool:
+        """Somebody who may serve it is there, and may have room soon."""
+        here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
+        layers = [layer for _, layer in self.adopted.values()]
+        if here:
+            layers.append(self.local)
+        others = self._others(route)
+        return any(
+            target.live and target.batches and target.name not in route.exclude for layer in layers for target in layer
+        ) or any(target.live for target in self.remote if target.name in others and target.name not in route.exclude)
+
+    def _others(self, route: Route) -> Collection[str]:
+        return frozenset() if route.sender or not len(self.remote) else self.others_for(route)
+
+    def room_for(self, region: str, sharing: int, now_s: float) -> Room | None:
+        """What requests of another region find here, as far as law goes that speaks of all of them; None: nobody serves
+        here. ``sharing`` load balancers may send."""
+        may = self.geography.may
+        layers = [self.local, *(layer for of, layer in self.adopted.values() if may(region, of, (), "").allowed)]
+        if not any(map(len, layers)):
+            return None
+        there = [each for layer in layers for each in layer if each.batches and each.live and not each.draining]
+        spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
+        share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
+        running = sum(target.outstanding for target in there)
+        return Room(len(there), sum(layer.with_room(now_s) for layer in layers), running, share)
 
     def adopted_for(self, route: Route, now_s: float) -> str:
         """The adopted cluster with the most room for it; empty if none has any."""

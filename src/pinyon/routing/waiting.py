@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-__all__ = ["Lane", "Tenant", "Waiting", "WaitingHeap"]
+__all__ = ["Lane", "Tenant", "Waiting"]
 
 STALE_MAX = 64
 """Entries of those who have gone, besides one for each that waits: more are thrown away."""
@@ -15,29 +15,33 @@ class Waiting:
     """One request that waits. ``tokens``: what it may take; ``due_s``: who is due first in its lane goes first;
     ``rank``: another one for each, the lower goes first of those that are due at once; ``waits``: until it goes."""
 
-    __slots__ = ("deadline_s", "demand", "due_s", "number", "rank", "tenant", "tokens", "waits")
+    __slots__ = ("demand", "due_s", "number", "rank", "tenant", "tokens", "waits")
 
-    def __init__(
-        self, number: int, tenant: Tenant, tokens: int, due_s: float, rank: int, demand: int, deadline_s: float
-    ) -> None:
+    def __init__(self, number: int, tenant: Tenant, tokens: int, due_s: float, rank: int, demand: int) -> None:
         self.number, self.tenant, self.tokens = number, tenant, tokens
-        self.due_s, self.rank = due_s, rank
-        self.demand, self.deadline_s = demand, deadline_s
+        self.due_s, self.rank, self.demand = due_s, rank, demand
         self.waits = True
 
 
-class WaitingHeap:
-    """Some who wait, by a time. Who waits no longer is left there until it is in front, or most of them are such."""
+class Lane:
+    """Those of one tenant that need the same, by when they are due. When its last one goes it has ended for good. Who
+    waits no longer is left there until it is in front, or most of them are such.
 
-    __slots__ = ("_entries", "count")
+    ``listed``: which entry of its demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_entries", "count", "demand", "listed", "tenant")
+
+    def __init__(self, tenant: Tenant, demand: int) -> None:
         self._entries: list[tuple[float, int, Waiting]] = []
         self.count = 0
         """Of those that wait."""
+        self.tenant = tenant
+        self.demand = demand
+        self.listed = 0
 
-    def add(self, at_s: float, waiting: Waiting) -> None:
-        heapq.heappush(self._entries, (at_s, waiting.rank, waiting))
+    def add(self, waiting: Waiting) -> None:
+        heapq.heappush(self._entries, (waiting.due_s, waiting.rank, waiting))
         self.count += 1
 
     def first(self) -> Waiting | None:
@@ -58,21 +62,6 @@ class WaitingHeap:
         """Raises :class:`AssertionError` if one is miscounted or too many have gone."""
         assert self.count == sum(1 for entry in self._entries if entry[2].waits), "those who wait are miscounted"
         assert len(self._entries) <= 2 * self.count + STALE_MAX, "most of a heap have gone"
-
-
-class Lane(WaitingHeap):
-    """Those of one tenant that need the same, by when they are due. When its last one goes it has ended for good.
-
-    ``listed``: which entry of its demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
-    """
-
-    __slots__ = ("demand", "listed", "tenant")
-
-    def __init__(self, tenant: Tenant, demand: int) -> None:
-        super().__init__()
-        self.tenant = tenant
-        self.demand = demand
-        self.listed = 0
 
 
 class Tenant:

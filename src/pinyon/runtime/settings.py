@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ __all__ = [
     "Address",
     "ServiceSettings",
     "WritableFd",
+    "checked",
     "is_loopback",
     "load_settings",
     "plain_redis",
@@ -44,16 +46,22 @@ def service_config(service: str) -> SettingsConfigDict:
     )
 
 
-def _checked(address: str) -> str:
-    if address:
-        try:
-            parse_address(address)
-        except InvalidArgument as error:
-            raise ValueError(error.message) from None
-    return address
+def checked(parse: Callable[[str], object], *, empty: bool = True) -> AfterValidator:
+    """Of a field with a text that ``parse`` understands: it raises :class:`InvalidArgument` or ``ValueError`` for what
+    it does not. The value is the text. ``empty``: no text is as well, and is not parsed."""
+    return AfterValidator(partial(_checked, parse, empty))
 
 
-Address = Annotated[str, AfterValidator(_checked)]
+def _checked(parse: Callable[[str], object], empty: bool, text: str) -> str:
+    try:
+        if text or not empty:
+            parse(text)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
+    return text
+
+
+Address = Annotated[str, checked(parse_address)]
 """A settings field that is ``host:port``, or empty."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from pathlib import Path
 
 import pytest
@@ -102,16 +101,14 @@ def test_a_queue_with_all_that_it_can_be_told_decides_the_same_again() -> None:
         lambda line: lines.append(line + "\n"), lambda: 0.0, Codec(JOURNAL_TYPES), journal_header(config, service="lb")
     )
     queue = FrontDecisions(config, journal).queue
-    for number, (priority, demand, deadline_s) in enumerate([(0, 1, 9.0), (-1, 1, math.inf), (5, 2, 3.0), (0, 2, 8.0)]):
+    for number, (priority, demand) in enumerate([(0, 1), (-1, 1), (5, 2), (0, 2)]):
         assert queue.reserve(number, "t", 0.0) is None
-        assert not queue.enter(number, 10, 1.0, priority=priority, demand=demand, deadline_s=deadline_s, open=False), (
-            "there is no room"
-        )
+        assert not queue.enter(number, 10, 1.0, priority=priority, demand=demand, open=False), "there is no room"
     assert queue.next(1.5, [each for each in queue.waiting_demands if each != 1]) == 1
     assert queue.next(1.5, frozenset({1})) == 3
     assert queue.next(1.5, ()) is None
-    queue.put_back(1, "t", 10, 1.0, priority=-1, demand=1, deadline_s=math.inf)
-    assert queue.expire(queue.next_deadline_s) == [2]
+    queue.put_back(1, "t", 10, 1.0, priority=-1, demand=1)
+    assert queue.cancel(2, 2.0)
     assert queue.leave(4.0, [2]) == 1
     assert queue.leave(5.0, [1]) is None
     assert queue.next(6.0) == 0
@@ -126,6 +123,14 @@ def test_a_journal_of_before_there_was_ageing_is_read() -> None:
     lines[0] = lines[0].replace(',"ageing_s":0.1', "")
     assert "ageing" not in lines[0]
     assert replay_journal(lines).different == 0
+
+
+def test_a_journal_of_before_deadlines_were_gone_is_read() -> None:
+    lines = queue_lines()
+    assert lines[2].count('"a":[1,10,0.0]') == 1
+    lines[2] = lines[2].replace('"a":[1,10,0.0]', '"a":[1,10,0.0],"n":{"priority":0,"demand":0,"deadline_s":Infinity}')
+    seen = replay_journal(lines)
+    assert (seen.calls, seen.different) == (8, 0)
 
 
 def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

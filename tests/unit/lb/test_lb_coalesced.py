@@ -61,10 +61,10 @@ async def test_what_was_called_for_before_anybody_waited_is_made_up_for():
     coalesced = Coalesced(called.set, 0.0, lambda: line.queued)
     line.on_put_back = coalesced.wanted_now
     place = line.reserve("t")
-    await place.turn(1)
+    assert place.enter(1)
     coalesced()
     assert coalesced._timer is None
-    waits = asyncio.ensure_future(place.again())
+    waits = asyncio.ensure_future(place.again(0))
     await asyncio.wait_for(called.wait(), 60)
     place.leave()
     waits.cancel()

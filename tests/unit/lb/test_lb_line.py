@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 
 import pytest
 
-from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
+from pinyon.core.errors import ResourceExhausted
 from pinyon.frontdoor.line import GRANTS_MAX, Line, Place
 from pinyon.routing.queue import RequestQueue
 
@@ -18,12 +17,17 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def slot_of(place: Place, demand: int = 0) -> None:
+    if not place.enter(1, demand=demand):
+        await place.wait()
+
+
 async def test_first_come_first_served():
     line, order = Line(RequestQueue(1, 10)), []
 
     async def one(name: int) -> None:
         with line.reserve("t") as place:
-            await place.turn(1)
+            await slot_of(place)
             order.append(name)
             await asyncio.sleep(0)
 
@@ -34,7 +38,7 @@ async def test_first_come_first_served():
 
 async def entered(line: Line) -> Place:
     place = line.reserve("t")
-    await place.turn(1)
+    await slot_of(place)
     return place
 
 
@@ -42,7 +46,7 @@ async def test_over_the_bound_it_refuses_at_once():
     line = Line(RequestQueue(1, 1))
     first = await entered(line)
     second = line.reserve("t")
-    waiting = asyncio.ensure_future(second.turn(1))
+    waiting = asyncio.ensure_future(slot_of(second))
     await settle()
     with pytest.raises(ResourceExhausted) as caught:
         line.reserve("t")
@@ -62,7 +66,7 @@ async def test_cancelled_before_and_after_the_slot_was_given(leave_first):
 
     async def one() -> None:
         with line.reserve("t") as place:
-            await place.turn(1)
+            await slot_of(place)
             await asyncio.Event().wait()
 
     first, second = (asyncio.ensure_future(one()) for _ in range(2))
@@ -96,9 +100,9 @@ async def test_another_tenant_takes_over_the_newest_place(when):
     running = await entered(line)
     old = line.reserve("flood")
     newest = line.reserve("flood")
-    turns = [asyncio.ensure_future(old.turn(1))]
+    turns = [asyncio.ensure_future(slot_of(old))]
     if when != "reserved":
-        turns.append(asyncio.ensure_future(newest.turn(1)))
+        turns.append(asyncio.ensure_future(slot_of(newest)))
     await settle()
     quiet = line.reserve("quiet")
     if when == "cancelled":
@@ -107,10 +111,10 @@ async def test_another_tenant_takes_over_the_newest_place(when):
         assert turns[1].cancelled()
     else:
         with pytest.raises(ResourceExhausted) as caught:
-            await (newest.turn(1) if when == "reserved" else turns[1])
+            await (slot_of(newest) if when == "reserved" else turns[1])
         assert caught.value.retry_after_s
     newest.leave()
-    turn = asyncio.ensure_future(quiet.turn(1))
+    turn = asyncio.ensure_future(slot_of(quiet))
     await settle()
     for place, its in ((running, turns[0]), (old, turn), (quiet, None)):
         place.leave()
@@ -135,11 +139,14 @@ class Rooms:
         assert self.left[demand] > 0, "it was told that there is none"
         self.left[demand] -= 1
 
-    def send(self, name: str, demand: int, **more: float) -> tuple[Place, asyncio.Task[None]]:
+    def send(self, name: str, demand: int, priority: int = 0) -> tuple[Place, asyncio.Task[None]]:
         place = self.line.reserve("t")
 
         async def one() -> None:
-            await place.turn(1, demand=demand, **more)
+            if place.enter(1, demand=demand, priority=priority):
+                self.taken(demand)
+            else:
+                await place.wait()
             self.order.append(name)
 
         return place, asyncio.get_running_loop().create_task(one())
@@ -186,7 +193,7 @@ async def test_who_is_refused_waits_where_it_did():
     rooms = Rooms(d1=2)
     first, second, third = (rooms.send(name, 1) for name in "abc")
     await settle()
-    again = asyncio.ensure_future(first[0].again())
+    again = asyncio.ensure_future(first[0].again(1))
     await settle()
     assert not again.done()
     assert (rooms.line.in_flight, rooms.line.queued) == (1, 2)
@@ -196,7 +203,7 @@ async def test_who_is_refused_waits_where_it_did():
         await again
     assert not third[1].done()
     with pytest.raises(ValueError, match="no slot"):
-        await third[0].again()
+        await third[0].again(1)
     for place, task in (first, second, third):
         rooms.left[1] += 1
         place.leave()
@@ -208,13 +215,13 @@ async def test_what_is_refused_though_there_seems_to_be_room_waits_for_news():
     """Else it would be called again and again."""
     line = Line(RequestQueue(10, 10), is_open=lambda _: True)
     place, other = line.reserve("t"), line.reserve("t")
-    await place.turn(1, demand=1)
-    again = asyncio.ensure_future(place.again())
-    behind = asyncio.ensure_future(other.turn(1, demand=1))
+    await slot_of(place, 1)
+    again = asyncio.ensure_future(place.again(1))
+    behind = asyncio.ensure_future(slot_of(other, 1))
     await settle()
     assert not again.done()
     assert not behind.done(), "who needs the same comes after it"
-    await (elsewhere := line.reserve("t")).turn(1, demand=2)
+    await slot_of(elsewhere := line.reserve("t"), 2)
     line.availability_changed()
     await asyncio.gather(again, behind)
     for each in (place, other, elsewhere):
@@ -232,7 +239,7 @@ async def test_many_go_on_in_parts_and_little_is_asked_for_them():
 
     line = Line(RequestQueue(2 * count, 2 * count), is_open=is_open)
     places = [line.reserve(f"t{each % 7}") for each in range(count)]
-    tasks = [asyncio.ensure_future(place.turn(1, demand=each % 50)) for each, place in enumerate(places)]
+    tasks = [asyncio.ensure_future(slot_of(place, each % 50)) for each, place in enumerate(places)]
     await settle()
     assert line.queued == count
     asked.clear()
@@ -257,7 +264,7 @@ async def test_a_slot_that_is_put_back_is_for_who_has_room():
     first, second = rooms.send("a", 1), rooms.send("b", 2)
     await settle()
     assert rooms.order == ["a"]
-    again = asyncio.ensure_future(first[0].again())
+    again = asyncio.ensure_future(first[0].again(1))
     await settle()
     assert rooms.order == ["a", "b"]
     again.cancel()
@@ -269,48 +276,9 @@ async def test_a_slot_that_is_put_back_is_for_who_has_room():
 
 async def test_the_urgent_go_first():
     rooms = Rooms()
-    sent = [rooms.send(name, 1, priority=priority) for name, priority in [("a", 0), ("b", -1), ("c", 3), ("d", -2)]]
+    sent = [rooms.send(name, 1, priority) for name, priority in [("a", 0), ("b", -1), ("c", 3), ("d", -2)]]
     await settle()
     rooms.left[1] += 4
     rooms.line.availability_changed()
     await asyncio.wait({task for _, task in sent})
     assert rooms.order == ["d", "b", "a", "c"]
-
-
-@pytest.mark.parametrize("found", ["by the timer", "by an event"])
-async def test_who_waits_until_its_deadline_is_told(found):
-    rooms = Rooms()
-    place, task = rooms.send("a", 1, deadline_s=0.001 if found == "by the timer" else 1000.0)
-    _, patient = rooms.send("b", 1, deadline_s=math.inf)
-    await settle()
-    rooms.now_s = 1000.0
-    if found == "by an event":
-        rooms.left[1] += 2
-        rooms.line.availability_changed()
-    with pytest.raises(DeadlineExceeded):
-        async with asyncio.timeout(60):
-            await task
-    place.leave()
-    await settle()
-    assert rooms.order == (["b"] if found == "by an event" else [])
-    patient.cancel()
-
-
-async def test_an_earlier_deadline_is_not_missed():
-    loop = asyncio.get_running_loop()
-    line = Line(RequestQueue(1, 10), loop.time)
-    running = await entered(line)
-    places = [line.reserve("t") for _ in range(3)]
-    after_s = (3600.0, 0.02, 0.01)
-    turns = [
-        asyncio.ensure_future(place.turn(1, deadline_s=loop.time() + each))
-        for place, each in zip(places, after_s, strict=True)
-    ]
-    async with asyncio.timeout(60):
-        for turn in turns[1:]:
-            with pytest.raises(DeadlineExceeded):
-                await turn
-    running.leave()
-    await turns[0]
-    places[0].leave()
-    assert (line.queued, line.in_flight) == (0, 0)

@@ -15,7 +15,7 @@ from pinyon.frontdoor.regions.servicer import PeerServicer
 from pinyon.routing.geography import Geography
 from pinyon.runtime.identity import Identity, hosts_of
 from pinyon.runtime.security import NO_SECURITY, Security
-from services.lb.federation import load_federation
+from services.lb.balancer import check_region
 from services.lb.settings import LbSettings
 from tests.tls_files import TestAuthority
 
@@ -50,10 +50,10 @@ def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
 def test_a_certificate_that_does_not_name_the_region_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority = TestAuthority(tmp_path)
     settings = LbSettings(region="eu")
-    load_federation(settings, Security(authority.tls("lb", "eu-0", region="eu")))
-    load_federation(settings, NO_SECURITY)
+    check_region(settings, Security(authority.tls("lb", "eu-0", region="eu")))
+    check_region(settings, NO_SECURITY)
     assert not caplog.records
-    load_federation(settings, Security(authority.tls("lb", "eu-0")))
+    check_region(settings, Security(authority.tls("lb", "eu-0")))
     (told,) = caplog.records
     assert "pinyon certs DIR lb/eu-0@eu" in told.getMessage()
 
@@ -61,7 +61,7 @@ def test_a_certificate_that_does_not_name_the_region_is_told(tmp_path: Path, cap
 @pytest.mark.parametrize("region", ["a" * 64, "a..b", "a."])
 def test_a_region_that_no_certificate_names_needs_no_tls(tmp_path: Path, region: str) -> None:
     settings = LbSettings(region=region)
-    load_federation(settings, NO_SECURITY)
+    check_region(settings, NO_SECURITY)
     with pytest.raises(InvalidArgument, match="cannot be in a certificate") as error:
-        load_federation(settings, Security(TestAuthority(tmp_path).tls("lb", "eu-0")))
+        check_region(settings, Security(TestAuthority(tmp_path).tls("lb", "eu-0")))
     assert error.value.field == "region"

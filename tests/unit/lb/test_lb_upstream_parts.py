@@ -21,8 +21,8 @@ from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.reading import read_asked
+from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
 from pinyon.frontdoor.upstreams.usage import Used, read_usage
-from pinyon.http.url import UpstreamUrl, parse_upstreams
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
 from tests.tcp_server import tcp_server

@@ -11,7 +11,6 @@ from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances.request import Ask, Request
 from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.room import DEMANDS_MAX, WAITING_DEMANDS_MAX
-from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
@@ -33,8 +32,8 @@ def depart(request: Request, models: ServedModels) -> None:
 class Ways:
     """Served models, asked about requests; what is compiled cannot be derived from."""
 
-    def __init__(self, options: RoutingOptions, clock, own: list[str]) -> None:
-        self.models = ServedModels(options, clock, own=own)
+    def __init__(self, region: str, clock, **options) -> None:
+        self.models = ServedModels(region, clock, **options)
 
     def __getattr__(self, name: str):
         return getattr(self.models, name)
@@ -58,7 +57,7 @@ class Waiting:
     def __init__(self, **options) -> None:
         self.now_s = 0.0
         self.waiting: set[int] = set()
-        self.ways = Ways(RoutingOptions("us", pushing="pending", **options), lambda: self.now_s, own=["m"])
+        self.ways = Ways("us", lambda: self.now_s, pushing="pending", own=["m"], **options)
         self.ways.models.waiting = lambda: self.waiting
 
     def hear(self, name: str, region: str, available: int) -> None:
@@ -84,7 +83,7 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 
 def test_other_regions_are_no_party_to_block_keys():
     """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
-    ways = Ways(RoutingOptions("us"), lambda: 0.0, own=["m"])
+    ways = Ways("us", lambda: 0.0, own=["m"])
     assert Routing(ways.models, b"").routed(request().ask).keys == b"k" * 8
     ways.expect("lb-eu", "eu")
     assert Routing(ways.models, b"").routed(request().ask).keys == b"", "8 tokens are no chunk"
@@ -148,7 +147,7 @@ def test_clients_cannot_make_any_number_of_demands_wait():
 def test_credits_of_one_model_are_not_used_up_by_another() -> None:
     """A load balancer counts what it has received of all models together."""
     clock = [0.0]
-    ways = Ways(RoutingOptions("us", pushing="pending"), lambda: clock[0], own=["m", "n"])
+    ways = Ways("us", lambda: clock[0], pushing="pending", own=["m", "n"])
 
     def hear(received: int) -> None:
         report = Report(0, 0, room=2, received=received, available=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pinyon.frontdoor.routing_options import RoutingOptions
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.target import Report
 
@@ -25,7 +24,7 @@ def available(ways: ServedModels) -> bool:
 
 def test_a_region_that_refuses_whatever_it_says_is_asked_less_and_less():
     clock = Clock()
-    ways = ServedModels(RoutingOptions(region="us", pushing="pending"), clock, own=["m"])
+    ways = ServedModels("us", clock, pushing="pending", own=["m"])
     asked = 0
     for tick in range(600):
         clock.now_s = tick / 10

@@ -89,7 +89,9 @@ class ChoicesAnswer:
         requests, ticket = self._requests, self._ticket
         try:
             total, first = sum(request.tokens_wanted for request in requests), requests[0]
-            await ticket.turn(total, priority=first.priority, demand=self._tools.dispatcher.demand(first))
+            demand = self._tools.dispatcher.demand(first)
+            if not ticket.enter(total, priority=first.priority, demand=demand):
+                await ticket.wait()
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()

@@ -11,8 +11,8 @@ from pinyon.frontdoor.line import Line, Place
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.room import Room
 from pinyon.routing.geography import Geography
+from pinyon.routing.two_layers import Room
 
 __all__ = ["Arrivals", "ForwardedTurn"]
 

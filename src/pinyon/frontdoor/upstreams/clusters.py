@@ -12,8 +12,8 @@ from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.server import Server
+from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
 from pinyon.frontdoor.upstreams.watch import Watch, WatchTimes
-from pinyon.http.url import UpstreamUrl, parse_upstreams
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["UpstreamClusters"]

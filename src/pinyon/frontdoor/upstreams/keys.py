@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.http.url import parse_upstreams
+from pinyon.frontdoor.upstreams.url import parse_upstreams
 
 __all__ = ["NO_KEYS", "UpstreamKeys", "read_upstream_keys"]
 

@@ -9,7 +9,7 @@ import ssl
 from pinyon.frontdoor.answer import Sourced
 from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
-from pinyon.http.url import UpstreamUrl
+from pinyon.frontdoor.upstreams.url import UpstreamUrl
 
 __all__ = ["Pool"]
 

@@ -11,7 +11,7 @@ from pinyon.frontdoor.answer import Sourced
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.pool import Pool
-from pinyon.http.url import UpstreamUrl
+from pinyon.frontdoor.upstreams.url import UpstreamUrl
 from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
 from pinyon.routing.server_load import ServerKind
 from pinyon.routing.target import Report

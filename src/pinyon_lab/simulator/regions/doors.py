@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from pinyon.routing.interface import PushingRule, TargetPolicy
@@ -93,7 +94,8 @@ class Door:
     def _begin(self) -> None:
         self.layers = TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
         self._queue = RequestQueue(ENDLESS, ENDLESS)
-        self._waiting: dict[int, Call] = {}
+        self._waiting: dict[int, tuple[Call, float]] = {}
+        """And since when."""
         self._demands: list[_Demand] = []
         self._numbers: dict[tuple[bool, tuple[str, ...]], int] = {}
         """Of demands."""
@@ -127,12 +129,11 @@ class Door:
         self._queue.reserve(number, "", now_s)
         tokens = call.request.tokens + call.request.max_tokens
         came_s = call.sent_s if again else now_s
-        deadline_s, is_open = now_s + self._wait_s, self._open(demand)
-        if self._queue.enter(number, tokens, came_s, demand=demand, deadline_s=deadline_s, open=is_open):
+        if self._queue.enter(number, tokens, came_s, demand=demand, open=self._open(demand)):
             self._go(call, demand)
         else:
-            self._waiting[number] = call
-            self._time.at(deadline_s, self._expire)
+            self._waiting[number] = call, now_s
+            self._time.after(self._wait_s, partial(self._expire, call, now_s))
 
     def _demand(self, forwarded: bool, exclude: tuple[str, ...]) -> int:
         kind = (forwarded or not self._system.forwards, exclude)
@@ -148,9 +149,10 @@ class Door:
             return True
         return not demand.forwarded and bool(self.layers.remote.available(now_s, exclude=demand.exclude))
 
-    def _expire(self) -> None:
-        for number in self._queue.expire(self._time.now_s):
-            self._give_up(self._waiting.pop(number))
+    def _expire(self, call: Call, since_s: float) -> None:
+        if self._waiting.get(call.number) == (call, since_s):  # it may have gone on and come back
+            self.forget(call)
+            self._give_up(call)
 
     def forget(self, call: Call) -> None:
         """It does not wait here any more, if it did."""
@@ -165,7 +167,7 @@ class Door:
             number = queue.next(self._time.now_s, closed)
             if number is None:
                 return
-            call = self._waiting.pop(number)
+            call, _ = self._waiting.pop(number)
             self._go(call, self._demand(call.forwarded_to(self.region), call.exclude))
 
     def _go(self, call: Call, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A region that says it has room and refuses: how often it is asked, and when it is believed again."""
+"""Who fails again and again: how often it is tried, and when its pause ends, with the pauses of regions that refuse."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.routing.refusals import FIRST_S, MAX_S, Refusals
-from pinyon.routing.target import Report
-
-ROOM = Report(pending=0, room=4, available=2)
+from pinyon.core.avoidance import Avoidance
+from pinyon.frontdoor.served_models import REFUSED_FIRST_S as FIRST_S
+from pinyon.frontdoor.served_models import REFUSED_MAX_S as MAX_S
 
 
 class Model:
@@ -41,33 +40,32 @@ class Model:
 
 @given(st.lists(st.tuples(st.sampled_from(("refused", "accepted", "gone")), st.integers(0, 400), st.integers(0, 50))))
 def test_against_a_model(steps):
-    refusals, model, now = Refusals(), Model(), 0
+    pauses, model, now = Avoidance(first_s=FIRST_S, max_s=MAX_S), Model(), 0
     for what, passed, ago in steps:
         now += passed
         now_s, sent_s = now / 64, (now - ago) / 64  # exact in binary
         if what == "refused":
-            refusals.refused("eu", now_s)
+            pauses.failed("eu", now_s)
             model.refused(now_s)
         elif what == "accepted":
-            refusals.accepted("eu", sent_s)
+            pauses.succeeded("eu", sent_s)
             model.accepted(sent_s)
         else:
-            refusals.gone("eu")
+            pauses.succeeded("eu")
             model.refusals = []
-        believed = refusals.believed("eu", ROOM, now_s)
-        assert believed == (ROOM if now_s >= model.until_s else Report(pending=0, room=4, available=0))
-        assert refusals.believed("ap", ROOM, now_s) is ROOM
+        assert pauses.avoids("eu", now_s) == (now_s < model.until_s)
+        assert not pauses.avoids("ap", now_s)
 
 
 @given(st.integers(2, 300), st.integers(1, 8))
 def test_who_refuses_each_time_is_asked_less_and_less(ticks, at_once):
     """It says every 100 ms that it has room."""
-    refusals, asked = Refusals(), 0
+    pauses, asked = Avoidance(first_s=FIRST_S, max_s=MAX_S), 0
     for tick in range(ticks):
         now_s = tick / 10
-        if refusals.believed("eu", ROOM, now_s).available:
+        if not pauses.avoids("eu", now_s):
             asked += 1
             for _ in range(at_once):
-                refusals.refused("eu", now_s)
+                pauses.failed("eu", now_s)
     assert asked <= 7 + ticks / 10 / MAX_S
-    assert refusals.believed("eu", ROOM, ticks / 10 + MAX_S) is ROOM
+    assert not pauses.avoids("eu", ticks / 10 + MAX_S)
