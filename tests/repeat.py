@@ -259,6 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if status not in (0, 1, NOTHING_LEFT):  # stopped, or it could not be run at all
                     unfinished = True
                     break
+                if not done and not any(each.run == run for each in read_results(path)[0]):
+                    parser.error("no test is selected: folders of tests come first, options after them")
                 append_line(path, str(run))
     except KeyboardInterrupt:
         unfinished = True

@@ -121,6 +121,20 @@ def test_busy_loops_end_with_the_block_or_its_process() -> None:
     os.close(loop)
 
 
+def test_a_run_of_no_tests_has_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repeat, "RESULTS", tmp_path)
+    monkeypatch.setattr(repeat, "ROOT", tmp_path)
+    monkeypatch.setattr(repeat, "run_once", lambda *_: repeat.NOTHING_LEFT)
+    monkeypatch.setattr(repeat.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as exit_:
+        repeat.main(["3", "--loops", "0", "--fresh", "integration"])
+    assert exit_.value.code == 2
+    assert "no test is selected" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "the run is not complete"
+
+
 @pytest.mark.parametrize("arguments", [["0"], ["two"], ["1", "--loops", "-1"]])
 def test_wrong_numbers_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
