@@ -30,14 +30,13 @@ from pinyon.runtime.process import prefer_huge_pages
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
-from services.conductor.callers import CONDUCTOR_CALLERS
 from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import DefaultSlos, Placer, PlacerRecords
-from services.conductor.servicer import ConductorServicer
+from services.conductor.servicer import CONDUCTOR_CALLERS, ConductorServicer
 from services.conductor.settings import ConductorSettings
 from services.conductor.sizing import Sizing
 
