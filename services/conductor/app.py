@@ -93,7 +93,6 @@ def build(
         settings.instances_max,
         priors=priors,
         stride_tokens=settings.index_stride_tokens,
-        decode_sharing=settings.decode_sharing,
     )
     membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)

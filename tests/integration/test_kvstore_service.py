@@ -303,7 +303,7 @@ async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
             fetch.cancel()
             await asyncio.wait({fetch})
             cancelled += fetch.cancelled()
-            await eventually(lambda: not client.reader.releasing, "released")
+            await client.reader.settled()
             await eventually(node.nothing_is_left, "nothing is leased")
         assert cancelled > 10
 
