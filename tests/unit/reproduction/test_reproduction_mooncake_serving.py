@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.traces import TraceRow
 from pinyon_lab.figures.serving import node
 from pinyon_lab.papers import FIGURES, Basis, Result, Workload
 from pinyon_lab.papers.mooncake.transfer import least_bytes_s
 from pinyon_lab.pictures import svg
+from pinyon_lab.traces import TraceRow
 from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
