@@ -14,8 +14,8 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
+from launch.redis_server import RedisServer
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from pinyon.runtime.redis_server import RedisServer
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine

@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from launch.process import ServiceProcess
+from launch.redis_server import RedisServer, find_redis
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
-from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
