@@ -17,7 +17,7 @@ from pinyon.placement.index import COLLECT_SLOTS, BlockIndex
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.key_table import _FIRST, _LAST, _THEN, fingerprint
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
-from pinyon.placement.least_loaded import LeastLoaded
+from pinyon.placement.plain import LeastLoaded
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, info, keys, make_fleet, member
