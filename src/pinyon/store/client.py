@@ -29,7 +29,7 @@ from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, WriteOutcome
 from pinyon.transfer import Region, TransferEngine
 
-__all__ = ["PutOutcome", "PutResult", "StoreClient", "StoreObject"]
+__all__ = ["PutOutcome", "PutResult", "StoreClient"]
 
 PUT_ATTEMPTS = 2
 """Nodes that are tried for one object."""
@@ -37,14 +37,6 @@ LOOK_KEYS = 512
 """Keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
-
-
-class StoreObject(NamedTuple):
-    """What to put: the content is at byte ``offset`` of ``region``. A plain tuple does as well."""
-
-    key: BlockKey
-    region: Region
-    offset: int
 
 
 class PutOutcome(Enum):
