@@ -21,9 +21,9 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
-from pinyon.traces import FORMATS
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
 from pinyon_lab.simulator.workload import at_rate, cut
+from pinyon_lab.traces import FORMATS
 from pinyon_lab.traces.generate import generate, profile
 
 POLICIES = ("dualmap", "min_ttft", "kvcache_centric", "preble", "least_loaded", "cache_affinity")

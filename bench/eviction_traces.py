@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from pinyon.traces import FORMATS, TraceFile
 from pinyon_lab.caches.replay import Asked
 from pinyon_lab.papers import Workload
+from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.generate import generate, profile
 
 __all__ = ["SECOND_HALF", "WHOLE", "Generated", "Public", "Trace", "part_of", "requests_of"]

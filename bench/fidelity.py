@@ -22,7 +22,7 @@ from bench.report import Aim, Report, parser, progress
 from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.placement.policies import PLACEMENT_DEFAULT
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon.traces import TraceWriter
+from pinyon_lab.traces import TraceWriter
 from pinyon_lab.traces.generate import generate, profile
 from services.worker.settings import WorkerSettings
 

@@ -35,12 +35,12 @@ from typing import Any
 
 from bench.report import Aim, Report, number, parser, progress
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import FORMATS, TraceFile
 from pinyon_lab.simulator.models import Limits, ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.searches import Bounds, goodput
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut
+from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.generate import generate, profile
 
 CACHE_TOKENS = 1_000_000

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from pinyon.traces import FORMATS
-from pinyon.traces.reader import TraceFile
-from pinyon.traces.row import TraceRow
+from pinyon_lab.traces import FORMATS
 from pinyon_lab.traces.generate import generate, profile
+from pinyon_lab.traces.reader import TraceFile
+from pinyon_lab.traces.row import TraceRow
 
 __all__ = ["EVERY", "Seen", "Source", "seen"]
 

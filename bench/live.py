@@ -25,9 +25,9 @@ from bench.live_replay import worker_hits
 from bench.report import Aim, Report, parser, progress, summary
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import INTERPRETER, Launch
-from pinyon.traces import TraceFile
-from pinyon.traces.recording import BLOCK_TOKENS
+from pinyon.core.trace_hashes import BLOCK_TOKENS
 from pinyon_lab.caches.replay import BELADY
+from pinyon_lab.traces import TraceFile
 
 __all__ = ["Ran", "Setting", "measure"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from pinyon.core.trace_hashes import BLOCK_TOKENS
 from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.paging import BlockPool, LeaseTable, Reservations
-from pinyon.traces import TraceRow
-from pinyon.traces.recording import BLOCK_TOKENS
+from pinyon_lab.traces import TraceRow
 
 __all__ = ["worker_hits"]
 

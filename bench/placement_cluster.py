@@ -213,10 +213,10 @@ class Cluster:
         load = self._load(prefill)
         began_ns = time.thread_time_ns()
         self.fleet.set_load(prefill, load, at_s)
-        self.fleet.learn_prefill(prefill, request.prompt_tokens - reused, reused, seconds, at_s)
+        self.fleet.learn_prefills(prefill, [(request.prompt_tokens - reused, reused, seconds)], at_s)
         for span in decision.fetches:
             size = span.block_count * LAYOUT.block_bytes
-            self.fleet.learn_transfer(prefill, size, decision.transfer_s, at_s, span.source)
+            self.fleet.learn_transfers(prefill, [(size, decision.transfer_s, span.source)], at_s)
         self.fleet.inflight.end_prefill(request.request_id, prefill, at_s)
         turn.reports_ns += time.thread_time_ns() - began_ns
         turn.reports += 1

@@ -15,7 +15,7 @@ import uvloop
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.grpc_server import GrpcServer
-from services.worker.callers import WORKER_CALLERS
+from services.worker.servicer import WORKER_CALLERS
 
 WRITE_S = 10.0
 LOOP, GRPCIO = "http2", "grpcio"

@@ -20,8 +20,9 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import Access, role_of
-from launch.ports import Port, next_port
+from launch.ports import HeldPorts, Port, next_port
 from launch.process import INTERPRETER, START_S, Launch, ServiceProcess, end_all, first_ready
+from launch.redis_server import NoRedis, RedisServer, find_redis
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
@@ -34,9 +35,7 @@ from pinyon.messages.role import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.eviction_choice import whole_choice
-from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
-from pinyon.runtime.redis_server import NoRedis, RedisServer, find_redis
 
 __all__ = ["POLICIES", "ClusterSpec", "LocalCluster", "lb_ports"]
 

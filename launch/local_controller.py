@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch.process import INTERPRETER, START_S, Launch, ServiceProcess
+from launch.redis_server import RedisServer
 from pinyon.runtime.identity import CONTROLLER
-from pinyon.runtime.redis_server import RedisServer
 
 __all__ = ["LocalController"]
 

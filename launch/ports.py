@@ -1,4 +1,4 @@
-"""Ports of this machine: those that a suite is to listen at, who has them, and which are free."""
+"""Ports of this machine: those that a suite is to listen at, who has them, which are free, and which are held."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Port", "holder", "is_free", "next_port", "port_faults"]
+__all__ = ["HeldPorts", "Port", "holder", "is_free", "next_port", "port_faults"]
 
 COMMAND_CHARS = 120
 _ANY = ("0.0.0.0", "::")
@@ -30,6 +30,31 @@ class Port:
     option: str
     host: str
     port: int
+
+
+class HeldPorts:
+    """Free ports that stay ours while nobody listens there: before a process starts, and while it is dead. ``take``,
+    then ``close``. Each is bound by a socket that never listens.
+
+    The system then gives the port to nobody else: not to a server that asks for any port, nor to an outgoing
+    connection. A server that asks for this port by number can listen there, again and again.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def take(self, host: str) -> int:
+        """A free port of ``host``, which is an address or a name of this machine. Raises ``OSError``."""
+        address = host.strip("[]")
+        held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._sockets.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers that listen there set it as well
+        held.bind((address, 0))
+        return int(held.getsockname()[1])
+
+    def close(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
 
 
 def port_faults(ports: Iterable[Port]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from launch.access import Access
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.local_controller import LocalController
-from launch.ports import Port
+from launch.ports import HeldPorts, Port
 from launch.process import INTERPRETER, START_S, Launch
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
@@ -20,7 +20,6 @@ from pinyon.core.request import check_geography
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
-from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.identity import CONTROLLER, check_region_name
 
 __all__ = ["LocalRegions", "RegionsSpec"]

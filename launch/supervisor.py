@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from launch.process import START_S, ServiceProcess
+from launch.redis_server import RedisServer
 from launch.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 from pinyon.core.errors import PinyonError
-from pinyon.runtime.redis_server import RedisServer
 
 __all__ = ["LOOK_S", "Supervised", "Supervisor"]
 

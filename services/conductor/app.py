@@ -30,14 +30,13 @@ from pinyon.runtime.process import prefer_huge_pages
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
-from services.conductor.callers import CONDUCTOR_CALLERS
 from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import DefaultSlos, Placer, PlacerRecords
-from services.conductor.servicer import ConductorServicer
+from services.conductor.servicer import CONDUCTOR_CALLERS, ConductorServicer
 from services.conductor.settings import ConductorSettings
 from services.conductor.sizing import Sizing
 
@@ -94,7 +93,6 @@ def build(
         settings.instances_max,
         priors=priors,
         stride_tokens=settings.index_stride_tokens,
-        decode_sharing=settings.decode_sharing,
     )
     membership = Membership(fleet, clock, settings.lease_ms / 1e3, settings.settle_ms / 1e3)
     metrics = ConductorMetrics(registry, fleet, membership)

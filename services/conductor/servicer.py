@@ -10,7 +10,9 @@ from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.messages.checks import check_keys
 from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
+from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.identity import ADMIN, KVSTORE, LB, WORKER
 from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
@@ -19,8 +21,19 @@ from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
 from services.conductor.sessions import LbStream, Placing, Reporting, ReportStream
 
-__all__ = ["ConductorServicer"]
+__all__ = ["CONDUCTOR_CALLERS", "ConductorServicer"]
 
+CONDUCTOR_CALLERS: Callers = {
+    # Placements are made in a tenant's name: only load balancers know tenants.
+    "Schedule": frozenset((LB,)),
+    "ScheduleSession": frozenset((LB,)),
+    "Release": frozenset((LB,)),
+    # The servicer compares the instance id and the kind that register with those of the certificate.
+    "ReportSession": frozenset((WORKER, KVSTORE)),
+    "Explain": frozenset((LB, WORKER, ADMIN)),
+    "ListInstances": frozenset((LB, WORKER, ADMIN)),
+    "LookupBlocks": frozenset((LB, WORKER, ADMIN)),
+}
 WRITE_S = 5.0
 """A session whose peer takes no message for this long has ended."""
 FIRST_S = 10.0

@@ -64,11 +64,6 @@ class ConductorSettings(ServiceSettings):
         600.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
     )
     inflight_decode_s: float = Field(600.0, gt=0, description="the same for its decode")
-    decode_sharing: bool = Field(
-        True,
-        description="choose who decodes, too, by who decodes others that begin as the prompt does; of instances "
-        "that read such KV once (--attention-kernel of workers)",
-    )
     explain_max: int = Field(
         4096, ge=0, le=1_000_000, description="placements and refusals that `pinyon explain` knows; 0 is off"
     )

@@ -22,13 +22,12 @@ from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from services.controller.announcer import Announcer
-from services.controller.callers import CONTROLLER_CALLERS
 from services.controller.control import EPOCH_BYTES, Control
 from services.controller.metrics import ControllerMetrics
 from services.controller.prober import Prober
 from services.controller.regions_page import RegionsPage
 from services.controller.restarts import Restarts
-from services.controller.servicer import ControllerServicer
+from services.controller.servicer import CONTROLLER_CALLERS, ControllerServicer
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import StateFile, read_state
 

@@ -22,15 +22,25 @@ from pinyon.messages.federation import (
     lb_load_to_proto,
 )
 from pinyon.runtime.admin import admitted
+from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
-from pinyon.runtime.identity import LB, check_claim, check_region_claim
+from pinyon.runtime.identity import ADMIN, LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
 from services.controller.announcer import Announcer
 from services.controller.control import Control
 from services.controller.metrics import ControllerMetrics
 
-__all__ = ["ControllerServicer", "known_of"]
+__all__ = ["CONTROLLER_CALLERS", "ControllerServicer", "known_of"]
 
+CONTROLLER_CALLERS: Callers = {
+    # The servicer compares the id that registers with that of the certificate.
+    "Session": frozenset((LB,)),
+    "ListRegions": frozenset((LB, ADMIN)),
+    # Where requests go: without TLS, the servicer lets in only who is on this machine.
+    "AddInstance": frozenset((ADMIN,)),
+    "RemoveInstance": frozenset((ADMIN,)),
+    "ForgetLoadBalancer": frozenset((ADMIN,)),
+}
 WRITE_S = 5.0
 """A session whose peer takes no message for this long has ended."""
 FIRST_S = 10.0

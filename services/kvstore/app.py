@@ -10,6 +10,7 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy
 from pinyon.runtime.admin import add_admin, changeable_policy
+from pinyon.runtime.callers import BLOCK_READ_CALLERS
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
@@ -19,12 +20,11 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import NodeRecord
-from services.kvstore.callers import BLOCK_READ_CALLERS, KVSTORE_CALLERS
 from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
 from services.kvstore.reporter import StoreReport, instance_info
-from services.kvstore.servicer import KvStoreServicer, StoredBlockServicer
+from services.kvstore.servicer import KVSTORE_CALLERS, KvStoreServicer, StoredBlockServicer
 from services.kvstore.settings import KvStoreSettings
 
 __all__ = ["run", "serving"]

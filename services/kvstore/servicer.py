@@ -10,14 +10,24 @@ from pinyon.eviction import Use
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import region_to_proto, segment_to_proto
+from pinyon.runtime.callers import Callers
+from pinyon.runtime.identity import ADMIN, LB, WORKER
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.kv_object import SlotState
-from pinyon.store.node_calls import MAX_QUERY_KEYS
 from pinyon.store.reader import MAX_KEYS
 from services.kvstore.node import StoreNode
 
-__all__ = ["KvStoreServicer", "StoredBlockServicer"]
+__all__ = ["KVSTORE_CALLERS", "KvStoreServicer", "StoredBlockServicer"]
 
+KVSTORE_CALLERS: Callers = {
+    "PutStart": frozenset((WORKER,)),
+    "PutEnd": frozenset((WORKER,)),
+    "Exists": frozenset((WORKER,)),
+    "Remove": frozenset((WORKER, ADMIN)),
+    "GetNodeStatus": frozenset((LB, WORKER, ADMIN)),
+}
+MAX_QUERY_KEYS = 65536
+"""Keys in one Exists or Remove."""
 _STATES = {
     SlotState.RESERVED: kvstore_pb2.PUT_SLOT_STATE_RESERVED,
     SlotState.EXISTS: kvstore_pb2.PUT_SLOT_STATE_EXISTS,

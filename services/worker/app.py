@@ -23,6 +23,7 @@ from pinyon.messages.segment import segment_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
+from pinyon.runtime.callers import BLOCK_READ_CALLERS
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
@@ -41,7 +42,6 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Access
-from services.worker.callers import BLOCK_READ_CALLERS, WORKER_CALLERS
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.engines import create_engine
@@ -53,7 +53,7 @@ from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import BlockSource, Fetcher
 from services.worker.kv.lending import CachedBlockServicer
-from services.worker.kv.storage import ObjectStore, Storage
+from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.load import WorkerLoad
 from services.worker.metrics import WorkerMetrics, register_gauges
@@ -62,7 +62,7 @@ from services.worker.orders.served import Served
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport, instance_info
-from services.worker.servicer import WorkerServicer
+from services.worker.servicer import WORKER_CALLERS, WorkerServicer
 from services.worker.settings import WorkerSettings
 from services.worker.step_observer import StepObserver
 
@@ -116,7 +116,7 @@ class Worker:
 
     # -- life
 
-    async def start(self, *, source: BlockSource | None = None, store: ObjectStore | None = None) -> str:
+    async def start(self, *, source: BlockSource | None = None, store: StoreClient | None = None) -> str:
         """Bind, serve, report to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
         security = self._security

@@ -11,14 +11,24 @@ from pinyon.core.errors import ResourceExhausted
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
+from pinyon.runtime.callers import Callers
+from pinyon.runtime.identity import ADMIN, LB, WORKER
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.decode.updates import UpdateBuffer
 from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 from services.worker.prefill.session import PrefillSession
 
-__all__ = ["WorkerServicer"]
+__all__ = ["WORKER_CALLERS", "WorkerServicer"]
 
+WORKER_CALLERS: Callers = {
+    # Only a load balancer speaks in a tenant's name.
+    "Session": frozenset((LB,)),
+    "Generate": frozenset((LB,)),
+    # The session compares the hello's instance id with that of the certificate.
+    "PrefillSession": frozenset((WORKER,)),
+    "GetStatus": frozenset((LB, WORKER, ADMIN)),
+}
 SESSIONS_MAX = 1024
 
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from launch.cluster import ClusterSpec, LocalCluster
+from launch.ports import HeldPorts
 from pinyon.core.address import parse_address
-from pinyon.runtime.held_ports import HeldPorts
 from tests.cluster.fault_tools import known, restart, until, value
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import PATIENT

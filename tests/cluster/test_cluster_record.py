@@ -17,8 +17,8 @@ from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.eviction import Lru, Traits
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now, tokenize
 from pinyon.model import load_card
-from pinyon.traces import TraceFile
 from pinyon_lab.caches.replay import CacheReplay
+from pinyon_lab.traces import TraceFile
 
 WAIT_S = 60.0
 USERS = ("anna", "ben", "carla")

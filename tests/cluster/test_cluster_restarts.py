@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from launch import redis_server
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import ROOT
 from launch.restarts import QUICK_DEATHS_MAX
 from launch.supervisor import Supervisor
-from pinyon.runtime import redis_server
 from tests.cluster.specs import cluster_spec
 from tests.cluster.test_cluster_process_life import WAIT_S, children, gone, read_until, suite, wait_gone
 from tests.forks import forked

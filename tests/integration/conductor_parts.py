@@ -8,10 +8,10 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from launch.ports import HeldPorts
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.runtime.channel import open_channel
-from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pinyon.runtime.redis_server import find_redis
+from launch.redis_server import find_redis
 from tests.integration.kvstore_parts import empty
 
 

@@ -14,7 +14,8 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from pinyon.runtime.redis_server import RedisServer
+from launch.redis_server import RedisServer
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -145,6 +146,14 @@ class Client:
         await self.reader.settled()  # as above
         assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
         return arrived
+
+    async def remove(self, numbers: Sequence[int]) -> int:
+        """Remove the objects wherever they are, by the nodes' own RPC; replicas removed."""
+        request, stub = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers))), kvstore_pb2_grpc.KvStoreServiceStub
+        removed = 0
+        for node in await self.store.nodes():
+            removed += (await self.reader.channels.call(node.address, stub, "Remove", request, WAIT_S)).removed
+        return removed
 
     async def listed(self, numbers: Sequence[int]) -> list[int]:
         """How many readable replicas each object has by the metadata."""

@@ -17,6 +17,7 @@ import psutil
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from launch.ports import HeldPorts
 from launch.process import ServiceProcess
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
@@ -25,7 +26,6 @@ from pinyon.core.clock import Clock
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
-from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.balancer import Given

@@ -7,10 +7,10 @@ import time
 
 from prometheus_client import CollectorRegistry
 
+from launch.ports import HeldPorts
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
-from pinyon.runtime.held_ports import HeldPorts
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build

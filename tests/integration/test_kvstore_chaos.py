@@ -16,10 +16,10 @@ import pytest
 from redis.asyncio import Redis
 
 from launch.process import ServiceProcess
+from launch.redis_server import RedisServer, find_redis
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.client import PutOutcome
-from pinyon.store.node_calls import NodeCalls
 from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, end_redis, eventually, key
 
@@ -172,12 +172,15 @@ class Load:
 
 async def _listed_as_held(suite: Suite, client: Client) -> bool:
     """Redis names each node for exactly as many objects as the node has."""
-    calls = NodeCalls(client.reader.channels)
+    stub, asked = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2.GetNodeStatusRequest()
     try:
         nodes = await client.store.metadata.nodes()
         located = await client.store.metadata.locate([key(number) for number in range(NUMBERS)])
         listed = Counter(replica.node.node_id for replicas in located for replica in replicas)
-        held = {node.node_id: (await calls.status(node.address, CALL_S)).objects for node in nodes}
+        held = {}
+        for node in nodes:
+            status = await client.reader.channels.call(node.address, stub, "GetNodeStatus", asked, CALL_S)
+            held[node.node_id] = status.objects
     except PinyonError:
         return False
     return len(held) == NODES and held == {node_id: listed[node_id] for node_id in held}

@@ -128,7 +128,7 @@ async def test_a_key_whose_lease_has_run_out_never_reads_what_comes_next(redis_u
         stale = await acquire(node, 0)
         (block,) = stale.blocks
         await eventually(node.nothing_is_left, "the lease is over")
-        await client.store.remove([key(0)])
+        await client.remove([0])
         await client.stored([9])
         again = await acquire(node, 9)
         assert again.blocks[0].offset_bytes == block.offset_bytes, "the room is used again"

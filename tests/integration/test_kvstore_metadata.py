@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from launch.process import ServiceProcess
+from launch.redis_server import RedisServer, find_redis
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
-from pinyon.runtime.redis_server import RedisServer, find_redis
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
@@ -289,7 +289,7 @@ async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetada
         await client.until_listed([1, 2])
         raw, life = metadata._redis, Life("kv-0", node.node.boot_id)
         saved = {name: await raw.dump(name) for name in await raw.keys(b"*[0-9a-f]") if b"node:" not in name}
-        await client.store.remove([key(2)])
+        await client.remove([2])
         await client.until_listed([2], replicas=0)
         async with raw.pipeline(transaction=True) as at_once:  # the node renews its record whenever it likes
             for name, value in saved.items():

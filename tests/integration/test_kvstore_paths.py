@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 import redis
 
+from launch.ports import HeldPorts
 from launch.process import Interpreter, ServiceProcess
+from launch.redis_server import embedded_redis_executable, find_redis
 from pinyon.core.request import SamplingParams
-from pinyon.runtime.held_ports import HeldPorts
-from pinyon.runtime.redis_server import embedded_redis_executable, find_redis
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import forked

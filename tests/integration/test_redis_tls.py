@@ -13,8 +13,8 @@ import psutil
 import pytest
 import redis
 
+from launch.redis_server import RedisServer, embedded_redis_executable, find_redis
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.runtime.redis_server import RedisServer, embedded_redis_executable, find_redis
 from pinyon.runtime.tls import Tls
 from pinyon.store.metadata import NodeRecord, StoreMetadata
 from tests.tls_files import TestAuthority

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.cli import main
-from pinyon.traces import TraceFile
+from pinyon_lab.traces import TraceFile
 from tests.integration.lb_harness import WAIT_S, Bench, running_lb, spin
 
 SECRETS = ("heron", "magpie", "anna@example.org", "tea-time", "acme")

@@ -44,7 +44,7 @@ def worlds(draw):
     for (reader, source), size, took_s, said in draw(
         st.lists(st.tuples(pairs, sizes, seconds, st.booleans()), max_size=12)
     ):
-        fleet.learn_transfer(member(fleet, reader), size, took_s, 2.0, member(fleet, source) if said else None)
+        fleet.learn_transfers(member(fleet, reader), [(size, took_s, member(fleet, source) if said else None)], 2.0)
     return fleet, names, readers
 
 

@@ -32,9 +32,9 @@ def live(fleet, scheduler, history) -> float:
     for what, size, prefix, seconds in history:
         now_s += 1.0
         if what == "prefill":
-            fleet.learn_prefill(state, size, prefix, seconds, now_s)
+            fleet.learn_prefills(state, [(size, prefix, seconds)], now_s)
         elif what == "transfer":
-            fleet.learn_transfer(state, size, seconds, now_s)
+            fleet.learn_transfers(state, [(size, seconds, None)], now_s)
         elif what == "decode":
             fleet.set_load(state, InstanceLoad(running_requests=size, mean_tbt_ms=seconds * 1e3), now_s)
         else:
@@ -68,7 +68,7 @@ def test_a_slow_spell_is_over_when_a_few_probes_were_fast(samples, slower):
     scheduler = Scheduler(fleet, KvCacheCentric())
     state = member(fleet, "x0")
     for number in range(samples):
-        fleet.learn_prefill(state, tokens, 0, slower * fast_s, float(number))
+        fleet.learn_prefills(state, [(tokens, 0, slower * fast_s)], float(number))
     now_s, answered = float(samples), 0
     while answered < 50 and now_s < samples + 120.0:  # a client that asks all the time
         now_s += 0.5
@@ -77,6 +77,6 @@ def test_a_slow_spell_is_over_when_a_few_probes_were_fast(samples, slower):
         except Rejected:
             continue
         fleet.inflight.release("r")
-        fleet.learn_prefill(state, tokens, 0, fast_s, now_s)
+        fleet.learn_prefills(state, [(tokens, 0, fast_s)], now_s)
         answered += 1
     assert answered == 50

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.traces import TraceRow
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis import Figure, analyse, read_columns, uses
 from pinyon_lab.traces.analysis.models import MODELS
 from pinyon_lab.traces.analysis.reuse_times import EDGES_S, bins_of, ks_exponential, quantile_s

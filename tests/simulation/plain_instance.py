@@ -60,7 +60,7 @@ def serve(
             if take < left and (position + take) % block < take:
                 take -= (position + take) % block
             chunks = [(position, position + take)]
-        now += profile.step_seconds(chunks, contexts)
+        now += profile.seconds(chunks, len(contexts), sum(contexts))
         for each in decoded:
             tokens[each].append(now)
             if len(tokens[each]) == max(1, arrivals[each].output_tokens):

@@ -150,7 +150,7 @@ def test_what_hbm_has_no_room_for_comes_back_from_dram() -> None:
     arrivals = [alone(640), alone(640, 1, 100.0, 1000), alone(640, 1, 200.0)]
     outcomes = played.run(arrivals)
     assert [each.hit_tokens for each in outcomes] == [0, 0, 624]
-    computed_s = ENGINE.step_seconds([(624, 640)], [])
+    computed_s = ENGINE.seconds([(624, 640)], 0, 0)
     assert outcomes[2].ttft_s >= computed_s + 39 * 16_000 / 1e6
     played.check_over()
 

@@ -15,10 +15,10 @@ from pinyon.batching.interface import ServiceOrder
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.traces import TraceFile
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, PoolRules
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut
+from pinyon_lab.traces import TraceFile
 from tests.long import usually
 from tests.simulation import plain_pool
 from tests.simulation.plain_prefill import BLOCK, Row

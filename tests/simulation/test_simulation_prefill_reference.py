@@ -16,10 +16,10 @@ from pinyon.batching.service_order import Fifo
 from pinyon.cli.main import main
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.traces import TraceFile, TraceRow
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
 from pinyon_lab.simulator.report import Served, report
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut
+from pinyon_lab.traces import TraceFile, TraceRow
 from tests.long import usually
 from tests.simulation import plain_prefill as plain
 

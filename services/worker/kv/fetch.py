@@ -21,10 +21,10 @@ from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
 from pinyon.runtime.logging import get_logger
+from pinyon.store.client import StoreClient
 from pinyon.store.reader import Mover, ReadResult, ReadTerms
 from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
-from services.worker.kv.storage import ObjectStore
 from services.worker.orders.abort import Abort
 from services.worker.orders.limits import Limits
 from services.worker.orders.order import PrefillOrder, SpanFetched
@@ -156,7 +156,7 @@ class Fetcher:
         clock: Clock,
         limits: Limits,
         layers: TransferEngine | None = None,
-        store: ObjectStore | None = None,
+        store: StoreClient | None = None,
     ) -> None:
         """``store`` is asked for what nobody has planned."""
         self._source = source
@@ -237,7 +237,7 @@ class Fetcher:
         fetched.begun_s = self._clock()
         return fetched
 
-    async def _look_up(self, store: ObjectStore, keys: Sequence[BlockKey], first: int) -> tuple[FetchSpan, ...]:
+    async def _look_up(self, store: StoreClient, keys: Sequence[BlockKey], first: int) -> tuple[FetchSpan, ...]:
         """What the store has from block ``first`` on. It has the time of a fetch; Redis is given up sooner."""
         spans: list[FetchSpan] = []
         try:

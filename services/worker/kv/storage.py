@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey
@@ -25,14 +25,13 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
-from pinyon.store.client import PutOutcome, PutResult
-from pinyon.store.records import NodeRecord
+from pinyon.store.client import PutOutcome, StoreClient
 from pinyon.store.runs import Run, Runs
 from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import Limits
 
-__all__ = ["Drop", "ObjectStore", "Storage"]
+__all__ = ["Drop", "Storage"]
 
 BATCH_BLOCKS = 64
 POOL_SHARE = 4
@@ -61,30 +60,6 @@ class Drop(StrEnum):
     """A request wanted its room."""
 
 
-class ObjectStore(Protocol):
-    """What puts objects and knows where they are: :class:`pinyon.store.client.StoreClient`."""
-
-    @property
-    def losses(self) -> int: ...
-
-    async def nodes(self) -> object: ...
-
-    async def leading(
-        self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
-    ) -> list[tuple[NodeRecord, int]]: ...
-
-    async def put(
-        self,
-        objects: Sequence[tuple[BlockKey, Region, int]],
-        object_bytes: int,
-        timeout_s: float,
-        *,
-        runs: Sequence[Run] | None = None,
-        request_class: RequestClass = UNKNOWN_CLASS,
-        places: Sequence[int] | None = None,
-    ) -> PutResult: ...
-
-
 class _Waiting(NamedTuple):
     """``block`` waits since ``since_s`` to be put, for a request of this class, in whose prompt it has this place."""
 
@@ -107,7 +82,7 @@ class Storage:
         self,
         cache: KvCache,
         region: Region,
-        store: ObjectStore | None,
+        store: StoreClient | None,
         limits: Limits,
         clock: Clock,
     ) -> None:
@@ -199,7 +174,7 @@ class Storage:
     # -- the queue
 
     @staticmethod
-    def _era(store: ObjectStore) -> int:
+    def _era(store: StoreClient) -> int:
         return 1 + store.losses
 
     @property
@@ -266,7 +241,7 @@ class Storage:
 
     # -- writing
 
-    async def _run(self, store: ObjectStore) -> None:
+    async def _run(self, store: StoreClient) -> None:
         while True:
             self._drop_late()
             self._wake.clear()
@@ -288,7 +263,7 @@ class Storage:
                 self._pauses.failed("store", self._clock())
                 self._drop(list(self._queue), Drop.STORE)
 
-    async def _look(self, store: ObjectStore) -> None:
+    async def _look(self, store: StoreClient) -> None:
         """Find out whether a node was lost, now and then."""
         now_s = self._clock()
         if now_s < self._look_at_s or self._queue:  # what waits finds out as it is put
@@ -301,7 +276,7 @@ class Storage:
         except Exception:
             _log.exception("looking at the store's nodes failed")
 
-    async def _put(self, store: ObjectStore, request_class: RequestClass, batch: dict[BlockKey, _Waiting]) -> bool:
+    async def _put(self, store: StoreClient, request_class: RequestClass, batch: dict[BlockKey, _Waiting]) -> bool:
         """False: the store is to be left alone for a while."""
         size = self._cache.layout.block_bytes
         objects = [(key, self._region, each.block * size) for key, each in batch.items()]

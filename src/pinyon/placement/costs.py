@@ -21,9 +21,10 @@ from mypy_extensions import i64
 from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.placement.considered import Columns, Considered
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
-from pinyon.placement.policy import NANO_S, Considered, PlacementRequest, Pool
+from pinyon.placement.policy import NANO_S, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
@@ -94,55 +95,6 @@ _FAR: Final = _Paths(NETWORK, False, False, [], [])
 """Nobody is near."""
 
 
-class _Columns:
-    """What is known of each of so many instances, by their places in the pool: see :class:`Cost`."""
-
-    __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
-
-    def __init__(self, count: i64) -> None:
-        self.local, self.reach = vec[i64]([0] * count), vec[i64]([0] * count)
-        self.room_s, self.wait_s = vec[float]([0.0] * count), vec[float]([0.0] * count)
-        self.transfer_s, self.prefill_s = vec[float]([0.0] * count), vec[float]([0.0] * count)
-        self.cost_s = vec[float]([0.0] * count)
-
-
-class _Looked:
-    """What is remembered of a look at all of them. Arrays are made for who asks: mostly nobody does."""
-
-    __slots__ = ("_columns", "cheapest", "exact", "in_time")
-
-    def __init__(self, columns: _Columns, exact: set[int], cheapest: int, in_time: bool) -> None:
-        self._columns, self.exact, self.cheapest, self.in_time = columns, exact, cheapest, in_time
-
-    @property
-    def expected(self) -> NDArray[np.int64]:
-        return np.frombuffer(memoryview(self._columns.local), np.int64)
-
-    @property
-    def reach(self) -> NDArray[np.int64]:
-        return np.frombuffer(memoryview(self._columns.reach), np.int64)
-
-    @property
-    def rooms_s(self) -> NDArray[np.float64]:
-        return np.frombuffer(memoryview(self._columns.room_s), np.float64)
-
-    @property
-    def queues_s(self) -> NDArray[np.float64]:
-        return np.frombuffer(memoryview(self._columns.wait_s), np.float64)
-
-    @property
-    def transfers_s(self) -> NDArray[np.float64]:
-        return np.frombuffer(memoryview(self._columns.transfer_s), np.float64)
-
-    @property
-    def prefills_s(self) -> NDArray[np.float64]:
-        return np.frombuffer(memoryview(self._columns.prefill_s), np.float64)
-
-    @property
-    def costs_s(self) -> NDArray[np.float64]:
-        return np.frombuffer(memoryview(self._columns.cost_s), np.float64)
-
-
 class Costs:
     """The cost at each of the instances, by their places in the pool."""
 
@@ -164,7 +116,7 @@ class Costs:
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
-        columns = self._columns = _Columns(count)
+        columns = self._columns = Columns(count)
         self._look()
         self._ranked_s = columns.cost_s
         """The costs again, without end where somebody is left out."""
@@ -266,7 +218,7 @@ class Costs:
 
     def considered(self, cheapest: int, in_time: bool) -> Considered:
         """All of them; nobody may ask for anything else afterwards."""
-        return _Looked(self._columns, self.examined, cheapest, in_time)
+        return Considered(self._columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
         """Where it is the least, as :meth:`Pool.lowest`. ``among``: of those that fetch, only these."""

@@ -44,12 +44,10 @@ class Fleet:
         together: bool = False,
         priors: Mapping[str, CostPriors] = {},
         stride_tokens: int = 1,
-        decode_sharing: bool = True,
     ) -> None:
         """``together``: who prefills also decodes. ``priors``: what costs are taken to be before they are measured, by
         model; ``""`` is for all others. ``stride_tokens``: how many lie between two blocks that the index is told of,
-        on average and at most; 1: it is told of all. ``decode_sharing``: whether who decodes is chosen, too, by
-        who decodes others of the prompt's prefix."""
+        on average and at most; 1: it is told of all."""
         self.together = together
         self._priors = priors
         self._stride_tokens = stride_tokens
@@ -61,7 +59,6 @@ class Fleet:
         self._by_id: dict[str, InstanceState] = {}
         self._groups: dict[KvGroup, dict[str, InstanceState]] = {}
         self.loads = LoadTable()
-        self.loads.prefixes.used = decode_sharing
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._block_tokens: frozenset[int] = frozenset()
         """Of the layouts that there are."""
@@ -150,14 +147,8 @@ class Fleet:
         if state.schedulable != was:
             self._changed()
 
-    def learn_prefill(
-        self, state: InstanceState, computed_tokens: int, prefix_tokens: int, seconds: float, now_s: float
-    ) -> None:
-        """A prefill was measured, without its queueing and transfers."""
-        self.learn_prefills(state, ((computed_tokens, prefix_tokens, seconds),), now_s)
-
     def learn_prefills(self, state: InstanceState, measured: Iterable[tuple[int, int, float]], now_s: float) -> None:
-        """The same of several."""
+        """Prefills were measured, without their queueing and transfers: tokens computed and reused, and seconds."""
         learned = False
         for computed_tokens, prefix_tokens, seconds in measured:
             if computed_tokens > 0:
@@ -167,17 +158,11 @@ class Fleet:
             state.prefill_learned_s = now_s
             state.learned()
 
-    def learn_transfer(
-        self, state: InstanceState, size_bytes: int, seconds: float, now_s: float, source: InstanceState | None = None
-    ) -> None:
-        """A fetch into the instance was measured. ``source``: of all of it, if it is one and known. Nothing is learned
-        from what cannot be."""
-        self.learn_transfers(state, ((size_bytes, seconds, source),), now_s)
-
     def learn_transfers(
         self, state: InstanceState, measured: Iterable[tuple[int, float, InstanceState | None]], now_s: float
     ) -> None:
-        """The same of several."""
+        """Fetches into the instance were measured: bytes, seconds, and the source of all of one, if it is one and
+        known. Nothing is learned from what cannot be."""
         learned = False
         for size_bytes, seconds, source in measured:
             if not 0 < size_bytes <= READ_BYTES_S_MAX * (seconds + CLOCK_S):

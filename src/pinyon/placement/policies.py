@@ -7,11 +7,8 @@ from pinyon.placement.by_model import ByModelRegistry
 from pinyon.placement.dualmap import DualMap, DualMapSettings
 from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
-from pinyon.placement.least_loaded import LeastLoaded
-from pinyon.placement.min_ttft import MinTtft
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
-from pinyon.placement.random_choice import RandomChoice
-from pinyon.placement.round_robin import RoundRobin
+from pinyon.placement.plain import LeastLoaded, MinTtft, RandomChoice, RoundRobin
 
 __all__ = ["PLACEMENT_DEFAULT", "PLACEMENT_POLICIES"]
 

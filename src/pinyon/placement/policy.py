@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from librt.vecs import vec
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.placement.considered import Considered
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.neighbours import Neighbours
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 __all__ = [
     "Aside",
-    "Considered",
     "DecodeChoice",
     "Fetch",
     "Move",
@@ -106,47 +106,6 @@ class Fetch:
 
     def __hash__(self) -> int:
         return hash((self.source, self.first_block, self.block_count))
-
-
-class Considered(Protocol):
-    """What a policy found of each prefill instance of the pool, in its order: nobody changes it afterwards. Blocks are
-    leading ones of the prompt, times seconds."""
-
-    @property
-    def expected(self) -> NDArray[np.int64]:
-        """Held there, or computed for others by then."""
-
-    @property
-    def reach(self) -> NDArray[np.int64]:
-        """Had once it has fetched."""
-
-    @property
-    def rooms_s(self) -> NDArray[np.float64]: ...
-
-    @property
-    def queues_s(self) -> NDArray[np.float64]: ...
-
-    @property
-    def transfers_s(self) -> NDArray[np.float64]: ...
-
-    @property
-    def prefills_s(self) -> NDArray[np.float64]: ...
-
-    @property
-    def costs_s(self) -> NDArray[np.float64]:
-        """All of these times, and what others lose by it."""
-
-    @property
-    def exact(self) -> set[int]:
-        """Places of those that fetch which were looked at by themselves; of the others a fetch is an estimate."""
-
-    @property
-    def cheapest(self) -> int:
-        """The place of the one with the least cost. Another one was taken for its pair, or for the limit."""
-
-    @property
-    def in_time(self) -> bool:
-        """Another one was taken because that one would have been late."""
 
 
 class DecodeChoice(NamedTuple):

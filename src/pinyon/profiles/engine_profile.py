@@ -6,7 +6,6 @@ from: ``stated`` by the source, or ``assumed`` by us and why.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,7 +21,7 @@ SECONDS_MAX = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """Coefficients in seconds; see :meth:`step_seconds`. Raises :class:`InvalidArgument` naming the field."""
+    """Coefficients in seconds; see :meth:`seconds`. Raises :class:`InvalidArgument` naming the field."""
 
     source: str
     stated: str
@@ -60,16 +59,12 @@ class EngineProfile:
         requests in the same step."""
         return kv_tokens - (1.0 - self.decode_shared_share) * again
 
-    def step_seconds(self, chunks: Iterable[tuple[int, int]], contexts: Iterable[int]) -> float:
-        """Length of a step of prompt chunks at ``[start, end)`` and of decoded requests that read so many tokens each.
+    def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int, kv_tokens: float) -> float:
+        """Length of a step of prompt chunks at ``[start, end)`` and of so many decoded requests that read so many
+        tokens together.
 
         A mixed step takes as long as both parts one after the other; a step of nothing takes none.
         """
-        contexts = list(contexts)
-        return self.seconds(chunks, len(contexts), math.fsum(contexts))
-
-    def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int, kv_tokens: float) -> float:
-        """The same, of so many decoded requests that read so many tokens together."""
         seconds, any_chunk = self.step_s, False
         for start, end in chunks:
             any_chunk = True

@@ -13,11 +13,11 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
-from pinyon.runtime.identity import ROLES, Identity, caller
+from pinyon.runtime.identity import ROLES, WORKER, Identity, caller
 from pinyon.runtime.interceptors import behaviour_of
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ANYBODY", "MEMBERS", "CallerInterceptor", "Callers"]
+__all__ = ["ANYBODY", "BLOCK_READ_CALLERS", "MEMBERS", "CallerInterceptor", "Callers"]
 
 Callers = Mapping[str, frozenset[str]]
 """Which roles may call a method, by the method's name."""
@@ -26,6 +26,9 @@ MEMBERS = frozenset(ROLES)
 """Whoever has a certificate of the cluster."""
 ANYBODY: frozenset[str] = frozenset(("",))
 """Also those without a certificate: the method looks at its callers itself, or tells nothing."""
+
+BLOCK_READ_CALLERS: Callers = {"Acquire": frozenset((WORKER,)), "Release": frozenset((WORKER,))}
+"""Of ``BlockReadService``, which workers and store nodes have alike."""
 
 LOG_EVERY_S = 10.0
 _UNKNOWN: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""The KV store as its users see it: put, get, exists, remove by block key (Mooncake §3.2.2).
+"""The KV store as its users see it: put and get by block key (Mooncake §3.2.2).
 
 Where a block lives is looked up in Redis, where a new run of blocks goes is decided by rendezvous hashing over the live
 nodes. What failed, a node or Redis, is left alone for a growing pause; the store is a cache, so what cannot be had is a
@@ -8,7 +8,6 @@ miss.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,20 +17,19 @@ from typing import Any, NamedTuple
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError, Unavailable
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory
 from pinyon.store.metadata import StoreMetadata
-from pinyon.store.node_calls import NodeCalls
 from pinyon.store.reader import MAX_KEYS, BlockReader, ReadTerms
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, WriteOutcome
 from pinyon.transfer import Region, TransferEngine
 
-__all__ = ["PutOutcome", "PutResult", "StoreClient", "StoreObject"]
+__all__ = ["PutOutcome", "PutResult", "StoreClient"]
 
 PUT_ATTEMPTS = 2
 """Nodes that are tried for one object."""
@@ -39,14 +37,6 @@ LOOK_KEYS = 512
 """Keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
-
-
-class StoreObject(NamedTuple):
-    """What to put: the content is at byte ``offset`` of ``region``. A plain tuple does as well."""
-
-    key: BlockKey
-    region: Region
-    offset: int
 
 
 class PutOutcome(Enum):
@@ -109,7 +99,6 @@ class StoreClient:
         self._directory = BlockDirectory(metadata, clock)
         self._reader = reader
         self._writer = BlockWriter(engine, reader.channels, clock=clock)
-        self._calls = NodeCalls(reader.channels)
         self._clock = clock
         self._avoidance = Avoidance()
 
@@ -321,66 +310,13 @@ class StoreClient:
         except PinyonError as error:
             self._failed(node, error, left_s, allowed.whole_s)
 
-    # -- exists, remove
-
-    async def exists(self, keys: Sequence[BlockKey], timeout_s: float = 2.0) -> list[bool]:
-        """Per key, whether a live node says it can be read now. Raises :class:`Unavailable` when Redis is."""
-        deadline = self._clock() + timeout_s
-        found = [False] * len(keys)
-        _, located = await self._directory.locate(keys, timeout_s)
-        at: dict[NodeRecord, list[int]] = {}
-        for index, replicas in enumerate(located):
-            for node, _ in replicas:
-                at.setdefault(node, []).append(index)
-
-        async def ask(node: NodeRecord, indexes: list[int]) -> None:
-            asked_s = self._clock()
-            try:
-                answers = await self._calls.exists(node.address, [keys[index] for index in indexes], deadline - asked_s)
-            except PinyonError as error:
-                self._failed(node, error, deadline - asked_s, timeout_s)
-                return
-            self._avoidance.succeeded(str(node.life), asked_s)
-            for index, answer in zip(indexes, answers, strict=True):
-                found[index] |= answer
-
-        await _all(ask(node, at[node]) for node in self._usable(list(at)))
-        return found
-
-    async def remove(self, keys: Sequence[BlockKey], timeout_s: float = 2.0) -> int:
-        """Remove objects on all live nodes; those being read disappear with their last lease. Replicas removed.
-
-        Raises:
-            Unavailable: Redis or a node cannot be asked; the other nodes were.
-        """
-        deadline = self._clock() + timeout_s
-        removed = 0
-        missed: list[str] = []
-
-        async def ask(node: NodeRecord) -> None:
-            nonlocal removed
-            try:
-                answer = await self._calls.remove(node.address, keys, deadline - self._clock())
-            except PinyonError as error:
-                self._failed(node, error)
-                missed.append(node.node_id)
-            else:
-                removed += answer
-
-        await _all(ask(node) for node in await self._directory.nodes(timeout_s))
-        if missed:
-            raise Unavailable(f"store nodes that may still hold them: {', '.join(sorted(missed))}")
-        return removed
-
     # -- health
 
     def _usable(self, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
         now = self._clock()
         return [node for node in nodes if not self._avoidance.avoids(str(node.life), now)]
 
-    def _failed(
-        self, node: NodeRecord, error: PinyonError, offered_s: float = math.inf, whole_s: float = math.inf
-    ) -> None:
+    def _failed(self, node: NodeRecord, error: PinyonError, offered_s: float, whole_s: float) -> None:
         """Leave it alone for a while, unless that was not its fault."""
         if not blames_peer(error, offered_s, whole_s):
             _log.info("store node %s: %s", node.node_id, error.message)

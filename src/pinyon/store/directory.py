@@ -46,9 +46,9 @@ class BlockDirectory:
         self.losses = 0
         """How often nodes that were listed were missing in the next list, with all that they held."""
 
-    async def nodes(self, timeout_s: float | None = None) -> list[NodeRecord]:
+    async def nodes(self) -> list[NodeRecord]:
         """Live nodes, by id; known for half a second."""
-        return await self._ask(self._fresh_nodes, timeout_s)
+        return await self._ask(self._fresh_nodes, None)
 
     async def locate(self, keys: Sequence[BlockKey], timeout_s: float) -> tuple[list[NodeRecord], list[list[Replica]]]:
         """The live nodes, and per key its replicas on them."""

@@ -95,11 +95,6 @@ class BlockReader:
         """Reads whose key was taken back before they were through."""
         self.fetched_bytes = 0
 
-    @property
-    def releasing(self) -> int:
-        """Leases whose release is under way."""
-        return len(self._duties)
-
     async def settled(self) -> None:
         """Wait until no release is under way. Each is bounded."""
         await self._duties.settled()

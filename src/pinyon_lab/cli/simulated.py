@@ -18,7 +18,6 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
-from pinyon.traces.reader import TraceFile
 from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest
 from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
@@ -26,6 +25,7 @@ from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceMo
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.workload import Arrival, cut, native_rate, shrunk
+from pinyon_lab.traces.reader import TraceFile
 
 __all__ = [
     "Load",

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import TraceWriter
 from pinyon_lab.cli.trace_input import bar, seed_of
+from pinyon_lab.traces import TraceWriter
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
 
 __all__ = ["add_command", "trace_generate"]

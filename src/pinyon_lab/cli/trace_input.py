@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import FORMATS, TraceFile
+from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.analysis import Columns, read_columns
 
 __all__ = ["add_memory", "add_trace", "bar", "columns_of", "open_file", "open_trace", "seed_of", "tell_broken"]

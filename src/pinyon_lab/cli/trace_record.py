@@ -29,11 +29,11 @@ from pinyon.core.errors import (
     error_from_code,
 )
 from pinyon.runtime.identity import LB
-from pinyon.traces import FORMATS, TraceWriter
-from pinyon.traces.recording import Recorded, Renumbering, in_sessions
-from pinyon.traces.row import TraceRow
-from pinyon.traces.writer import line_of
 from pinyon_lab.cli.trace_input import bar
+from pinyon_lab.traces import FORMATS, TraceWriter
+from pinyon_lab.traces.recording import Recorded, Renumbering, in_sessions
+from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.writer import line_of
 
 __all__ = ["add_command", "record"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import TraceFile, TraceRow, TraceWriter
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of, tell_broken
+from pinyon_lab.traces import TraceFile, TraceRow, TraceWriter
 from pinyon_lab.traces.scaling import Unit, Units
 
 __all__ = ["add_command", "scale"]

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 
-from pinyon.traces import TraceRow
 from pinyon_lab.caches.cache import leading_run
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS, Served
 from pinyon_lab.traces.scaling import Unit, Units
 

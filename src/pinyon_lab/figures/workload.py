@@ -8,8 +8,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from pinyon.eviction.policy import Traits
-from pinyon.traces import TraceRow
 from pinyon_lab.caches.replay import Asked
+from pinyon_lab.traces import TraceRow
 
 __all__ = ["SOURCES", "Source", "Workload", "together"]
 

@@ -166,7 +166,7 @@ class AttemptLifecycle:
         if end < attempt.tokens:
             return
         held = attempt.job_room.held * self._settings.block_tokens if attempt.job_room is not None else 0
-        self._fleet.learn_prefill(engine.state, end - held, held, attempt.computing_s, now_s)
+        self._fleet.learn_prefills(engine.state, [(end - held, held, attempt.computing_s)], now_s)
         self._fleet.inflight.end_prefill(attempt.id, engine.state, now_s)
         request.computing_s += attempt.computing_s + attempt.drain_s
         attempt.computed = True

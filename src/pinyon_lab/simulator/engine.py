@@ -15,7 +15,6 @@ from typing import Protocol
 from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
 from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.policy import StepSeen
-from pinyon.batching.shared_blocks import shared_blocks
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import pack_keys
 from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
@@ -27,7 +26,7 @@ from pinyon_lab.simulator.engine_memory import EngineMemory
 from pinyon_lab.simulator.leap import Leap
 from pinyon_lab.simulator.world import World
 
-__all__ = ["DecodeSums", "Engine", "Owner"]
+__all__ = ["DecodeSums", "Engine", "Owner", "shared_blocks"]
 
 
 @dataclass(slots=True)
@@ -422,3 +421,16 @@ class Engine(EngineMemory):
             "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
         }
         assert not any(held.values()), f"{self.name}: {held}"
+
+
+def shared_blocks(tables: Sequence[list[int]]) -> int:
+    """Leading blocks that are the same in all of these block tables: what FEATHER calls the depth of the shared prefix.
+    O(requests · shared blocks), compared in C."""
+    if not tables:
+        return 0
+    # What the smallest and the largest have in common, all between them have.
+    first, last = min(tables), max(tables)
+    count = min(len(first), len(last))
+    if first[:count] == last[:count]:
+        return count
+    return next(place for place in range(count) if first[place] != last[place])

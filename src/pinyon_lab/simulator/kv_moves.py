@@ -72,7 +72,7 @@ class KvMoves:
                 self.fetched_bytes += size
                 self.fetch_s += self._time.now_s - began_s
                 now_s = self._time.now_s
-                self._fleet.learn_transfer(reader.state, size, now_s - began_s, now_s, span.source)
+                self._fleet.learn_transfers(reader.state, [(size, now_s - began_s, span.source)], now_s)
                 self._arrived(attempt, reader, keys[:found])
             then()
 

@@ -25,7 +25,9 @@ FOREVER_S = 1e15
 def endless_fleet(*, together: bool, decode_sharing: bool = True) -> Fleet:
     """Whose books have no end: nothing is forgotten in virtual time."""
     inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
-    return Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together, decode_sharing=decode_sharing)
+    fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together)
+    fleet.loads.prefixes.used = decode_sharing
+    return fleet
 
 
 class Members:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
-from pinyon.traces import TraceRow
+from pinyon_lab.traces import TraceRow
 
 __all__ = ["Arrival", "answers", "at_rate", "cut", "ids_of", "key_of", "native_rate", "one_by_one", "shrunk"]
 

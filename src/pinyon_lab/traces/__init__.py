@@ -1,1 +1,8 @@
-"""What traces say, and traces that are made."""
+"""Traces of requests: their formats, what they say, and traces that are made."""
+
+from pinyon_lab.traces.formats import FORMATS, Format
+from pinyon_lab.traces.reader import TraceFile
+from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.writer import TraceWriter
+
+__all__ = ["FORMATS", "Format", "TraceFile", "TraceRow", "TraceWriter"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.row import TraceRow
 
 __all__ = ["Unit", "Units"]
 

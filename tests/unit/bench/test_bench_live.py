@@ -9,8 +9,8 @@ import pytest
 
 from bench.live_load import Mix, mixed
 from bench.live_replay import worker_hits
-from pinyon.traces import TraceRow
-from pinyon.traces.recording import BLOCK_TOKENS
+from pinyon.core.trace_hashes import BLOCK_TOKENS
+from pinyon_lab.traces import TraceRow
 
 
 def test_the_load_is_the_seeds() -> None:

@@ -7,7 +7,7 @@ import pytest
 from bench.__main__ import names
 from bench.sharing import BATCH, BLOCK_TOKENS, EXPERIMENTS, POOL_BLOCKS, PREFIX_TOKENS, slots_of
 from pinyon.batching import DecodeSlot
-from pinyon.batching.shared_blocks import shared_blocks
+from pinyon_lab.simulator.engine import shared_blocks
 
 PREFIX_BLOCKS = PREFIX_TOKENS // BLOCK_TOKENS
 

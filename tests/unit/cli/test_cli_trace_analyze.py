@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.cli import main
-from pinyon.traces import TraceFile
+from pinyon_lab.traces import TraceFile
 from pinyon_lab.traces.analysis import FIGURES
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pinyon.cli import main
-from pinyon.traces import TraceFile, TraceRow
 from pinyon_lab.cli import trace_generate
+from pinyon_lab.traces import TraceFile, TraceRow
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
 from pinyon_lab.traces.generate.profile import Profile
 

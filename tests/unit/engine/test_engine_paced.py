@@ -192,11 +192,11 @@ def test_built_in_profiles_say_where_they_come_from(name: str) -> None:
 
 def test_the_stated_figures_come_out() -> None:
     # SkyWalker §2: 512 tokens take about 300 ms
-    assert load_profile("l4-llama-8b").step_seconds([(0, 512)], []) == pytest.approx(0.3, rel=0.01)
+    assert load_profile("l4-llama-8b").seconds([(0, 512)], 0, 0) == pytest.approx(0.3, rel=0.01)
     # Mooncake Table 1, formula (1): with a prefix of p tokens reused
     n, p, layers, d, a, b, flops = 8192, 2048, 80, 8192, 4, 22, 8 * 312e12
     expected = layers * (a * (n**2 - p**2) * d + b * (n - p) * d**2) / flops
-    assert load_profile("a800x8-llama-70b").step_seconds([(p, n)], []) == pytest.approx(expected, rel=0.001)
+    assert load_profile("a800x8-llama-70b").seconds([(p, n)], 0, 0) == pytest.approx(expected, rel=0.001)
 
 
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_measurements_take_over_and_siblings_inherit_them():
     k0, k1, k2 = profile.prefill
     for number in range(200):
         tokens = (500, 4000, 16_000)[number % 3]
-        fleet.learn_prefill(state, tokens, 0, k0 + k1 * tokens + k2 * tokens**2, 1.0)
+        fleet.learn_prefills(state, [(tokens, 0, k0 + k1 * tokens + k2 * tokens**2)], 1.0)
     other = fleet.join(info("m1", Role.MIXED), 2.0)
     for each in (state, other):
         assert each.prefill_model.predict_s(8000, 0) == pytest.approx(k0 + k1 * 8000 + k2 * 8000**2, rel=0.05)

@@ -132,7 +132,7 @@ def test_neither_count_nor_bytes_grow_beyond_their_limits():
     sizes = []
     for at in range(200):
         if rng.random() < 0.5:  # another array of coefficients
-            world.fleet.learn_prefill(member(world.fleet, "a"), 100, 0, 0.1, 1.0)
+            world.fleet.learn_prefills(member(world.fleet, "a"), [(100, 0, 0.1)], 1.0)
         hold(world.fleet, "a", range(rng.randrange(10)))
         world.place(f"r{at}", blocks=rng.randrange(1, 9))
         sizes.append(world.log.size_bytes)

@@ -17,7 +17,7 @@ from pinyon.placement.index import COLLECT_SLOTS, BlockIndex
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.key_table import _FIRST, _LAST, _THEN, fingerprint
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
-from pinyon.placement.least_loaded import LeastLoaded
+from pinyon.placement.plain import LeastLoaded
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, info, keys, make_fleet, member
@@ -132,7 +132,7 @@ def test_whoever_shares_a_fetch_waits_for_it(fleet, scheduler):
     hold(fleet, "s0", range(BLOCKS))
     for name in ("p0", "p1", "p2", "p3"):
         for _ in range(50):
-            fleet.learn_transfer(member(fleet, name), BLOCKS * 8192, 0.05, 0.0)
+            fleet.learn_transfers(member(fleet, name), [(BLOCKS * 8192, 0.05, None)], 0.0)
     only = frozenset({"p1", "p2", "p3"})
     first = scheduler.schedule(ask("first", exclude=only), 0.0)
     assert first.fetches

@@ -74,8 +74,8 @@ def decide(fleet, policy, request, now_s=1.0, before=None) -> tuple[Explanation,
         hold(fleet, state.info.instance_id, range(100, 110))
         fleet.set_load(state, InstanceLoad(pending_prefill_tokens=9999, room_wait_ms=7e3), now_s)
         if state.info.role.prefills:
-            fleet.learn_prefill(state, 1000, 0, 77.0, now_s)
-        fleet.learn_transfer(state, 1 << 20, 55.0, now_s)
+            fleet.learn_prefills(state, [(1000, 0, 77.0)], now_s)
+        fleet.learn_transfers(state, [(1 << 20, 55.0, None)], now_s)
     for number in range(100):  # the load table grows
         fleet._instances_max = 1000
         fleet.join(info(f"z{number}", MIXED), now_s)
@@ -103,8 +103,8 @@ def test_what_is_said_was_so_then(loads, policy, apart):
         state = member(fleet, name)
         hold(fleet, name, range(held))
         fleet.set_load(state, InstanceLoad(pending_prefill_tokens=tokens, room_wait_ms=room_ms), 0.0)
-        fleet.learn_prefill(state, 1000, 0, 0.01 * speed, 0.0)
-        fleet.learn_transfer(state, 1 << 20, 0.001 * speed, 0.0)
+        fleet.learn_prefills(state, [(1000, 0, 0.01 * speed)], 0.0)
+        fleet.learn_transfers(state, [(1 << 20, 0.001 * speed, None)], 0.0)
     Scheduler(fleet, PLACEMENT_POLICIES.make("least_loaded")).schedule(
         PlacementRequest("before", "m", 16 * 6 + 1, keys(*range(6)), 8), 0.5
     )
@@ -129,7 +129,7 @@ def test_what_is_said_was_so_then(loads, policy, apart):
 def test_the_words():
     fleet = make_fleet(("a", MIXED), ("b", MIXED))
     hold(fleet, "a", range(10))
-    fleet.learn_prefill(member(fleet, "a"), 1000, 0, 0.1, 0.0)
+    fleet.learn_prefills(member(fleet, "a"), [(1000, 0, 0.1)], 0.0)
     fleet.set_load(member(fleet, "b"), InstanceLoad(pending_prefill_tokens=15_000), 0.0)
     request = PlacementRequest("r", "m", 16 * 12, keys(*range(12)), 8)
     said, _ = decide(fleet, "min_ttft", request)
@@ -225,7 +225,7 @@ def test_a_fetch_that_nobody_looked_into_takes_about_as_long():
     fleet = make_fleet(*((f"i{number:02}", MIXED) for number in range(20)), ("s", STORE))
     hold(fleet, "s", range(40))
     for number in range(20):
-        fleet.learn_prefill(member(fleet, f"i{number:02}"), 1000, 0, 10.0, 0.0)
+        fleet.learn_prefills(member(fleet, f"i{number:02}"), [(1000, 0, 10.0)], 0.0)
     said, _ = decide(fleet, "pinyon:pair=false", PlacementRequest("r", "m", 16 * 40 + 5, keys(*range(40)), 8))
     assert said.chosen is not None
     assert (said.chosen.fetched_blocks, said.chosen.about) == (40, False)
@@ -247,7 +247,7 @@ def test_a_refusal_says_who_would_have_been_the_one():
 
 def test_a_probe_is_called_one():
     fleet = make_fleet(("a", MIXED))
-    fleet.learn_prefill(member(fleet, "a"), 1000, 0, 100.0, 0.0)
+    fleet.learn_prefills(member(fleet, "a"), [(1000, 0, 100.0)], 0.0)
     said, _ = decide(fleet, "min_ttft", PlacementRequest("r", "m", 1000, b"", 8, ttft_slo_s=1.0), now_s=100.0)
     assert said.probe
     assert said.because.startswith("went to a although it was predicted to be late")
@@ -261,7 +261,7 @@ def test_what_never_came_to_a_policy():
 def test_a_probe_is_explained_by_the_instances_that_were_due():
     fleet = make_fleet(*((name, MIXED) for name in "abc"))
     for name in "abc":
-        fleet.learn_prefill(member(fleet, name), 1000, 0, 100.0, 0.0)
+        fleet.learn_prefills(member(fleet, name), [(1000, 0, 100.0)], 0.0)
     for name in "ab":  # they are busy, so nothing is tried there
         fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100), 0.0)
     said, _ = decide(fleet, "pinyon", PlacementRequest("r", "m", 1000, b"", 8, ttft_slo_s=1.0), now_s=100.0)

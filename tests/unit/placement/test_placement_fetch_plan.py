@@ -21,7 +21,7 @@ def place(blocks: int, **held):
     for name, numbers in held.items():
         hold(fleet, name, numbers)
     for _ in range(50):
-        fleet.learn_transfer(member(fleet, "p0"), 10**9, 1e-4, 0.0)
+        fleet.learn_transfers(member(fleet, "p0"), [(10**9, 1e-4, None)], 0.0)
     request = PlacementRequest("r", "m", 16 * blocks + 1, keys(*range(blocks)), 1)
     return fleet, Scheduler(fleet, KvCacheCentric()).schedule(request, 0.0)
 
@@ -107,7 +107,7 @@ def test_many_readers_are_priced_at_once_as_one_by_one():
     fleet.set_load(member(fleet, "p11"), InstanceLoad(failed_sources=frozenset({"h8:2"})), 0.0)
     for number, name in enumerate(readers):
         for source in ("s1", "s2"):
-            fleet.learn_transfer(member(fleet, name), 10**7, 0.01 + 1e-4 * number, 0.0, member(fleet, source))
+            fleet.learn_transfers(member(fleet, name), [(10**7, 0.01 + 1e-4 * number, member(fleet, source))], 0.0)
     (pool,) = fleet.pools("m")
     match = fleet.index.match(keys(*range(8)), 8, fleet.inflight.expected)
     planner = FetchPlanner(pool, match)

@@ -52,7 +52,7 @@ def test_each_path_of_a_reader_is_learned_by_itself(fleet):
         name = rng.choice([*true])
         start_s, bytes_s = true[name]
         size = rng.choice((10**5, 10**6, 10**7, 10**8))
-        fleet.learn_transfer(p0, size, start_s + size / bytes_s, 0.0, member(fleet, name))
+        fleet.learn_transfers(p0, [(size, start_s + size / bytes_s, member(fleet, name))], 0.0)
     for name, (start_s, bytes_s) in true.items():
         for size in (10**6, 10**8):
             assert fetch_s(p0, [(member(fleet, name), size)]) == pytest.approx(start_s + size / bytes_s, rel=0.05)
@@ -90,7 +90,7 @@ def test_a_slow_source_is_not_its_readers_fault(fleet):
         size = sizes[number % 2]
         for reader, source in remote:
             took_s = size / min(speeds[reader], sources[source])
-            fleet.learn_transfer(member(fleet, reader), size, took_s, 0.0, member(fleet, source))
+            fleet.learn_transfers(member(fleet, reader), [(size, took_s, member(fleet, source))], 0.0)
     for reader, source in [*remote, ("d0", "d1")]:
         true_s = 10**8 / min(speeds[reader], sources[source])
         predicted_s = fetch_s(member(fleet, reader), [(member(fleet, source), 10**8)])
@@ -129,7 +129,7 @@ def test_congestion_is_not_taken_for_a_slow_path(fleet):
             on_its_way(fleet, f"{number}{reader}", reader, "s1", blocks)
         for reader in ("p0", "d0"):
             size = blocks * BLOCK
-            fleet.learn_transfer(member(fleet, reader), size, 1e-3 + 2 * size / (4 * GB), 0.0, s1)
+            fleet.learn_transfers(member(fleet, reader), [(size, 1e-3 + 2 * size / (4 * GB), s1)], 0.0)
         for reader in ("p0", "d0"):
             fleet.inflight.begin_prefill(f"{number}{reader}", member(fleet, reader), 1.0)
     for blocks in (1000, 100_000):
@@ -141,10 +141,10 @@ def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
     p0, slow, other = member(fleet, "p0"), member(fleet, "s1"), member(fleet, "d0")
     size = 100 * BLOCK
     before_s = fetch_s(p0, [(slow, size)])
-    fleet.learn_transfer(p0, BLOCK, 5.0, 1.0, slow)  # it stood still when somebody asked it for one block
+    fleet.learn_transfers(p0, [(BLOCK, 5.0, slow)], 1.0)  # it stood still when somebody asked it for one block
     assert fetch_s(p0, [(slow, size)]) > 5 * before_s
     for now_s in range(2, 61):  # nobody asks it any more, and the readers learn of others
-        fleet.learn_transfer(p0, size, before_s, float(now_s), other)
+        fleet.learn_transfers(p0, [(size, before_s, other)], float(now_s))
         fleet.set_load(slow, InstanceLoad(), float(now_s))
     assert fetch_s(p0, [(slow, size)]) > 5 * before_s
     fleet.set_load(slow, InstanceLoad(), 62.0)
@@ -153,10 +153,10 @@ def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
 
 def test_one_byte_in_an_hour_does_not_take_a_source_out_of_use(fleet):
     p0, s1 = member(fleet, "p0"), member(fleet, "s1")
-    fleet.learn_transfer(p0, 100 * BLOCK, 1e-3 + 100 * BLOCK / GB, 0.0, member(fleet, "s0"))
+    fleet.learn_transfers(p0, [(100 * BLOCK, 1e-3 + 100 * BLOCK / GB, member(fleet, "s0"))], 0.0)
     size = 10_000 * BLOCK
     before_s = fetch_s(p0, [(s1, size)])
-    fleet.learn_transfer(p0, 1, 3600.0, 1.0, s1)
+    fleet.learn_transfers(p0, [(1, 3600.0, s1)], 1.0)
     assert fetch_s(p0, [(s1, size)]) < 20 * before_s
 
 
@@ -165,8 +165,8 @@ def test_what_cannot_be_teaches_nothing(fleet, source):
     """1 TB in a microsecond: a broken clock, or one who lies."""
     p0, other = member(fleet, "p0"), member(fleet, source) if source else None
     for _ in range(3):
-        fleet.learn_transfer(p0, 10**12, 1e-6, 1.0, other)
-        fleet.learn_transfer(p0, 10**12, 0.0, 1.0, other)
+        fleet.learn_transfers(p0, [(10**12, 1e-6, other)], 1.0)
+        fleet.learn_transfers(p0, [(10**12, 0.0, other)], 1.0)
     assert p0.transfer_model.samples == 0
     assert all(state.send_rate.per_byte_s == 0.0 for state in fleet.instances())
 
@@ -178,22 +178,22 @@ def test_one_report_hides_a_slow_source_by_half_and_not_for_long(fleet):
     for name, source in (("p0", "p1"), ("d0", "p1"), ("d1", "s1")):
         for number in range(20):
             moved = (1, 10)[number % 2] * size
-            fleet.learn_transfer(member(fleet, name), moved, 1e-3 + moved / GB, 0.0, member(fleet, source))
+            fleet.learn_transfers(member(fleet, name), [(moved, 1e-3 + moved / GB, member(fleet, source))], 0.0)
     fleet.set_load(s1, InstanceLoad(), 100.0)
     for number in range(50):
-        fleet.learn_transfer(member(fleet, ("p0", "d0")[number % 2]), size, took_s, 100.0, s1)
+        fleet.learn_transfers(member(fleet, ("p0", "d0")[number % 2]), [(size, took_s, s1)], 100.0)
     assert s1.send_rate.per_byte_s == pytest.approx(8 / GB, rel=0.15)
     before = s1.send_rate.per_byte_s
-    fleet.learn_transfer(member(fleet, "d1"), GB, 1.1e-3, 100.0, s1)
+    fleet.learn_transfers(member(fleet, "d1"), [(GB, 1.1e-3, s1)], 100.0)
     assert s1.send_rate.per_byte_s == pytest.approx(before / 2)
     for _ in range(36):  # ln 2 / ln 1.02
-        fleet.learn_transfer(member(fleet, "p0"), size, took_s, 100.0, s1)
+        fleet.learn_transfers(member(fleet, "p0"), [(size, took_s, s1)], 100.0)
     assert s1.send_rate.per_byte_s == pytest.approx(before, rel=0.02)
 
 
 def test_of_a_source_that_nobody_knows_one_report_says_no_more_than_twice_its_readers_path(fleet):
     s1, p0 = member(fleet, "s1"), member(fleet, "p0")
-    fleet.learn_transfer(p0, GB, 1.1e-3, 1.0, s1)
+    fleet.learn_transfers(p0, [(GB, 1.1e-3, s1)], 1.0)
     assert s1.send_rate.per_byte_s == pytest.approx(1 / (2 * GB))
     on_its_way(fleet, "x", "d0", "s1", 1000)
     path_s = 1e-3 + 1000 * BLOCK / GB
@@ -204,7 +204,7 @@ def test_a_read_that_hardly_takes_longer_than_its_start_does_not_tell_of_a_fast_
     """65 KB in 1.001 ms, of which 1 ms is the start, are not 65 GB/s."""
     s1 = member(fleet, "s1")
     for name in ("p0", "d0", "p1") * 10:
-        fleet.learn_transfer(member(fleet, name), BLOCK, 1.001e-3, 1.0, s1)
+        fleet.learn_transfers(member(fleet, name), [(BLOCK, 1.001e-3, s1)], 1.0)
     assert s1.send_rate.per_byte_s > 1 / (4 * GB)
 
 
@@ -212,7 +212,7 @@ def test_a_source_that_is_far_faster_than_the_prior_is_soon_known_as_such(fleet)
     s1 = member(fleet, "s1")
     for number in range(12):
         size = (1000, 100_000)[number % 2] * BLOCK
-        fleet.learn_transfer(member(fleet, "p0"), size, 1e-3 + size / (100 * GB), 1.0, s1)
+        fleet.learn_transfers(member(fleet, "p0"), [(size, 1e-3 + size / (100 * GB), s1)], 1.0)
     assert s1.send_rate.per_byte_s == pytest.approx(1 / (100 * GB), rel=0.1)
 
 

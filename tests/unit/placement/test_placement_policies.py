@@ -541,7 +541,7 @@ def test_a_fetch_is_not_doubted_where_the_request_would_be_late_by_it():
     state.learned()
     hold(fleet, "s0", range(8))
     for _ in range(200):
-        fleet.learn_transfer(state, 8 * 16 * 256, 2.5, 0.0)
+        fleet.learn_transfers(state, [(8 * 16 * 256, 2.5, None)], 0.0)
     request = ask(ttft_slo_s=3.5)
     doubting = Scheduler(fleet, PLACEMENT_POLICIES.make("kvcache_centric")).decide(request, 300.0)
     assert doubting.doubts_transfer

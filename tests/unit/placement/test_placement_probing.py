@@ -27,7 +27,7 @@ def scheduler(fleet):
 
 def slow_prefills(fleet, now_s: float = 0.0) -> None:
     for name in ("p0", "p1"):
-        fleet.learn_prefill(member(fleet, name), 1000, 0, 50.0, now_s)
+        fleet.learn_prefills(member(fleet, name), [(1000, 0, 50.0)], now_s)
 
 
 def slow_fetches(fleet) -> None:
@@ -36,7 +36,7 @@ def slow_fetches(fleet) -> None:
     hold(fleet, "s0", range(60))
     for name in ("p0", "p1"):
         for _ in range(50):
-            fleet.learn_transfer(member(fleet, name), 10**6, 10.0, 0.0)
+            fleet.learn_transfers(member(fleet, name), [(10**6, 10.0, None)], 0.0)
 
 
 def test_one_request_for_each_idle_instance_and_no_more(fleet, scheduler):
@@ -129,8 +129,8 @@ def test_a_fetch_believed_slow_is_tried_again(fleet, scheduler):
     assert fetches(120.0 * due, ttft_slo_s=1.0) == 0, "not at the cost of an SLO"
     tried = next(minutes for minutes in range(due, 60) if fetches(60.0 * minutes, ttft_slo_s=30.0))
     assert tried == 2 * due, "though nothing was learned from the first"
-    fleet.learn_transfer(member(fleet, "p0"), 10**6, 10.0, 60.0 * tried)
-    fleet.learn_transfer(member(fleet, "p1"), 10**6, 10.0, 60.0 * tried)
+    fleet.learn_transfers(member(fleet, "p0"), [(10**6, 10.0, None)], 60.0 * tried)
+    fleet.learn_transfers(member(fleet, "p1"), [(10**6, 10.0, None)], 60.0 * tried)
     assert fetches(60.0 * tried) == 0, "it is still slow"
 
 

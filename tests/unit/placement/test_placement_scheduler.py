@@ -9,7 +9,7 @@ from pinyon.placement.index import Intake
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
-from pinyon.placement.least_loaded import LeastLoaded
+from pinyon.placement.plain import LeastLoaded
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.prefix_match import Holders

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.traces import TraceRow
 from pinyon_lab.papers import FIGURES, Result, Workload, dualmap
 from pinyon_lab.papers.dualmap.runs import DECODING, PREFILL_ONLY, System, goodput, load_of, ran
 from pinyon_lab.pictures import svg
+from pinyon_lab.traces import TraceRow
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 FIGURES_OF = ("fig1", "fig3", "fig4", "fig5", "fig8", "fig10", "fig11", "fig12", "fig13", "a6")

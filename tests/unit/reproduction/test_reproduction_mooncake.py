@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pinyon.traces import TraceFile, TraceRow
 from pinyon_lab.caches.replay import CacheReplay, replay, replayed
 from pinyon_lab.figures.workload import together
 from pinyon_lab.papers import FIGURES, SOURCES, Basis, Result, Workload
 from pinyon_lab.papers.mooncake.figures import CAPACITIES_M, prefill_flops
+from pinyon_lab.traces import TraceFile, TraceRow
 from tests.unit.eviction.test_eviction_replay import trace
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"

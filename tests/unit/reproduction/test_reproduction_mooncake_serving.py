@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon.traces import TraceRow
 from pinyon_lab.figures.serving import node
 from pinyon_lab.papers import FIGURES, Basis, Result, Workload
 from pinyon_lab.papers.mooncake.transfer import least_bytes_s
 from pinyon_lab.pictures import svg
+from pinyon_lab.traces import TraceRow
 from tests.long import usually
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
@@ -63,7 +63,7 @@ def test_every_figure_is_made(name: str) -> None:
 def test_a_machine_computes_at_half_of_its_peak() -> None:
     _, engine = node()
     flops = 80 * (4 * 8192**2 * 8192 + 22 * 8192 * 8192**2)
-    assert engine.step_seconds([(0, 8192)], []) == pytest.approx(2 * flops / (8 * 312e12), rel=0.001)
+    assert engine.seconds([(0, 8192)], 0, 0) == pytest.approx(2 * flops / (8 * 312e12), rel=0.001)
 
 
 def test_equation_2_is_where_fetching_and_computing_take_as_long() -> None:

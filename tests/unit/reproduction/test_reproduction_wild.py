@@ -14,13 +14,13 @@ import pytest
 from pinyon.eviction.lfu import Lfu
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
-from pinyon.traces import TraceRow
 from pinyon_lab.caches.replay import replay
 from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
 from pinyon_lab.papers.wild.ablation import LIFE_S, LIVES_S, HeadFirst
 from pinyon_lab.papers.wild.ablation import claims as ablation_claims
 from pinyon_lab.papers.wild.figures import BASELINES, claims
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
 from tests.unit.eviction.test_eviction_replay import trace
 from tests.unit.reproduction.test_reproduction_mooncake import SHARED, make, plain

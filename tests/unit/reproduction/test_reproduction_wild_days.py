@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import TraceRow
 from pinyon_lab.caches.replay import replay
 from pinyon_lab.papers import FIGURES, Basis, Result, Workload
 from pinyon_lab.papers.wild.days import WITHIN_S, reused_within
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis import day_fits, read_columns
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"

@@ -15,17 +15,16 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.runtime.callers import ANYBODY, CallerInterceptor, Callers
+from pinyon.runtime.callers import ANYBODY, BLOCK_READ_CALLERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import Channels, open_channel, tls_options
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ROLES, caller, peer_name
 from pinyon.runtime.tls import Tls, client_credentials
-from services.conductor.callers import CONDUCTOR_CALLERS
-from services.controller.callers import CONTROLLER_CALLERS
-from services.kvstore.callers import BLOCK_READ_CALLERS, KVSTORE_CALLERS
+from services.conductor.servicer import CONDUCTOR_CALLERS
+from services.controller.servicer import CONTROLLER_CALLERS
+from services.kvstore.servicer import KVSTORE_CALLERS
 from services.lb.callers import LB_CALLERS
-from services.worker.callers import BLOCK_READ_CALLERS as WORKERS_BLOCK_READ_CALLERS
-from services.worker.callers import WORKER_CALLERS
+from services.worker.servicer import WORKER_CALLERS
 from tests.tls_files import TestAuthority
 
 KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
@@ -243,7 +242,7 @@ async def test_a_server_with_tls_says_for_every_method_who_may_call_it(authority
 
 
 def test_the_tables_name_roles_that_exist_and_let_no_one_else_speak_for_tenants() -> None:
-    stores = (KVSTORE_CALLERS, BLOCK_READ_CALLERS, WORKERS_BLOCK_READ_CALLERS)
+    stores = (KVSTORE_CALLERS, BLOCK_READ_CALLERS)
     for table in (CONDUCTOR_CALLERS, CONTROLLER_CALLERS, WORKER_CALLERS, *stores):
         assert all(roles and roles <= set(ROLES) for roles in table.values())
     for table, methods in (

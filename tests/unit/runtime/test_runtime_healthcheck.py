@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from launch.redis_server import find_redis
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.healthcheck import main, probe
-from pinyon.runtime.redis_server import find_redis
 from pinyon.runtime.tls import server_context
 from tests.tcp_server import tcp_server
 from tests.tls_files import TestAuthority, tls_of

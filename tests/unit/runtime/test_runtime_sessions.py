@@ -32,7 +32,7 @@ from pinyon.runtime.http2.server import IDLE_DEAD_TICKS, Http2Server
 from pinyon.runtime.http2.wire import PREFACE, Code, frame, settings
 from pinyon.runtime.identity import caller, peer_name
 from pinyon.runtime.tls import server_context
-from services.worker.callers import WORKER_CALLERS
+from services.worker.servicer import WORKER_CALLERS
 from tests.tls_files import TestAuthority
 
 WAIT_S = 60.0

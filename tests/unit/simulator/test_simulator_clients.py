@@ -8,9 +8,9 @@ import random
 import pytest
 
 from pinyon.eviction import NO_TRAITS
-from pinyon.traces import TraceRow
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.workload import Arrival, cut
+from pinyon_lab.traces import TraceRow
 
 
 def arrivals(follows: list[int]) -> list[Arrival]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.traces import TraceRow
+from pinyon_lab.traces import TraceRow
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import TraceFile, TraceRow
 from pinyon_lab.pictures import Picture, svg
+from pinyon_lab.traces import TraceFile, TraceRow
 from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, columns, read_columns
 from pinyon_lab.traces.analysis.models import MODELS
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from pinyon.eviction.day_fits import CATEGORIES_MAX, DayFits
-from pinyon.traces import TraceRow
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis import day_fits, read_columns
 
 DAY_S = 86_400.0

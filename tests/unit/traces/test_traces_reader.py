@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound
-from pinyon.traces import TraceFile, TraceRow
+from pinyon_lab.traces import TraceFile, TraceRow
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
 

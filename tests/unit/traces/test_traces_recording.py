@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from pinyon.core.block_keys import tokens_to_bytes, unpack_keys
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.request import RequestClass
-from pinyon.traces import TraceRow
-from pinyon.traces.recording import BLOCK_TOKENS, Recorded, Renumbering, hashed_blocks, hashed_name, in_sessions
+from pinyon.core.trace_hashes import BLOCK_TOKENS, hashed_blocks, hashed_name
+from pinyon_lab.traces import TraceRow
+from pinyon_lab.traces.recording import Recorded, Renumbering, in_sessions
 
 SALT = b"s" * 16
 NOBODY = RequestClass()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces import TraceRow
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.scaling import Units
 
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Sequence
 from pinyon.api.admin.v1 import admin_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted, Unavailable
+from pinyon.core.trace_hashes import hashed_blocks, hashed_name
 from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.request import Request
-from pinyon.traces.recording import hashed_blocks, hashed_name
 
 __all__ = ["Recorder"]
 

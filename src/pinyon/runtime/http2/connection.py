@@ -115,8 +115,6 @@ class Connection(Link):
         """No more streams are opened here: either side has said so."""
         self.farewell = ""
         """Why the peer leaves, in its words."""
-        self.pings_answered = 0
-        """Of ours, by the peer."""
         self._peer_window = DEFAULT_WINDOW
         self._window = CONNECTION_WINDOW
         self._streams: dict[int, Stream] = {}
@@ -430,9 +428,7 @@ class Connection(Link):
         if stream_id or len(payload) != 8:
             code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a ping that cannot be")
-        if flags & ACK:
-            self.pings_answered += 1
-        else:
+        if not flags & ACK:
             self.write(ping(payload, ack=True))
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:

@@ -32,10 +32,6 @@ class BatchState:
         self._moved: list[int] = []
         self._failures: dict[int, tuple[TransferStatus, Reason]] = {}
 
-    @property
-    def submitted(self) -> int:
-        return len(self._left)
-
     def admit(self, lengths: Sequence[int]) -> int:
         """Take the next places for requests of these lengths; the index of the first. Raises TransferLimitReached: more
         than the batch was allocated for."""

@@ -224,10 +224,10 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
     machine, engine = node()
     held = int(tokens * ratio)
     size = tokens * machine.kv_token_bytes
-    computed_s = engine.step_seconds([(held, tokens)], [])
+    computed_s = engine.seconds([(held, tokens)], 0, 0)
     # Layer by layer, loading what is cached goes on beside the computing: the longer one counts.
     prefill_s = max(computed_s, held * machine.kv_token_bytes / machine.dram_bytes_s)
-    decode_s = sum(engine.step_seconds([], [tokens + step]) for step in range(DECODED))
+    decode_s = sum(engine.seconds([], 1, tokens + step) for step in range(DECODED))
     values = SCHEDULE_S, prefill_s, size / machine.nic_bytes_s, size / machine.dram_bytes_s, decode_s
     return dict(zip(PARTS, values, strict=True))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.row import TraceRow
 
 __all__ = ["ID_BYTES", "NO_TURNS", "ROW_BYTES", "Columns", "Ints", "Pieces", "read_columns"]
 

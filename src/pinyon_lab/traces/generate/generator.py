@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from random import Random
 
-from pinyon.traces.formats import FORMATS
-from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.formats import FORMATS
 from pinyon_lab.traces.generate.chats import ChatSource
 from pinyon_lab.traces.generate.draws import exponential
 from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile
 from pinyon_lab.traces.generate.programs import ProgramSource
 from pinyon_lab.traces.generate.source import Ids, Made, Source, Then
 from pinyon_lab.traces.generate.users import Users, weights
+from pinyon_lab.traces.row import TraceRow
 
 __all__ = ["generate"]
 

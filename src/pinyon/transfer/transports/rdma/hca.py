@@ -100,10 +100,6 @@ class Hca:
                 with verb(f"{region.length} bytes cannot be deregistered from {self.nic.name}"):
                     known[0].close()
 
-    @property
-    def registrations(self) -> int:
-        return len(self._registered)
-
     def answering_queue(self) -> Any:
         """A completion queue for queue pairs that never post anything."""
         with self._lock:

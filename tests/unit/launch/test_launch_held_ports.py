@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from pinyon.runtime.held_ports import HeldPorts
+from launch.ports import HeldPorts
 
 
 def test_who_names_a_held_port_listens_there_again_and_again() -> None:

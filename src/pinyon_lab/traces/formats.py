@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.row import TraceRow
 
 __all__ = ["FORMATS", "Format", "detect_format"]
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, cast
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.traces.row import TraceRow
+from pinyon_lab.traces.row import TraceRow
 
 __all__ = ["TraceWriter", "line_of"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import redis
 
+from launch.ports import HeldPorts
 from pinyon.core.errors import Unavailable
-from pinyon.runtime.held_ports import HeldPorts
 
 __all__ = ["NoRedis", "RedisServer", "embedded_redis_executable", "find_redis", "local_redis"]
 

@@ -1,53 +1,26 @@
 """From live requests to rows that tell nothing of what was asked, and by whom ("KVCache cache in the wild" §3.1).
 
-In two steps. Where the requests are, their blocks and names are hashed with a salt that this one trace has
-(:func:`hashed_blocks`, :func:`hashed_name`): what leaves that process cannot be compared with block keys, with another
-trace, or with a guess. Where the file is written, all hashes become small numbers in the order of their coming
-(:class:`Renumbering`), and the salt is forgotten: nothing in the file was computed from a prompt or a name.
-
-The paper hashes by SipHash. Here blocks have the chained XXH3 of block keys, which starts from an HMAC under the salt:
-its numbers are never published, so all it must do is not to collide, and 128 bits are enough for that.
+In two steps. Where the requests are, their blocks and names are hashed (:mod:`pinyon.core.trace_hashes`). Where the
+file is written, all hashes become small numbers in the order of their coming (:class:`Renumbering`), and the salt is
+forgotten: nothing in the file was computed from a prompt or a name.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from xxhash import xxh3_128_digest
-
-from pinyon.core.block_keys import KEY_BYTES, chain_block_keys, namespace, pack_keys, unpack_keys
+from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
-from pinyon.core.request import RequestClass
-from pinyon.traces.row import TraceRow
+from pinyon.core.trace_hashes import BLOCK_TOKENS
+from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["BLOCK_TOKENS", "Recorded", "Renumbering", "hashed_blocks", "hashed_name", "in_sessions"]
+__all__ = ["Recorded", "Renumbering", "in_sessions"]
 
-BLOCK_TOKENS = 16
-"""Of the format ``qwen``, whatever the size of the suite's KV blocks."""
 BLOCKS_MAX = 1 << 22
 """Different blocks of one trace: 67 million tokens, and half a gigabyte to number them."""
 NAMES_MAX = 1 << 20
 """Different users; sessions at a time, the one that was used least lately is forgotten first."""
-
-
-def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: bytes) -> bytes:
-    """Packed, of the prompt's blocks, the last one perhaps not full. Equal ones: an equal prefix that may be shared."""
-    start = namespace(model, "", asked.tenant, salt, asked.cache_salt)
-    keys = chain_block_keys(start, tokens_le32, BLOCK_TOKENS)
-    rest = tokens_le32[4 * BLOCK_TOKENS * len(keys) :]
-    if rest:
-        keys.append(xxh3_128_digest((keys[-1] if keys else start) + rest))
-    return pack_keys(keys)
-
-
-def hashed_name(salt: bytes, *names: str) -> bytes:
-    """Of who or what is called so; empty if all of them are."""
-    if not any(names):
-        return b""
-    data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (name.encode() for name in names))
-    return hmac.digest(salt, data, "sha256")[:KEY_BYTES]
 
 
 class Recorded(NamedTuple):

@@ -6,9 +6,9 @@ import sys
 import pytest
 import redis
 
+from launch import redis_server
+from launch.redis_server import NoRedis, RedisServer, embedded_redis_executable, find_redis, local_redis
 from pinyon.core.errors import Unavailable
-from pinyon.runtime import redis_server
-from pinyon.runtime.redis_server import NoRedis, RedisServer, embedded_redis_executable, find_redis, local_redis
 
 
 def test_a_started_redis_answers_and_ends():

@@ -1,0 +1,83 @@
+"""The plain policies: one instance is chosen, which reuses what it happens to hold and fetches nothing."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+
+from pinyon.placement.at_one import at_one
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
+from pinyon.placement.prefix_match import PrefixMatch
+
+__all__ = ["LeastLoaded", "MinTtft", "RandomChoice", "RoundRobin"]
+
+
+class RandomChoice:
+    """Each with the same chance: the baseline of Mooncake Fig. 5."""
+
+    name: ClassVar[str] = "random"
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        return at_one(self.name, request, pool, match, rng.choice(pool.prefills), now_s)
+
+
+class RoundRobin:
+    """The next one by id after the last one, which may be gone by now; of each pool in turn."""
+
+    name: ClassVar[str] = "round_robin"
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        prefill = next((state for state in pool.prefills if state.info.instance_id > self._last), pool.prefills[0])
+        self._last = prefill.info.instance_id
+        return at_one(self.name, request, pool, match, prefill, now_s)
+
+
+class MinTtft:
+    """Least predicted TTFT without fetching: what DualMap's appendix B makes of Mooncake's scheduling, as a baseline.
+
+    The instance with the least sum of waiting there and the time to compute what it does not hold; of equals the one
+    that decodes least, then the smallest id. The appendix prints a maximum of pending less recomputed tokens; what it
+    describes, and what is done here, is the minimum of their sum, in seconds.
+    """
+
+    name: ClassVar[str] = "min_ttft"
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        times_s = pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
+        return at_one(self.name, request, pool, match, pool.lowest(times_s), now_s)
+
+
+class LeastLoaded:
+    """The prefill instance with the shortest wait in seconds, without regard to caches: the baseline of Mooncake Fig. 5
+    and of DualMap §2.2."""
+
+    name: ClassVar[str] = "least_loaded"
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        return at_one(self.name, request, pool, match, _least_loaded(pool, now_s), now_s)
+
+
+def _least_loaded(pool: Pool, now_s: float) -> InstanceState:
+    """Of equals the one that decodes least, then the one with the emptier cache, then the smaller id (the pool's
+    order)."""
+    waits_s = np.round(pool.waits_s(now_s), 9)  # as Pool.lowest
+    equals = np.flatnonzero(waits_s == waits_s.min()).tolist()
+    return min((pool.prefills[place] for place in equals), key=_filled)
+
+
+def _filled(state: InstanceState) -> tuple[int, int]:
+    return int(state.loads.decoding[state.row]), state.load.cached_blocks
