@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
 from pinyon.frontdoor.upstreams.fields import from_server, to_server
@@ -211,7 +211,7 @@ class Nowhere:
     def resume(self) -> None:
         pass
 
-    def give_up(self, answer: Sourced) -> None:
+    def give_up(self, answer: Answer) -> None:
         pass
 
 
@@ -250,7 +250,7 @@ async def pass_on(
     batches: list[list[bytes]], behind: list[bool], pauses: list[bool], breaks: bool, kind: bytes
 ) -> Sent:
     """Pieces of a batch come at once; between two the loop turns, or does not."""
-    sent, answer = Sent(behind), Sourced(Nowhere())
+    sent, answer = Sent(behind), Answer(Nowhere())
     answer.begun = True
     answer.got_head(200, [(b"content-type", kind)], -1)
     passing = Passing(answer, sent, b"", lambda: 1.0)
@@ -303,7 +303,7 @@ def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None
 async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
     async def seconds(event: bytes) -> float:
         """To pass on 60,000 bytes of such events, one by one."""
-        answer, sent = Sourced(Nowhere()), Sent([])
+        answer, sent = Answer(Nowhere()), Sent([])
         answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
         running = asyncio.ensure_future(Passing(answer, sent, b"", lambda: 1.0).run())
         await asyncio.sleep(0)
@@ -327,7 +327,7 @@ async def test_what_goes_wrong_in_passing_on_ends_it() -> None:
         def push(self, data: bytes) -> bool:
             raise KeyError("wrong")
 
-    answer = Sourced(Nowhere())
+    answer = Answer(Nowhere())
     answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
     running = asyncio.ensure_future(Passing(answer, Wrong([]), b"", lambda: 1.0).run())
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PinyonError, Unavailable
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.regions.delayed import Delayed
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.raw_streams import RawStreams
@@ -96,7 +96,7 @@ class RegionLink:
         if talk is not None and talk.streams.has(stream):
             talk.send(submission, gap_s)
 
-    def ask(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+    def ask(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
         """Send an HTTP request; the caller closes its answer. Raises :class:`Unavailable`."""
         talk = self._talk
         if talk is None or not talk.welcomed or len(talk.raw) >= REQUESTS_MAX:

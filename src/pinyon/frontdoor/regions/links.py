@@ -9,7 +9,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.regions.link import RegionLink
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
@@ -94,7 +94,7 @@ class RegionLinks:
         if link is not None:
             link.send(stream, submission, gap_s)
 
-    def ask(self, name: str, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+    def ask(self, name: str, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
         """Send an HTTP request there; the caller closes its answer. Raises :class:`Unavailable`."""
         link = self._links.get(name)
         if link is None:
