@@ -221,6 +221,7 @@ class Sent:
     def __init__(self, behind: list[bool]) -> None:
         self.pieces: list[bytes] = []
         self.ended: list[bytes] = []
+        self.begun = False
         self._behind = behind
 
     def whole(self, status: int, body: bytes, content_type: bytes = b"", fields: bytes = b"") -> None:
@@ -228,6 +229,7 @@ class Sent:
 
     def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = -1) -> None:
         assert not self.pieces
+        self.begun = True
 
     async def send(self, data: bytes) -> None:
         assert data

@@ -18,16 +18,22 @@ from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
 from pinyon.frontdoor.instances.side_by_side import GRANTED, run_side_by_side
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
-from pinyon.http.answer import JSON, Reply
+from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
 from pinyon.openai.format import DONE, Facts
 from pinyon.openai.parse import Call
 
-__all__ = ["AnswerTools", "ChoicesAnswer"]
+__all__ = ["AnswerTools", "ChoicesAnswer", "begin_events"]
 
+NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
+
+
+def begin_events(reply: Reply, ticket: Ticket) -> None:
+    """A streamed answer's head."""
+    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
 
 
 class AnswerTools(NamedTuple):
@@ -42,7 +48,7 @@ class AnswerTools(NamedTuple):
 
 
 class ChoicesAnswer:
-    """One call's. ``begin`` starts a streamed answer; it is called once."""
+    """One call's."""
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class ChoicesAnswer:
         asks: Sequence[Ask],
         head: Head,
         reply: Reply,
-        begin: Callable[[], None],
+        ticket: Ticket,
         deadline_s: float,
         tools: AnswerTools,
     ) -> None:
@@ -58,8 +64,7 @@ class ChoicesAnswer:
         self._head = head
         self._dispatcher, self._prompts, self._off_loop, self._clock, created_s = tools
         self._reply = reply
-        self._begin = begin
-        self._begun = False
+        self._ticket = ticket
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
         self._format: Choices = make(head.unique, created_s, call, self._prompts.tokenizer, self._prompts.texts)
@@ -69,9 +74,9 @@ class ChoicesAnswer:
             Choice(index, memoryview(ask.tokens_le32).cast("I")) for index, ask in enumerate(asks)
         ]  # fmt: skip
 
-    async def run(self, ticket: Ticket) -> None:
+    async def run(self) -> None:
         """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
-        requests = self._requests
+        requests, ticket = self._requests, self._ticket
         try:
             total, first = sum(request.tokens_wanted for request in requests), requests[0]
             dispatcher = self._dispatcher
@@ -151,9 +156,8 @@ class ChoicesAnswer:
                 events += await self._off_loop.run(self._head.client.holder, self._format.event, choice)
             else:
                 events += self._format.event(choice)
-            if not self._begun:
-                self._begun = True
-                self._begin()
+            if not self._reply.begun:
+                begin_events(self._reply, self._ticket)
             await self._reply.send(events)
 
     def _usage(self) -> Usage:

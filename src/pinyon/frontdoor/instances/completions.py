@@ -7,33 +7,28 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Wishes
-from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer
+from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, begin_events
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
-from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
+from pinyon.http.answer import JSON, Reply
 from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 from pinyon.runtime.deadlines import TimeLimit
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["Completions"]
 
-NO_CACHE = field(b"cache-control", "no-cache")
-
 Parse = Callable[[bytes | bytearray], Call]
-
-_log = get_logger("lb.http")
 
 
 class Completions:
@@ -77,13 +72,12 @@ class Completions:
     async def _answer(
         self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
     ) -> int:
-        begun: list[bool] = []
         deadline_s = head.arrived_s + self._timeout_s
         try:
             with TimeLimit(deadline_s - self._clock()), self._admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
                 if not call.plain:
-                    await self._several(head, call, request_class, ticket, reply, begun, deadline_s)
+                    await self._several(head, call, request_class, ticket, reply, deadline_s)
                     return 200
                 prompts, holder = self._models.of(call.model), head.client.holder
                 ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
@@ -91,24 +85,12 @@ class Completions:
                 head.facts = partial(facts_of, (request,))
                 answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
                 if call.stream:
-                    await self._stream(head, request, ticket, answer_format, call.include_usage, reply, begun)
+                    await self._stream(head, request, ticket, answer_format, call.include_usage, reply)
                 else:
                     await self._whole(head, request, ticket, answer_format, reply)
-        except TimeoutError:
-            error: PinyonError = DeadlineExceeded(
-                f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."
-            )
-        except PinyonError as raised:
-            error = raised
-        except Exception:
-            if not begun:
-                raise
-            _log.exception("uncaught error in a stream", extra={"request_id": head.log_id})
-            error = Internal("internal error")
-        else:
             return 200
-        if not begun:
-            raise error
+        except Exception as raised:
+            error = broken_by(raised, reply, self._timeout_s, head.log_id)
         # The status line has gone out as 200: the error travels as an event.
         head.broken = error.grpc_code.lower()
         self._broken(head.broken)
@@ -129,19 +111,14 @@ class Completions:
         request_class: RequestClass,
         ticket: Ticket,
         reply: Reply,
-        begun: list[bool],
         deadline_s: float,
     ) -> None:
         prompts = self._models.of(call.model)
         holder = head.client.holder
         asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
-
-        def begin() -> None:
-            _begin(ticket, reply, begun)
-
         tools = AnswerTools(self._dispatcher, prompts, self._off_loop, self._clock, int(self._unix_clock()))
-        answer = ChoicesAnswer(call, asks, head, reply, begin, deadline_s, tools)
-        await answer.run(ticket)
+        answer = ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools)
+        await answer.run()
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
@@ -159,9 +136,8 @@ class Completions:
         answer_format: Format,
         include_usage: bool,
         reply: Reply,
-        begun: list[bool],
     ) -> None:
-        events = _Events(request, ticket, answer_format, reply, begun)
+        events = _Events(request, ticket, answer_format, reply)
         await self._dispatcher.run(request, ticket, events.take)
         facts = request.report(self._clock()) if head.report else None
         await events.end(include_usage, facts)
@@ -171,23 +147,15 @@ def _wishes(head: Head) -> Wishes:
     return Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
 
 
-def _begin(ticket: Ticket, reply: Reply, begun: list[bool]) -> None:
-    begun.append(True)
-    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
-
-
 class _Events:
     """A streamed answer. It begins with the first text: until then a failure still has a status of its own. From then
     on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
 
-    def __init__(
-        self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply, begun: list[bool]
-    ) -> None:
+    def __init__(self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         self._request = request
         self._ticket = ticket
         self._format = answer_format
         self._reply = reply
-        self._begun = begun
         self._tail = ""
         """Text that came with the end."""
 
@@ -207,9 +175,9 @@ class _Events:
 
     def _opened(self, events: str) -> str:
         """Behind what an answer begins with, if it has not."""
-        if self._begun:
+        if self._reply.begun:
             return events
-        _begin(self._ticket, self._reply, self._begun)
+        begin_events(self._reply, self._ticket)
         return self._format.first + events
 
     async def end(self, include_usage: bool, facts: Facts | None) -> None:

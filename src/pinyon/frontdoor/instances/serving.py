@@ -12,7 +12,6 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import (
     Cancelled,
-    DeadlineExceeded,
     FailedPrecondition,
     Internal,
     InvalidArgument,
@@ -23,7 +22,7 @@ from pinyon.core.errors import (
 )
 from pinyon.core.request import FinishReason
 from pinyon.frontdoor.access_log import AccessLog, Answered
-from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
+from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD, late
 from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
@@ -182,7 +181,7 @@ class _TokenRequests:
                 with place:
                     await parts.dispatcher.run(request, ForwardedTurn(place), tell)
         except TimeoutError:
-            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s.") from None
+            raise late(timeout_s, "") from None
 
     async def _request(self, submission: worker_pb2.Submission, now_s: float, timeout_s: float) -> Request:
         """Raises :class:`PinyonError`. A model that is not served here is no fault of the request."""

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
+from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.auth import PUBLIC, Client
-from pinyon.frontdoor.failures import Refused
+from pinyon.frontdoor.failures import Refused, broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.labels import allowed_geographies
 from pinyon.frontdoor.off_loop import OffLoop
@@ -28,13 +28,10 @@ from pinyon.http.error import HttpError
 from pinyon.openai.large import is_large
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.deadlines import TimeLimit
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["Forwarding", "ForwardingLimits"]
 
 SHOWN_CHARS: Final = 200
-
-_log = get_logger("lb.upstreams")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +87,12 @@ class Forwarding:
                 await self._loop.run(forward, incoming.ticket)
                 return forward.status
         except Refused as refusal:
-            return _pass_on(refusal, forward, reply)
-        except TimeoutError:
-            error: PinyonError = DeadlineExceeded(
-                f"The request took longer than {limit_s:g} s, the load balancer's --request-timeout-s."
-            )
-        except PinyonError as raised:
-            error = raised
-        except Exception:
-            if forward is None or forward.passing is None or not forward.passing.begun:
-                raise
-            _log.exception("uncaught error in an answer", extra={"request_id": head.log_id})
-            error = Internal("internal error")
-        if forward is None or forward.passing is None or not forward.passing.begun:
-            raise error
+            fields = refusal.fields + rate_fields(incoming.ticket.levels)
+            reply.whole(refusal.status, refusal.body, refusal.kind, fields)
+            return refusal.status
+        except Exception as raised:
+            error = broken_by(raised, reply, limit_s, head.log_id)
+        assert forward is not None
         return await self._break_off(forward, error)
 
     async def _break_off(self, forward: Forward, error: PinyonError) -> int:
@@ -144,10 +133,3 @@ class Forwarding:
             geographies = ()  # nobody has said where this is
         forward.depart(served, Routed(asked.keys, whose), geographies, head.client.tenant)
         return forward
-
-
-def _pass_on(refusal: Refused, forward: Forward | None, reply: Reply) -> int:
-    """A server's own answer. Returns its status."""
-    assert forward is not None
-    reply.whole(refusal.status, refusal.body, refusal.kind, refusal.fields + rate_fields(forward.ticket.levels))
-    return refusal.status

@@ -26,10 +26,10 @@ _ENDS: Final = (b"\n\n", b"\n\r\n")
 
 
 class Passing:
-    """One answer. ``begun`` says whether the client has seen anything of it."""
+    """One answer."""
 
     __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
-                 "begun", "events", "first_s", "is_stream")  # fmt: skip
+                 "events", "first_s", "is_stream")  # fmt: skip
 
     def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
         """``rates``: lines that tell the client of its own limits."""
@@ -46,7 +46,6 @@ class Passing:
         """The beginning of an event."""
         self._behind = b""
         """What the client had no room for."""
-        self.begun = False
         self.events = 0
         """Lines of data, about as many as tokens."""
         self.first_s = 0.0
@@ -90,7 +89,7 @@ class Passing:
         await reply.end(last)
 
     def _push(self, data: bytes) -> bool:
-        if self._held or not self.begun or not data.endswith(_ENDS):
+        if self._held or not self._reply.begun or not data.endswith(_ENDS):
             events = self._events(data)
             if not events:
                 return True
@@ -136,7 +135,6 @@ class Passing:
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if length <= WHOLE_BYTES and size <= WHOLE_BYTES:
             self._note(body)
-            self.begun = True
             reply.whole(answer.status, body, self._kind, self._fields)
             return
         self._begin(length)
@@ -148,8 +146,7 @@ class Passing:
         await reply.end(b"")
 
     def _begin(self, length: int) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self._reply.begun:
             self._reply.begin(self._kind, self._fields, self._answer.status, length)
 
     def _came(self, data: bytes) -> None:
