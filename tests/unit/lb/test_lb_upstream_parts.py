@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import Usage
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
@@ -21,7 +22,7 @@ from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.frontdoor.upstreams.usage import Used, read_usage
+from pinyon.frontdoor.upstreams.usage import read_usage
 from pinyon.http.url import UpstreamUrl, parse_upstreams
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
@@ -187,10 +188,10 @@ def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
 @pytest.mark.parametrize(
     ("tail", "used"),
     [
-        (b'{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}', Used(5, 2, 0)),
-        (b'x"usage": {"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Used(5, 0, 5)),
-        (b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\ndata: {"usage":null}\n\n', Used(5, 1, 0)),
-        (b'{"usage":{"input_tokens":5,"output_tokens":3}}', Used(5, 3, 0)),
+        (b'{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}', Usage(5, 2, 0)),
+        (b'x"usage": {"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Usage(5, 0, 5)),
+        (b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\ndata: {"usage":null}\n\n', Usage(5, 1, 0)),
+        (b'{"usage":{"input_tokens":5,"output_tokens":3}}', Usage(5, 3, 0)),
         (b'{"usage":{"prompt_tokens":-5}}', None),
         (b'{"usage":{"prompt_tokens":5', None),
         (b'{"usage":[]}', None),
@@ -198,7 +199,7 @@ def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
         (b"", None),
     ],
 )
-def test_usage_at_the_end_of_an_answer(tail: bytes, used: Used | None) -> None:
+def test_usage_at_the_end_of_an_answer(tail: bytes, used: Usage | None) -> None:
     assert read_usage(tail) == used
 
 

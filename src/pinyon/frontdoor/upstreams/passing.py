@@ -7,10 +7,11 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from pinyon.core.clock import Clock
+from pinyon.core.request import Usage
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.upstreams.fields import from_server
 from pinyon.frontdoor.upstreams.stream_error import has_ended
-from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, Used, read_usage
+from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, read_usage
 from pinyon.http.answer import STREAM, Reply
 
 __all__ = ["WHOLE_BYTES", "Passing"]
@@ -64,7 +65,7 @@ class Passing:
         """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""
         return self._stream() if self.is_stream else self._whole()
 
-    def used(self) -> Used | None:
+    def used(self) -> Usage | None:
         """What it took, if it says so."""
         return read_usage(b"".join(self._recent)[-TAIL_BYTES:])
 
