@@ -107,12 +107,12 @@ class Lb(LoadBalancer):
         serving = TokenServing(
             self.arrivals(metrics),
             self.models,
-            self.prompts,
-            self.dispatcher,
             self.access,
             Budget(settings.bodies_limit_mib << 20),
             timeout_s,
             clock,
+            self.prompts,
+            self.dispatcher,
         )
         self.join(serving, regions, metrics)
         self.administer(self.recorder.record, self.clusters.watch)

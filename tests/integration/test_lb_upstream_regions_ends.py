@@ -36,7 +36,8 @@ async def test_a_deadline_crosses_regions():
         us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", room=True)
         await regions.full("us")
-        us.lb.app._routes._forwarding._limits = us.lb.app._routes._forwarding._limits.__class__(request_s=3.0)
+        forwarding = us.lb.inbound.serving.forwarding
+        forwarding._limits = forwarding._limits.__class__(request_s=3.0)
         server = eu.servers[0]
 
         async def forever(asked: Asked, wire: Wire) -> None:
