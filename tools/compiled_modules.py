@@ -73,7 +73,7 @@ LEFT_OUT = {
     "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "as frontdoor/access_log.py",
     "frontdoor/https.py": "run once",
-    "frontdoor/upstreams/serving.py": "derives from a class in Python: regions/inbound.py has an asynchronous generator",
+    "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
 }

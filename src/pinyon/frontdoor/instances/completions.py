@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from pinyon.core.clock import Clock
@@ -31,35 +32,24 @@ __all__ = ["Completions"]
 Parse = Callable[[bytes | bytearray], Call]
 
 
+@dataclass(slots=True, eq=False)
 class Completions:
     """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte.
 
     ``broken`` is told the error's code of a stream that had begun.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        models: Models,
-        off_loop: OffLoop,
-        broken: Callable[[str], None],
-        timeout_s: float,
-        clock: Clock,
-        unix_clock: Clock = time.time,
-    ) -> None:
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._models = models
-        self._off_loop = off_loop
-        self._broken = broken
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._unix_clock = unix_clock
+    admission: Admission
+    dispatcher: Dispatcher
+    models: Models
+    off_loop: OffLoop
+    broken: Callable[[str], None]
+    timeout_s: float
+    clock: Clock
 
     def check_place(self, client: Client) -> None:
         """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
-        self._admission.check(client)
+        self.admission.check(client)
 
     async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
@@ -72,37 +62,37 @@ class Completions:
     async def _answer(
         self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
     ) -> int:
-        deadline_s = head.arrived_s + self._timeout_s
+        deadline_s = head.arrived_s + self.timeout_s
         try:
-            with TimeLimit(deadline_s - self._clock()), self._admission.admit(head.client) as ticket:
+            with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
                 if not call.plain:
                     await self._several(head, call, request_class, ticket, reply, deadline_s)
                     return 200
-                prompts, holder = self._models.of(call.model), head.client.holder
+                prompts, holder = self.models.of(call.model), head.client.holder
                 ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
                 request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                 head.facts = partial(facts_of, (request,))
-                answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                answer_format = make_format(head.unique, call.model, int(time.time()), call.include_usage)
                 if call.stream:
                     await self._stream(head, request, ticket, answer_format, call.include_usage, reply)
                 else:
                     await self._whole(head, request, ticket, answer_format, reply)
             return 200
         except Exception as raised:
-            error = broken_by(raised, reply, self._timeout_s, head.log_id)
+            error = broken_by(raised, reply, self.timeout_s, head.log_id)
         # The status line has gone out as 200: the error travels as an event.
         head.broken = error.grpc_code.lower()
-        self._broken(head.broken)
+        self.broken(head.broken)
         await reply.end(error_event(error) + DONE)
         return 200
 
     async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, RequestClass]:
         if is_large(body):
-            call = await self._off_loop.run(head.client.holder, parse, body)
+            call = await self.off_loop.run(head.client.holder, parse, body)
         else:
             call = parse(body)
-        return call, classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
+        return call, classify(head.labels, call, head.client, time.time(), "x-pinyon-geographies")
 
     async def _several(
         self,
@@ -113,18 +103,18 @@ class Completions:
         reply: Reply,
         deadline_s: float,
     ) -> None:
-        prompts = self._models.of(call.model)
+        prompts = self.models.of(call.model)
         holder = head.client.holder
         asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
-        tools = AnswerTools(self._dispatcher, prompts, self._off_loop, self._clock, int(self._unix_clock()))
+        tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, int(time.time()))
         answer = ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools)
         await answer.run()
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
-        await self._dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
+        await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None
-        facts = request.report(self._clock()) if head.report else None
+        facts = request.report(self.clock()) if head.report else None
         body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
         reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
@@ -138,8 +128,8 @@ class Completions:
         reply: Reply,
     ) -> None:
         events = _Events(request, ticket, answer_format, reply)
-        await self._dispatcher.run(request, ticket, events.take)
-        facts = request.report(self._clock()) if head.report else None
+        await self.dispatcher.run(request, ticket, events.take)
+        facts = request.report(self.clock()) if head.report else None
         await events.end(include_usage, facts)
 
 

@@ -21,7 +21,6 @@ from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
-from pinyon.routing.geography import Geography
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
@@ -54,11 +53,6 @@ class Serving:
     """Of bytes that requests of other regions hold here."""
     timeout_s: float
     clock: Clock
-
-    @property
-    def geography(self) -> Geography:
-        """Who may send to whom, as this region has it."""
-        return self.arrivals.geography
 
     def requests(self, session: Inbound) -> Requests[Any]:
         """For a session that has just begun."""
