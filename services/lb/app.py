@@ -28,7 +28,6 @@ from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from pinyon.frontdoor.regions.named import parse_delays
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.http.budget import Budget
@@ -65,7 +64,6 @@ class Lb(LoadBalancer):
             security.channels,
             lambda *heard: self.clusters.load(*heard),
             lambda *lost: self.clusters.silent(*lost),
-            delays_s=parse_delays(settings.test_instance_delays_ms),
         )
         self.clusters: Clusters = Clusters(
             self.models, self.workers, settings.conductor, self._make_conductor, self._make_view, clock

@@ -42,7 +42,10 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
+from pinyon.runtime.channel import OpenSession
+from pinyon.runtime.distance import delayed
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import region_name
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
@@ -129,14 +132,12 @@ class LoadBalancer:
     def links(self, unread_tokens: int) -> RegionLinks:
         """To other regions."""
         given = self.given
-        return RegionLinks(
-            self.own,
-            self.models,
-            unread_tokens,
-            given.clock,
-            given.security.channels,
-            parse_delays(given.settings.test_region_delays_ms),
-        )
+        delays_s = parse_delays(given.settings.test_region_delays_ms)
+
+        def sessions_to(region: str) -> OpenSession:
+            return delayed(given.security.channels.sessions_to(region_name(region)), delays_s.get(region, 0.0))
+
+        return RegionLinks(self.own, self.models, unread_tokens, given.clock, sessions_to)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
         """Makes the HTTP and the gRPC server, which say whether ``watched`` serves."""
