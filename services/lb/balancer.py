@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +19,7 @@ from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
+from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.coalesced import Coalesced
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
@@ -31,7 +32,7 @@ from pinyon.frontdoor.regions.arrival import Arrivals
 from pinyon.frontdoor.regions.inbound import InboundParts, Serving
 from pinyon.frontdoor.regions.joining import join_controller, serve_peers
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.regions.membership import Membership, Serves
+from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.routes import Routes
@@ -72,18 +73,6 @@ class Given:
     security: Security = NO_SECURITY
 
 
-class Part(Protocol):
-    """What runs from ``start`` to ``close``."""
-
-    def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class Clusters(Part, Serves, Protocol):
-    """What requests go to here, and who acts on what the controller says of it."""
-
-
 class LoadBalancer:
     """The parts, wired; nothing is started. ``start`` → ``close``. A kind of load balancer adds what its requests go
     to: its constructor calls :meth:`open_doors` and then :meth:`join`."""
@@ -94,7 +83,8 @@ class LoadBalancer:
     http: HttpServer
     grpc: GrpcServer
     https: Https | None
-    clusters: Clusters
+    clusters: Adopted[Any]
+    """What requests go to here."""
     inbound: InboundParts
     membership: Membership
 

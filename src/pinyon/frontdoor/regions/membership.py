@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Federation
+from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
@@ -27,18 +27,6 @@ INSTANCES_MAX = 256
 _log = get_logger("lb.regions")
 
 
-class Serves(Protocol):
-    """Who acts on what the controller says of instances; see :class:`pinyon.frontdoor.instances.clusters.Clusters`."""
-
-    def own(self, clusters: Sequence[Cluster]) -> None:
-        """That is what counts of its own."""
-        ...
-
-    def adopt(self, wanted: Mapping[str, Cluster]) -> None:
-        """From now on serve these for others, and no others. It takes those of its own kind."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class Membership:
     """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
@@ -48,7 +36,7 @@ class Membership:
     line: Line
     links: RegionLinks
     metrics: DoorMetrics
-    clusters: Serves
+    clusters: Adopted[Any]
     session: ControllerSession = field(init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
 
