@@ -23,7 +23,6 @@ from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
-from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
@@ -84,7 +83,7 @@ class Lb(LoadBalancer):
         by_routing = settings.place_by == "routing"
         kind = InstanceKind(self.clusters, self.workers, self.models, regions, metrics, limits, clock, by_routing)
         loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
-        self.dispatcher = Dispatcher(loop, self.models, Routing(self.models, security.secret), self.recorder)
+        self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(
             admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
-from pinyon.frontdoor.instances.side_by_side import GRANTED, run_side_by_side
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
@@ -47,8 +48,30 @@ class AnswerTools(NamedTuple):
     """When the answer was made, as it says (Unix time)."""
 
 
+class _Granted:
+    """The :class:`pinyon.frontdoor.admission.Turn` of a choice: its slot is held for it."""
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        return True
+
+    async def wait(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    async def again(self, demand: int) -> bool:
+        return False
+
+    def leave(self, used_tokens: int = 0) -> None:
+        pass
+
+
+_GRANTED = _Granted()
+
+
 class ChoicesAnswer:
-    """One call's."""
+    """One call's, whose choices run side by side."""
 
     def __init__(
         self,
@@ -65,6 +88,8 @@ class ChoicesAnswer:
         self._dispatcher, self._prompts, self._off_loop, self._clock, created_s = tools
         self._reply = reply
         self._ticket = ticket
+        self._waiting: deque[int] = deque()
+        """Choices that do not run yet."""
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
         self._format: Choices = make(head.unique, created_s, call, self._prompts.tokenizer, self._prompts.texts)
@@ -84,7 +109,7 @@ class ChoicesAnswer:
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()
-            await run_side_by_side(ticket, [self._runner(index) for index in range(len(requests))])
+            await self._run_all()
         finally:
             ticket.leave(sum(request.used_tokens for request in requests))
         if self._call.stream:
@@ -97,8 +122,33 @@ class ChoicesAnswer:
                 body = self._format.whole(*arguments)
             self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
-    def _runner(self, index: int) -> Callable[[], Awaitable[None]]:
-        return lambda: self._run(self._requests[index], self._choices[index])
+    async def _run_all(self) -> None:
+        """The call's own slot runs one choice after the other, so it ends however full it is, and never waits for a
+        second one. What slots are spare run others at the same time, each for one choice: then whoever waits has it.
+
+        Raises the first error; then all of them have ended.
+        """
+        waiting = self._waiting
+        waiting.extend(range(len(self._requests)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                while waiting:
+                    index = waiting.popleft()
+                    self._spread(group)
+                    await self._run(index)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _spread(self, group: asyncio.TaskGroup) -> None:
+        while self._waiting and (place := self._ticket.spare()) is not None:
+            task = group.create_task(self._run_in(place, group, self._waiting.popleft()))
+            task.add_done_callback(partial(_leave, place))
+
+    async def _run_in(self, place: Place, group: asyncio.TaskGroup, index: int) -> None:
+        place.release()
+        await self._run(index)
+        place.leave()
+        self._spread(group)
 
     async def _read_prompts(self) -> None:
         call = self._call
@@ -110,8 +160,8 @@ class ChoicesAnswer:
             for choice in self._choices[first : first + call.n]:
                 choice.prompt_text = str(text)
 
-    async def _run(self, request: Request, choice: Choice) -> None:
-        call = self._call
+    async def _run(self, index: int) -> None:
+        call, request, choice = self._call, self._requests[index], self._choices[index]
         rich = call.sampling.logprobs >= 0 or call.return_token_ids
 
         def take(delta: Delta) -> Awaitable[None] | None:
@@ -120,7 +170,7 @@ class ChoicesAnswer:
                 return self._send(choice)
             return None
 
-        await self._dispatcher.run(request, GRANTED, take)
+        await self._dispatcher.run(request, _GRANTED, take)
         assert request.finish_reason is not None
         choice.reason = "length" if call.unseen else request.finish_reason.value
         if not call.unseen:
@@ -174,3 +224,7 @@ class ChoicesAnswer:
             return None
         reports = [request.report(self._clock()) for request in self._requests]
         return reports[0] if len(reports) == 1 else {"choices": reports}
+
+
+def _leave(place: Place, _: asyncio.Task[None]) -> None:
+    place.leave()
