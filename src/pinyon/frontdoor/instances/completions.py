@@ -10,7 +10,6 @@ from functools import partial
 from pinyon.core.clock import Clock
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import Admission, Ticket
-from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Wishes
@@ -46,10 +45,6 @@ class Completions:
     broken: Callable[[str], None]
     timeout_s: float
     clock: Clock
-
-    def check_place(self, client: Client) -> None:
-        """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
-        self.admission.check(client)
 
     async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""

@@ -48,7 +48,7 @@ class OwnRoutes(Routes):
         )
         super().__init__(
             routes,
-            completions.check_place,
+            completions.admission.check,
             lambda: [model_object(each.model, created_s, each.max_context()) for each in models],
             models.of,
         )

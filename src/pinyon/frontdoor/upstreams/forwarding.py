@@ -10,7 +10,7 @@ from typing import Final
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.admission import Admission
-from pinyon.frontdoor.auth import PUBLIC, Client
+from pinyon.frontdoor.auth import PUBLIC
 from pinyon.frontdoor.failures import Refused, broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.labels import allowed_geographies
@@ -55,10 +55,6 @@ class Forwarding:
     broken: Callable[[str], None]
     limits: ForwardingLimits
     clock: Clock
-
-    def check_place(self, client: Client) -> None:
-        """Raises :class:`ResourceExhausted` if there is no place in the queue."""
-        self.admission.check(client)
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""

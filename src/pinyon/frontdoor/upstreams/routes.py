@@ -32,7 +32,7 @@ class UpstreamRoutes(Routes):
                 Route(label, "POST", True, path, generate=forwarding.serve, queued=True)
                 for path, label in LABELS.items()
             ],
-            forwarding.check_place,
+            forwarding.admission.check,
             fleet.described,
             models.of,
         )
