@@ -85,14 +85,14 @@ class ChoicesAnswer:
     ) -> None:
         self._call = call
         self._head = head
-        self._dispatcher, self._prompts, self._off_loop, self._clock, created_s = tools
+        self._tools = tools
         self._reply = reply
         self._ticket = ticket
         self._waiting: deque[int] = deque()
         """Choices that do not run yet."""
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
-        self._format: Choices = make(head.unique, created_s, call, self._prompts.tokenizer, self._prompts.texts)
+        self._format: Choices = make(head.unique, tools.created_s, call, tools.prompts.tokenizer, tools.prompts.texts)
         self._requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
         head.facts = partial(facts_of, self._requests)
         self._choices = [
@@ -104,8 +104,9 @@ class ChoicesAnswer:
         requests, ticket = self._requests, self._ticket
         try:
             total, first = sum(request.tokens_wanted for request in requests), requests[0]
-            dispatcher = self._dispatcher
-            await ticket.turn(total, priority=first.priority, demand=dispatcher.demand(first))
+            demand = self._tools.dispatcher.demand(first)
+            if not ticket.enter(total, priority=first.priority, demand=demand):
+                await ticket.wait()
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()
@@ -117,7 +118,7 @@ class ChoicesAnswer:
         else:
             arguments = (self._choices, self._usage(), self._facts())
             if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
-                body = await self._off_loop.run(self._head.client.holder, self._format.whole, *arguments)
+                body = await self._tools.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
             else:
                 body = self._format.whole(*arguments)
             self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
@@ -156,7 +157,7 @@ class ChoicesAnswer:
             first = number * call.n
             text = prompt
             if type(prompt) is bytes:
-                text = await self._prompts.decode(prompt, "prompt", self._head.client.holder)
+                text = await self._tools.prompts.decode(prompt, "prompt", self._head.client.holder)
             for choice in self._choices[first : first + call.n]:
                 choice.prompt_text = str(text)
 
@@ -170,7 +171,7 @@ class ChoicesAnswer:
                 return self._send(choice)
             return None
 
-        await self._dispatcher.run(request, _GRANTED, take)
+        await self._tools.dispatcher.run(request, _GRANTED, take)
         assert request.finish_reason is not None
         choice.reason = "length" if call.unseen else request.finish_reason.value
         if not call.unseen:
@@ -203,7 +204,7 @@ class ChoicesAnswer:
         async with self._writing:
             events = b"" if choice.begun else self._format.begin(choice)
             if self._format.entries(choice) > INLINE_ENTRIES:
-                events += await self._off_loop.run(self._head.client.holder, self._format.event, choice)
+                events += await self._tools.off_loop.run(self._head.client.holder, self._format.event, choice)
             else:
                 events += self._format.event(choice)
             if not self._reply.begun:
@@ -222,7 +223,7 @@ class ChoicesAnswer:
     def _facts(self) -> Facts | None:
         if not self._head.report:
             return None
-        reports = [request.report(self._clock()) for request in self._requests]
+        reports = [request.report(self._tools.clock()) for request in self._requests]
         return reports[0] if len(reports) == 1 else {"choices": reports}
 
 

@@ -70,7 +70,9 @@ class Completions:
                 head.facts = partial(facts_of, (request,))
                 answer_format = make_format(head.unique, call.model, int(time.time()), call.include_usage)
                 if call.stream:
-                    await self._stream(head, request, ticket, answer_format, call.include_usage, reply)
+                    events = _Events(request, ticket, answer_format, reply)
+                    await self.dispatcher.run(request, ticket, events.take)
+                    await events.end(call.include_usage, self._facts(head, request))
                 else:
                     await self._whole(head, request, ticket, answer_format, reply)
             return 200
@@ -102,30 +104,18 @@ class Completions:
         holder = head.client.holder
         asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
         tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, int(time.time()))
-        answer = ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools)
-        await answer.run()
+        await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
         await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None
-        facts = request.report(self.clock()) if head.report else None
-        body = answer_format.whole("".join(texts), request.finish_reason.value, request.usage(), facts)
+        facts, usage = self._facts(head, request), request.usage()
+        body = answer_format.whole("".join(texts), request.finish_reason.value, usage, facts)
         reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
-    async def _stream(
-        self,
-        head: Head,
-        request: Request,
-        ticket: Ticket,
-        answer_format: Format,
-        include_usage: bool,
-        reply: Reply,
-    ) -> None:
-        events = _Events(request, ticket, answer_format, reply)
-        await self.dispatcher.run(request, ticket, events.take)
-        facts = request.report(self.clock()) if head.report else None
-        await events.end(include_usage, facts)
+    def _facts(self, head: Head, request: Request) -> Facts | None:
+        return request.report(self.clock()) if head.report else None
 
 
 def _wishes(head: Head) -> Wishes:
