@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from bench.far_lb import launch_far
 from bench.report import percentile
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.regions import LocalRegions, RegionsSpec
@@ -65,10 +66,8 @@ def live(
             for number, region in names
             if trip_s(system.alone, region)
         )
-        options = ClusterSpec(
-            **{**vars(spec), "mixed": len(names), "extra": {"lb": (*routing, "--test-instance-delays-ms", far)}}
-        )
-        with LocalCluster(options) as cluster:
+        options = ClusterSpec(**{**vars(spec), "mixed": len(names), "extra": {"lb": (*routing, "--far", far)}})
+        with LocalCluster(options, launch=launch_far) as cluster:
             yield Live(dict.fromkeys(regions, cluster.http), {each: trip_s(system.alone, each) for each in regions})
         return
     delays_ms = {f"{one}:{other}": seconds * 1e3 for (one, other), seconds in delays.items()}

@@ -40,7 +40,7 @@ COMPILED = (
         f"frontdoor/instances/{name}.py"
         for name in (
             *("ask", "choices", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("key_chains", "kind", "metrics", "models", "prompts", "request", "routes", "routing", "tokenize"),
+            *("key_chains", "kind", "metrics", "models", "prompts", "request", "routes", "tokenize"),
             *("worker_session", "worker_sessions"),
         )
     ),
@@ -73,6 +73,7 @@ LEFT_OUT = {
     "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "as frontdoor/access_log.py",
     "frontdoor/https.py": "run once",
+    "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
 }

@@ -23,12 +23,10 @@ from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
-from pinyon.frontdoor.instances.routing import Routing
 from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from pinyon.frontdoor.regions.named import parse_delays
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.keys import read_upstream_keys
 from pinyon.http.budget import Budget
@@ -65,7 +63,6 @@ class Lb(LoadBalancer):
             security.channels,
             lambda *heard: self.clusters.load(*heard),
             lambda *lost: self.clusters.silent(*lost),
-            delays_s=parse_delays(settings.test_instance_delays_ms),
         )
         self.clusters: Clusters = Clusters(
             self.models, self.workers, settings.conductor, self._make_conductor, self._make_view, clock
@@ -86,7 +83,7 @@ class Lb(LoadBalancer):
         by_routing = settings.place_by == "routing"
         kind = InstanceKind(self.clusters, self.workers, self.models, regions, metrics, limits, clock, by_routing)
         loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
-        self.dispatcher = Dispatcher(loop, self.models, Routing(self.models, security.secret), self.recorder)
+        self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(
             admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock
@@ -107,12 +104,12 @@ class Lb(LoadBalancer):
         serving = TokenServing(
             self.arrivals(metrics),
             self.models,
-            self.prompts,
-            self.dispatcher,
             self.access,
             Budget(settings.bodies_limit_mib << 20),
             timeout_s,
             clock,
+            self.prompts,
+            self.dispatcher,
         )
         self.join(serving, regions, metrics)
         self.administer(self.recorder.record, self.clusters.watch)

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +19,7 @@ from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
+from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.coalesced import Coalesced
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.cors import Cors
@@ -31,7 +32,7 @@ from pinyon.frontdoor.readiness import Readiness, Watched
 from pinyon.frontdoor.regions.arrival import Arrivals
 from pinyon.frontdoor.regions.inbound import InboundParts, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.regions.membership import Membership, Serves
+from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.servicer import PEER_CALLERS, PeerServicer
@@ -47,7 +48,8 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
-from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS
+from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS, OpenSession
+from pinyon.runtime.distance import delayed
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_name, region_name
 from pinyon.runtime.json_file import read_json
@@ -77,18 +79,6 @@ class Given:
     security: Security = NO_SECURITY
 
 
-class Part(Protocol):
-    """What runs from ``start`` to ``close``."""
-
-    def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class Clusters(Part, Serves, Protocol):
-    """What requests go to here, and who acts on what the controller says of it."""
-
-
 class LoadBalancer:
     """The parts, wired; nothing is started. ``start`` → ``close``. A kind of load balancer adds what its requests go
     to: its constructor calls :meth:`open_doors` and then :meth:`join`."""
@@ -99,7 +89,8 @@ class LoadBalancer:
     http: HttpServer
     grpc: GrpcServer
     https: Https | None
-    clusters: Clusters
+    clusters: Adopted[Any]
+    """What requests go to here."""
     inbound: InboundParts
     membership: Membership
 
@@ -145,14 +136,12 @@ class LoadBalancer:
     def links(self, unread_tokens: int) -> RegionLinks:
         """To other regions."""
         given = self.given
-        return RegionLinks(
-            self.own,
-            self.models,
-            unread_tokens,
-            given.clock,
-            given.security.channels,
-            parse_delays(given.settings.test_region_delays_ms),
-        )
+        delays_s = parse_delays(given.settings.test_region_delays_ms)
+
+        def sessions_to(region: str) -> OpenSession:
+            return delayed(given.security.channels.sessions_to(region_name(region)), delays_s.get(region, 0.0))
+
+        return RegionLinks(self.own, self.models, unread_tokens, given.clock, sessions_to)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
         """Makes the HTTP and the gRPC server, which say whether ``watched`` serves."""

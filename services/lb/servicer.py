@@ -12,11 +12,12 @@ import grpc
 
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, InvalidArgument
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import NO_LIMIT, SAMPLING_FIELDS, check_geographies
 from pinyon.frontdoor.access_log import grpc_call
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
+from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import traceparent
 from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
@@ -111,8 +112,9 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                     seen.facts = partial(facts_of, (state,))
                     await self._serve(state, ticket, context, seen.request_id)
         except TimeoutError:
-            whose = "the load balancer's --request-timeout-s" if timeout_s == self._timeout_s else "the call's deadline"
-            raise DeadlineExceeded(f"The request took longer than {timeout_s:g} s, {whose}.") from None
+            if timeout_s < self._timeout_s:
+                raise late(timeout_s, ", the call's deadline") from None
+            raise late(timeout_s) from None
 
     async def _serve(self, state: Request, ticket: Ticket, context: Context, request_id: str) -> None:
         asks, told = state.ask.sampling.prompt_logprobs, False

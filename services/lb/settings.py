@@ -128,9 +128,6 @@ class LbSettings(JournalSettings):
         "",
         description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
     )
-    test_instance_delays_ms: Annotated[str, checked(parse_delays)] = Field(
-        "", description="the same to instances whose ids begin so: PREFIX=MILLISECONDS, with commas"
-    )
     test_region_delays_ms: Annotated[str, checked(parse_delays)] = Field(
         "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
     )

@@ -61,8 +61,8 @@ class UpstreamLb(LoadBalancer):
         forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, metrics.broken, reading, clock)
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
-            self.arrivals(metrics), forwarding, models, settings.http_limits(), self.bodies, self.access,
-            settings.request_timeout_s, clock,
+            self.arrivals(metrics), models, self.access, self.bodies, settings.request_timeout_s, clock, forwarding,
+            settings.http_limits(),
         )  # fmt: skip
         self.join(serving, regions, metrics)
         self.administer()

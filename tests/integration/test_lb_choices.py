@@ -134,7 +134,7 @@ async def test_one_choice_that_fails_ends_all(stream):
             if stream:
                 assert (await connection.head())[0] == 200
                 events = await connection.chunk()
-            bench.lb.dispatcher._loop._kind._limits = LoopLimits(attempts=1)
+            bench.lb.dispatcher._loop._kind.limits = LoopLimits(attempts=1)
             bench.conductor.workers = []
             worker.die_at = 1
             worker.go.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import DONE, Asked, Wire, generate
 from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
@@ -30,13 +31,13 @@ async def test_a_client_that_leaves_is_gone_on_every_hop():
 
 
 @REPLACES_METHODS
-async def test_a_deadline_crosses_regions():
+async def test_a_deadline_crosses_regions(monkeypatch):
     async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", room=True)
         await regions.full("us")
-        us.lb.app._routes._forwarding._limits = us.lb.app._routes._forwarding._limits.__class__(request_s=3.0)
+        us.lb.inbound.serving.forwarding.limits = ForwardingLimits(request_s=3.0)
         server = eu.servers[0]
 
         async def forever(asked: Asked, wire: Wire) -> None:
@@ -44,13 +45,14 @@ async def test_a_deadline_crosses_regions():
 
         server.answer = forever
         heads = []
-        serving = eu.lb.inbound.serving.forwarding.serve_forwarded
+        serve = Forwarding.serve_forwarded
 
-        async def seen(head, body, reply, incoming):
-            heads.append(incoming)
-            return await serving(head, body, reply, incoming)
+        async def seen(self, head, body, reply, incoming):
+            if incoming.sender:
+                heads.append(incoming)
+            return await serve(self, head, body, reply, incoming)
 
-        eu.lb.inbound.serving.forwarding.serve_forwarded = seen
+        monkeypatch.setattr(Forwarding, "serve_forwarded", seen)
         reply = await us.chat()
         assert reply.status == 504
         assert 0 < heads[0].limit_s <= 3.0

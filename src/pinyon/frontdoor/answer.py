@@ -9,43 +9,11 @@ from typing import Protocol
 from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.failures import Broke
 
-__all__ = ["Answer", "Source", "Sourced"]
+__all__ = ["Answer", "Source"]
 
 HIGH_BYTES = 256 << 10
 """With more that nobody has taken the server is not read any further, until there is a quarter of it."""
 LOW_BYTES = HIGH_BYTES // 4
-
-
-class Answer(Protocol):
-    """Of any target: a server, or another region. ``close`` at the end, however that came."""
-
-    status: int
-    fields: list[tuple[bytes, bytes]]
-    """Header fields, names in lower case."""
-
-    @property
-    def length(self) -> int:
-        """Bytes of the body, if it said so; -1: it did not."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """All of it is here."""
-        ...
-
-    async def read(self) -> bytes:
-        """What has come since, as soon as there is something; empty at the end. Raises :class:`PinyonError` where it
-        ends early."""
-        ...
-
-    async def pour(self, push: Callable[[bytes], bool]) -> None:
-        """What comes is given to ``push`` as it comes, until that says that it takes no more so, or the last of it is
-        here, or it ends early: what is left then is to be :meth:`read`. Raises what ``push`` does."""
-        ...
-
-    def close(self) -> None:
-        """Nobody wants more of it: if it is not complete, the server learns of that. Calling it twice is fine."""
-        ...
 
 
 class Source(Protocol):
@@ -55,16 +23,17 @@ class Source(Protocol):
 
     def resume(self) -> None: ...
 
-    def give_up(self, answer: Sourced) -> None:
+    def give_up(self, answer: Answer) -> None:
         """It is of no interest any more."""
         ...
 
 
-class Sourced:
-    """An :class:`Answer` that a :class:`Source` fills."""
+class Answer:
+    """Of any target: a server, or another region. A :class:`Source` fills it. ``close`` at the end, however that
+    came."""
 
-    __slots__ = ("_error", "_length", "_paused", "_pieces", "_push", "_size", "_source", "_waiter", "begun", "complete",
-                 "fields", "has_head", "status")  # fmt: skip
+    __slots__ = ("_error", "_paused", "_pieces", "_push", "_size", "_source", "_waiter", "begun", "complete", "fields",
+                 "has_head", "length", "status")  # fmt: skip
 
     def __init__(self, source: Source) -> None:
         self._source: Source | None = source
@@ -74,17 +43,16 @@ class Sourced:
         self._error: PinyonError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._push: Callable[[bytes], bool] | None = None
-        self._length = -1
+        self.length = -1
+        """Bytes of the body, if it said so; -1: it did not."""
         self.status = 0
         self.fields: list[tuple[bytes, bytes]] = []
+        """Header fields, names in lower case."""
         self.begun = False
         """A byte of it has come."""
         self.has_head = False
         self.complete = False
-
-    @property
-    def length(self) -> int:
-        return self._length
+        """All of it is here."""
 
     async def head(self) -> None:
         """Until the head is here. Raises :class:`Broke`, or what it :meth:`failed` with; whoever does not want it any
@@ -99,6 +67,8 @@ class Sourced:
                 raise
 
     async def read(self) -> bytes:
+        """What has come since, as soon as there is something; empty at the end. Raises :class:`PinyonError` where it
+        ends early."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -108,6 +78,8 @@ class Sourced:
         return self._take()
 
     async def pour(self, push: Callable[[bytes], bool]) -> None:
+        """What comes is given to ``push`` as it comes, until that says that it takes no more so, or the last of it is
+        here, or it ends early: what is left then is to be :meth:`read`. Raises what ``push`` does."""
         if self._pieces or self.complete or self._error is not None:
             return
         self._push = push
@@ -125,6 +97,7 @@ class Sourced:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
+        """Nobody wants more of it: if it is not complete, the server learns of that. Calling it twice is fine."""
         source, self._source = self._source, None
         if source is not None:
             self._pieces.clear()
@@ -141,7 +114,7 @@ class Sourced:
 
     def got_head(self, status: int, fields: list[tuple[bytes, bytes]], length: int) -> None:
         """As for :meth:`got` and :meth:`got_all`, whoever waits learns of it when it has :meth:`arrived`."""
-        self.status, self.fields, self._length = status, fields, length
+        self.status, self.fields, self.length = status, fields, length
         self.has_head = True
 
     def got(self, data: bytes) -> None:

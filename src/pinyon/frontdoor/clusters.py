@@ -1,4 +1,5 @@
-"""Clusters of other regions that are served from here while no load balancer of their own lives (SkyWalker §4.2).
+"""What is served from here: the region's own, and clusters of other regions while no load balancer of their own lives
+(SkyWalker §4.2).
 
 Which ones these are is what the regional controller says. What runs in one that is given back runs on to its end.
 """
@@ -6,7 +7,7 @@ Which ones these are is what the regional controller says. What runs in one that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from pinyon.federation.view import Cluster as Told
@@ -23,7 +24,8 @@ _log = get_logger("lb.clusters")
 
 
 class Adopted(Generic[C]):
-    """``adopt`` whenever that changes → ``give_all_back``. A kind of cluster says how one begins and ends."""
+    """``start`` → ``own`` and ``adopt`` whenever that changes → ``close``, which gives all back. A kind of cluster says
+    how one begins and ends."""
 
     def __init__(self, models: ServedModels) -> None:
         self.models = models
@@ -55,17 +57,26 @@ class Adopted(Generic[C]):
         self.models.give_back(name)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        self.given_back(cluster)
 
     # -- what a kind of cluster says
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def own(self, clusters: Sequence[Told]) -> None:
+        """What the controller says of the region's own."""
+        raise NotImplementedError
 
     def serves(self, told: Told) -> bool:
         """Whether it is one of this kind."""
         raise NotImplementedError
 
     def is_same(self, cluster: C, told: Told) -> bool:
-        """Whether it is the one that is served already; else that one ends first."""
-        raise NotImplementedError
+        """Whether it is the one of that name that is served already; else that one ends first."""
+        return True
 
     def begin(self, name: str, told: Told) -> C:
         raise NotImplementedError
@@ -75,9 +86,5 @@ class Adopted(Generic[C]):
         raise NotImplementedError
 
     def end(self, cluster: C) -> Coroutine[Any, Any, None]:
-        """Ends what hears of it. Requests that run there run on."""
-        raise NotImplementedError
-
-    def given_back(self, cluster: C) -> None:
-        """It is not one of ours any more."""
+        """It is not one of ours any more: ends what hears of it. Requests that run there run on."""
         raise NotImplementedError

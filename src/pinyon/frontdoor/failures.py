@@ -1,12 +1,27 @@
-"""What goes wrong with other people's servers. Messages are for clients: servers' addresses are in logs only."""
+"""What goes wrong with a request on its way, and with other people's servers. Messages are for clients: servers'
+addresses are in logs only."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from pinyon.core.errors import Unavailable
+from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, Unavailable
+from pinyon.http.answer import Reply
+from pinyon.runtime.logging import get_logger
 
-__all__ = ["REGION_FIELD", "REJECTED_FIELD", "Absent", "Broke", "ConnectionsFull", "NoRoom", "Refused"]
+__all__ = [
+    "REGION_FIELD",
+    "REJECTED_FIELD",
+    "Absent",
+    "Broke",
+    "ConnectionsFull",
+    "NoRoom",
+    "Refused",
+    "broken_by",
+    "late",
+]
+
+_log = get_logger("lb.http")
 
 
 REGION_FIELD = "region"
@@ -56,3 +71,21 @@ class Refused(Unavailable):
     def __init__(self, message: str, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
         super().__init__(message)
         self.status, self.body, self.kind, self.fields = status, body, kind, fields
+
+
+def late(limit_s: float, whose: str = ", the load balancer's --request-timeout-s") -> DeadlineExceeded:
+    """A request took longer than it may, by the limit of ``whose``."""
+    return DeadlineExceeded(f"The request took longer than {limit_s:g} s{whose}.")
+
+
+def broken_by(error: Exception, reply: Reply, limit_s: float, log_id: str) -> PinyonError:
+    """Returns what an answer that has begun ends with. While it has not, that is raised: it has a status of its own.
+    ``limit_s`` is what a :class:`TimeoutError` is of."""
+    if isinstance(error, TimeoutError):
+        error = late(limit_s)
+    if not reply.begun:
+        raise error
+    if isinstance(error, PinyonError):
+        return error
+    _log.error("uncaught error in an answer", exc_info=error, extra={"request_id": log_id})
+    return Internal("internal error")

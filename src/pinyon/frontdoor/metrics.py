@@ -5,20 +5,27 @@ The gauges read the state when they are scraped, so they are exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound
+from pinyon.core.request import Usage
+from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.line import Line
-from pinyon.runtime.tally import Count
+from pinyon.runtime.tally import Count, Tally
 
-__all__ = ["E2E_BUCKETS_S", "TTFT_BUCKETS_S", "DoorMetrics"]
+__all__ = ["DoorMetrics", "RequestMetrics"]
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 PAGE_REST = 20
 """A page of metrics is good for so many times what it took to make: anybody may ask, as often as he likes."""
+
+F = TypeVar("F", bound=Flight)
 
 
 class DoorMetrics:
@@ -85,3 +92,72 @@ class DoorMetrics:
             self._page = generate_latest(self.page_registry)
             self._page_until_s = started_s + PAGE_REST * (clock() - started_s)
         return self._page
+
+
+class RequestMetrics(DoorMetrics, Generic[F]):
+    """And of whole requests. The loop says when one begins, is tried again and ends; a kind of target reads from its
+    own how it went, and adds what only that kind has."""
+
+    def __init__(self, registry: CollectorRegistry, line: Line, models: Sequence[str] = ()) -> None:
+        """``models``: shown from the beginning."""
+        super().__init__(registry, line)
+        self._finished = Count(
+            "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"), registry=registry
+        )
+        self._first = Tally(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to the first token, or an answer's first bytes, of requests that got one",
+            "model",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._whole = Tally(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to the last token, or an answer's last bytes, of answered requests",
+            "model",
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self._prompt, self._generated, self._cached = [
+            Count(f"pinyon_lb_{name}_tokens", text, ("model",), registry=registry)
+            for name, text in (
+                ("prompt", "Prompt tokens of answered requests"),
+                ("generated", "Tokens generated"),
+                ("cached", "Prompt tokens reused"),
+            )
+        ]
+        for model in models:
+            self._first.show(model)
+            self._whole.show(model)
+            self._took(model, Usage(0, 0, 0))
+        self._retries = Count("pinyon_lb_retries", "Attempts after one that failed", registry=registry)
+
+    def began(self, flight: F) -> None:
+        """It will have :meth:`ended`."""
+
+    def retried(self, flight: F) -> None:
+        """Another attempt follows one that failed."""
+        self._retries.add()
+
+    def ended(self, flight: F, outcome: str, now_s: float) -> None:
+        """``outcome`` is one of a few words: it is a label. Calls :meth:`count`."""
+        raise NotImplementedError
+
+    def count(
+        self, flight: F, outcome: str, now_s: float, first_s: float, used: Usage | None, *, answered: bool
+    ) -> None:
+        """``first_s`` is when the first of an answer was there; 0: nothing came. ``answered``: all of it."""
+        model = flight.served.name
+        self._finished.add((outcome, model))
+        if first_s:
+            self._first.observe(first_s - flight.arrived_s, model)
+        if answered:
+            self._whole.observe(now_s - flight.arrived_s, model)
+        if used is not None:
+            self._took(model, used)
+
+    def _took(self, model: str, used: Usage) -> None:
+        labels = (model,)
+        self._prompt.add(labels, used.prompt_tokens)
+        self._generated.add(labels, used.completion_tokens)
+        self._cached.add(labels, used.cached_tokens)

@@ -14,12 +14,13 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
 from pinyon.frontdoor.admission import Turn
 from pinyon.frontdoor.flight import Flight
+from pinyon.frontdoor.metrics import RequestMetrics
 from pinyon.frontdoor.seekers import Seekers
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.telemetry import Telemetry
 
-__all__ = ["TRIES_MAX", "Counted", "Kind", "LoopLimits", "RequestLoop"]
+__all__ = ["TRIES_MAX", "Kind", "LoopLimits", "RequestLoop"]
 
 NEWS_S: Final = 0.5
 """Room may come up without news of it."""
@@ -81,16 +82,6 @@ class Kind(Protocol[F_contra]):
         ...
 
 
-class Counted(Protocol[F_contra]):
-    """What counts requests."""
-
-    def began(self, flight: F_contra) -> None: ...
-
-    def ended(self, flight: F_contra, outcome: str, now_s: float) -> None: ...
-
-    def retried(self, flight: F_contra) -> None: ...
-
-
 class RequestLoop(Generic[F]):
     """One per load balancer. Every request runs in the task that calls :meth:`run`."""
 
@@ -98,7 +89,7 @@ class RequestLoop(Generic[F]):
         self,
         models: ServedModels,
         kind: Kind[F],
-        counted: Counted[F],
+        counted: RequestMetrics[F],
         telemetry: Telemetry,
         limits: LoopLimits,
         clock: Clock,

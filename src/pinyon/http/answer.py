@@ -31,6 +31,11 @@ _STATUS_LINES = {int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.enc
 class Reply(Protocol):
     """One request's answer: ``whole``, or ``begin``, ``send`` as often as wanted, ``end``."""
 
+    @property
+    def begun(self) -> bool:
+        """It is too late for another status."""
+        ...
+
     def whole(self, status: int, body: bytes, content_type: bytes = JSON, fields: bytes = b"") -> None: ...
 
     def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = STREAM) -> None:

@@ -37,7 +37,7 @@ def context_of(*names: str) -> SimpleNamespace:
     ids=["its region", "another region", "no region", "no certificate"],
 )
 def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
-    serving = SimpleNamespace(geography=Geography())
+    serving = SimpleNamespace(arrivals=SimpleNamespace(geography=Geography))
     door = PeerServicer(SimpleNamespace(own=Peer("us-0", "us", ""), serving=serving))
     hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", version=PEER_VERSION)
     if admitted:

@@ -15,6 +15,7 @@ from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.servicer import PEER_CALLERS
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.identity import region_name
 from tests.tls_files import TestAuthority
 
 WAIT_S = 30.0
@@ -46,7 +47,7 @@ async def test_who_is_of_another_region_is_not_spoken_with(tmp_path: Path, regio
     address = await server.start()
     own = Peer("us-0", "us", "")
     channels = Channels(authority.tls("lb", "us-0", region="us"))
-    links = RegionLinks(own, Ways(), 1, time.monotonic, channels)  # type: ignore[arg-type]
+    links = RegionLinks(own, Ways(), 1, time.monotonic, lambda name: channels.sessions_to(region_name(name)))  # type: ignore[arg-type]
     try:
         links.know([Peer("eu-0", "eu", address)])
         async with asyncio.timeout(WAIT_S if spoken_with else 1.0):

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.answer import Sourced
+from pinyon.core.request import Usage
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
 from pinyon.frontdoor.upstreams.fields import from_server, to_server
@@ -22,7 +23,7 @@ from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.reading import read_asked
 from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
-from pinyon.frontdoor.upstreams.usage import Used, read_usage
+from pinyon.frontdoor.upstreams.usage import read_usage
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
 from tests.tcp_server import tcp_server
@@ -187,10 +188,10 @@ def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
 @pytest.mark.parametrize(
     ("tail", "used"),
     [
-        (b'{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}', Used(5, 2, 0)),
-        (b'x"usage": {"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Used(5, 0, 5)),
-        (b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\ndata: {"usage":null}\n\n', Used(5, 1, 0)),
-        (b'{"usage":{"input_tokens":5,"output_tokens":3}}', Used(5, 3, 0)),
+        (b'{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}', Usage(5, 2, 0)),
+        (b'x"usage": {"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Usage(5, 0, 5)),
+        (b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\ndata: {"usage":null}\n\n', Usage(5, 1, 0)),
+        (b'{"usage":{"input_tokens":5,"output_tokens":3}}', Usage(5, 3, 0)),
         (b'{"usage":{"prompt_tokens":-5}}', None),
         (b'{"usage":{"prompt_tokens":5', None),
         (b'{"usage":[]}', None),
@@ -198,7 +199,7 @@ def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
         (b"", None),
     ],
 )
-def test_usage_at_the_end_of_an_answer(tail: bytes, used: Used | None) -> None:
+def test_usage_at_the_end_of_an_answer(tail: bytes, used: Usage | None) -> None:
     assert read_usage(tail) == used
 
 
@@ -211,7 +212,7 @@ class Nowhere:
     def resume(self) -> None:
         pass
 
-    def give_up(self, answer: Sourced) -> None:
+    def give_up(self, answer: Answer) -> None:
         pass
 
 
@@ -221,6 +222,7 @@ class Sent:
     def __init__(self, behind: list[bool]) -> None:
         self.pieces: list[bytes] = []
         self.ended: list[bytes] = []
+        self.begun = False
         self._behind = behind
 
     def whole(self, status: int, body: bytes, content_type: bytes = b"", fields: bytes = b"") -> None:
@@ -228,6 +230,7 @@ class Sent:
 
     def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = -1) -> None:
         assert not self.pieces
+        self.begun = True
 
     async def send(self, data: bytes) -> None:
         assert data
@@ -250,7 +253,7 @@ async def pass_on(
     batches: list[list[bytes]], behind: list[bool], pauses: list[bool], breaks: bool, kind: bytes
 ) -> Sent:
     """Pieces of a batch come at once; between two the loop turns, or does not."""
-    sent, answer = Sent(behind), Sourced(Nowhere())
+    sent, answer = Sent(behind), Answer(Nowhere())
     answer.begun = True
     answer.got_head(200, [(b"content-type", kind)], -1)
     passing = Passing(answer, sent, b"", lambda: 1.0)
@@ -303,7 +306,7 @@ def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None
 async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
     async def seconds(event: bytes) -> float:
         """To pass on 60,000 bytes of such events, one by one."""
-        answer, sent = Sourced(Nowhere()), Sent([])
+        answer, sent = Answer(Nowhere()), Sent([])
         answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
         running = asyncio.ensure_future(Passing(answer, sent, b"", lambda: 1.0).run())
         await asyncio.sleep(0)
@@ -327,7 +330,7 @@ async def test_what_goes_wrong_in_passing_on_ends_it() -> None:
         def push(self, data: bytes) -> bool:
             raise KeyError("wrong")
 
-    answer = Sourced(Nowhere())
+    answer = Answer(Nowhere())
     answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
     running = asyncio.ensure_future(Passing(answer, Wrong([]), b"", lambda: 1.0).run())
     await asyncio.sleep(0)

@@ -23,6 +23,8 @@ from pinyon.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pinyon.runtime.channel import open_session
+from pinyon.runtime.distance import delayed
 from pinyon.runtime.duplex import Accepted, Dialed, Method, Redialer
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.http2 import client
@@ -160,6 +162,26 @@ async def test_in_good_order_everything_is_answered_after_the_last_message() -> 
     assert got == list(range(100))
     assert stream.spoke
     assert stream.ending
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_far_away_all_comes_later_and_in_order(refuses: bool) -> None:
+    loop, got = asyncio.get_running_loop(), list[int]()
+
+    def take(answer: Answer) -> None:
+        got.extend(each.stream_id for each in answer.updates)
+
+    async def refuse(stream: Accepted[Answer, Ask]) -> None:
+        raise FailedPrecondition("not now")
+
+    async with Server(refuse if refuses else echo) as server:
+        began_s = loop.time()
+        stream = Dialed(server.address, METHOD, WAIT_S, delayed(open_session, 0.1))
+        error = await ends(stream.run(take, says(*range(100))))
+        took_s = loop.time() - began_s
+        assert isinstance(error, FailedPrecondition) if refuses else error is None
+    assert got == ([] if refuses else [*range(100)])
+    assert took_s >= (0.1 if refuses else 0.2)
 
 
 async def test_messages_larger_than_a_window_pass_both_ways() -> None:

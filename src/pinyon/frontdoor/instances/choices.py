@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
-from pinyon.frontdoor.instances.side_by_side import GRANTED, run_side_by_side
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
@@ -24,11 +25,16 @@ from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoice
 from pinyon.openai.format import DONE, Facts
 from pinyon.openai.parse import Call
 
-__all__ = ["AnswerTools", "ChoicesAnswer", "EventStream"]
+__all__ = ["AnswerTools", "ChoicesAnswer", "begin_events"]
 
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
+
+
+def begin_events(reply: Reply, ticket: Ticket) -> None:
+    """A streamed answer's head."""
+    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
 
 
 class AnswerTools(NamedTuple):
@@ -42,39 +48,48 @@ class AnswerTools(NamedTuple):
     """When the answer was made, as it says (Unix time)."""
 
 
-class EventStream:
-    """What a streamed answer goes out by. It begins with the first text: until then a failure still has a status of
-    its own."""
+class _Granted:
+    """The :class:`pinyon.frontdoor.admission.Turn` of a choice: its slot is held for it."""
 
-    __slots__ = ("begun", "reply")
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        return True
 
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.begun = False
+    async def wait(self) -> None:
+        pass
 
-    def begin(self, ticket: Ticket) -> None:
-        self.begun = True
-        self.reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+    def release(self) -> None:
+        pass
+
+    async def again(self, demand: int) -> bool:
+        return False
+
+    def leave(self, used_tokens: int = 0) -> None:
+        pass
+
+
+_GRANTED = _Granted()
 
 
 class ChoicesAnswer:
-    """One call's. ``stream`` is used for a whole answer, too."""
+    """One call's, whose choices run side by side."""
 
     def __init__(
         self,
         call: Call,
         asks: Sequence[Ask],
         head: Head,
+        reply: Reply,
         ticket: Ticket,
-        stream: EventStream,
         deadline_s: float,
         tools: AnswerTools,
     ) -> None:
         self._call = call
         self._head = head
         self._tools = tools
+        self._reply = reply
         self._ticket = ticket
-        self._stream = stream
+        self._waiting: deque[int] = deque()
+        """Choices that do not run yet."""
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
         self._format: Choices = make(head.unique, tools.created_s, call, tools.prompts.tokenizer, tools.prompts.texts)
@@ -95,21 +110,46 @@ class ChoicesAnswer:
             ticket.release()  # each choice is chosen a target for itself
             if self._call.echo:
                 await self._read_prompts()
-            await run_side_by_side(ticket, [self._runner(index) for index in range(len(requests))])
+            await self._run_all()
         finally:
             ticket.leave(sum(request.used_tokens for request in requests))
         if self._call.stream:
-            await self._stream.reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
         else:
             arguments = (self._choices, self._usage(), self._facts())
             if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
                 body = await self._tools.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
             else:
                 body = self._format.whole(*arguments)
-            self._stream.reply.whole(200, body, JSON, rate_fields(ticket.levels))
+            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
-    def _runner(self, index: int) -> Callable[[], Awaitable[None]]:
-        return lambda: self._run(self._requests[index], self._choices[index])
+    async def _run_all(self) -> None:
+        """The call's own slot runs one choice after the other, so it ends however full it is, and never waits for a
+        second one. What slots are spare run others at the same time, each for one choice: then whoever waits has it.
+
+        Raises the first error; then all of them have ended.
+        """
+        waiting = self._waiting
+        waiting.extend(range(len(self._requests)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                while waiting:
+                    index = waiting.popleft()
+                    self._spread(group)
+                    await self._run(index)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _spread(self, group: asyncio.TaskGroup) -> None:
+        while self._waiting and (place := self._ticket.spare()) is not None:
+            task = group.create_task(self._run_in(place, group, self._waiting.popleft()))
+            task.add_done_callback(partial(_leave, place))
+
+    async def _run_in(self, place: Place, group: asyncio.TaskGroup, index: int) -> None:
+        place.release()
+        await self._run(index)
+        place.leave()
+        self._spread(group)
 
     async def _read_prompts(self) -> None:
         call = self._call
@@ -121,8 +161,8 @@ class ChoicesAnswer:
             for choice in self._choices[first : first + call.n]:
                 choice.prompt_text = str(text)
 
-    async def _run(self, request: Request, choice: Choice) -> None:
-        call = self._call
+    async def _run(self, index: int) -> None:
+        call, request, choice = self._call, self._requests[index], self._choices[index]
         rich = call.sampling.logprobs >= 0 or call.return_token_ids
 
         def take(delta: Delta) -> Awaitable[None] | None:
@@ -131,7 +171,7 @@ class ChoicesAnswer:
                 return self._send(choice)
             return None
 
-        await self._tools.dispatcher.run(request, GRANTED, take)
+        await self._tools.dispatcher.run(request, _GRANTED, take)
         assert request.finish_reason is not None
         choice.reason = "length" if call.unseen else request.finish_reason.value
         if not call.unseen:
@@ -167,9 +207,9 @@ class ChoicesAnswer:
                 events += await self._tools.off_loop.run(self._head.client.holder, self._format.event, choice)
             else:
                 events += self._format.event(choice)
-            if not self._stream.begun:
-                self._stream.begin(self._ticket)
-            await self._stream.reply.send(events)
+            if not self._reply.begun:
+                begin_events(self._reply, self._ticket)
+            await self._reply.send(events)
 
     def _usage(self) -> Usage:
         """Each prompt counts once, and what was reused of it by its first choice."""
@@ -185,3 +225,7 @@ class ChoicesAnswer:
             return None
         reports = [request.report(self._tools.clock()) for request in self._requests]
         return reports[0] if len(reports) == 1 else {"choices": reports}
+
+
+def _leave(place: Place, _: asyncio.Task[None]) -> None:
+    place.leave()

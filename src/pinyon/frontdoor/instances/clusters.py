@@ -29,8 +29,8 @@ HOME = ""
 class Cluster:
     """``conductor`` and the ``view`` of its instances. Those ``removed`` get nothing new."""
 
-    def __init__(self, name: str, region: str, address: str, view: InstanceView) -> None:
-        self.name, self.region, self.address = name, region, address
+    def __init__(self, name: str, address: str, view: InstanceView) -> None:
+        self.name, self.address = name, address
         self.view = view
         self.conductor: ConductorSession
         self.removed: frozenset[str] = frozenset()
@@ -54,10 +54,10 @@ class Clusters(Adopted[Cluster]):
         self._make_conductor = make_conductor
         self._make_view = make_view
         self._clock = clock
-        self.home = self._make(HOME, models.region, home_address)
+        self.home = self._make(HOME, home_address)
 
-    def _make(self, name: str, region: str, address: str) -> Cluster:
-        cluster = Cluster(name, region, address, self._make_view(name))
+    def _make(self, name: str, address: str) -> Cluster:
+        cluster = Cluster(name, address, self._make_view(name))
 
         def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
             cluster.view.update(message, self._clock(), first)
@@ -81,7 +81,6 @@ class Clusters(Adopted[Cluster]):
         await self.home.conductor.close()
 
     def own(self, clusters: Sequence[Told]) -> None:
-        """What the controller says of the region's own."""
         for told in clusters:
             self.home.removed = frozenset(told.removed)
 
@@ -91,10 +90,10 @@ class Clusters(Adopted[Cluster]):
         return bool(told.conductor)
 
     def is_same(self, cluster: Cluster, told: Told) -> bool:
-        return (told.region, told.conductor) == (cluster.region, cluster.address)
+        return told.conductor == cluster.address
 
     def begin(self, name: str, told: Told) -> Cluster:
-        cluster = self._make(name, told.region, told.conductor)
+        cluster = self._make(name, told.conductor)
         cluster.conductor.start()
         return cluster
 
@@ -102,10 +101,8 @@ class Clusters(Adopted[Cluster]):
         cluster.removed = frozenset(told.removed)
 
     def end(self, cluster: Cluster) -> Coroutine[Any, Any, None]:
-        return cluster.conductor.close()
-
-    def given_back(self, cluster: Cluster) -> None:
         self._listed(cluster)
+        return cluster.conductor.close()
 
     # -- instances
 

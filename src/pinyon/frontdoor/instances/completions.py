@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import Admission, Ticket
-from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Wishes
-from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, EventStream
+from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, begin_events
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
@@ -25,44 +25,26 @@ from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Form
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 from pinyon.runtime.deadlines import TimeLimit
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["Completions"]
 
 Parse = Callable[[bytes | bytearray], Call]
 
-_log = get_logger("lb.http")
 
-
+@dataclass(slots=True, eq=False)
 class Completions:
     """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte.
 
     ``broken`` is told the error's code of a stream that had begun.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        models: Models,
-        off_loop: OffLoop,
-        broken: Callable[[str], None],
-        timeout_s: float,
-        clock: Clock,
-        unix_clock: Clock = time.time,
-    ) -> None:
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._models = models
-        self._off_loop = off_loop
-        self._broken = broken
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._unix_clock = unix_clock
-
-    def check_place(self, client: Client) -> None:
-        """Raises :class:`ResourceExhausted` if there is no place in the queue: then there is no need to read a body."""
-        self._admission.check(client)
+    admission: Admission
+    dispatcher: Dispatcher
+    models: Models
+    off_loop: OffLoop
+    broken: Callable[[str], None]
+    timeout_s: float
+    clock: Clock
 
     async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
@@ -75,52 +57,39 @@ class Completions:
     async def _answer(
         self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
     ) -> int:
-        stream = EventStream(reply)
-        deadline_s = head.arrived_s + self._timeout_s
+        deadline_s = head.arrived_s + self.timeout_s
         try:
-            with TimeLimit(deadline_s - self._clock()), self._admission.admit(head.client) as ticket:
+            with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
                 if not call.plain:
-                    await self._several(head, call, request_class, ticket, stream, deadline_s)
+                    await self._several(head, call, request_class, ticket, reply, deadline_s)
                     return 200
-                prompts, holder = self._models.of(call.model), head.client.holder
+                prompts, holder = self.models.of(call.model), head.client.holder
                 ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
                 request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                 head.facts = partial(facts_of, (request,))
-                answer_format = make_format(head.unique, call.model, int(self._unix_clock()), call.include_usage)
+                answer_format = make_format(head.unique, call.model, int(time.time()), call.include_usage)
                 if call.stream:
-                    events = _Events(request, ticket, answer_format, stream)
-                    await self._dispatcher.run(request, ticket, events.take)
+                    events = _Events(request, ticket, answer_format, reply)
+                    await self.dispatcher.run(request, ticket, events.take)
                     await events.end(call.include_usage, self._facts(head, request))
                 else:
                     await self._whole(head, request, ticket, answer_format, reply)
-        except TimeoutError:
-            error: PinyonError = DeadlineExceeded(
-                f"The request took longer than {self._timeout_s:g} s, the load balancer's --request-timeout-s."
-            )
-        except PinyonError as raised:
-            error = raised
-        except Exception:
-            if not stream.begun:
-                raise
-            _log.exception("uncaught error in a stream", extra={"request_id": head.log_id})
-            error = Internal("internal error")
-        else:
             return 200
-        if not stream.begun:
-            raise error
+        except Exception as raised:
+            error = broken_by(raised, reply, self.timeout_s, head.log_id)
         # The status line has gone out as 200: the error travels as an event.
         head.broken = error.grpc_code.lower()
-        self._broken(head.broken)
+        self.broken(head.broken)
         await reply.end(error_event(error) + DONE)
         return 200
 
     async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, RequestClass]:
         if is_large(body):
-            call = await self._off_loop.run(head.client.holder, parse, body)
+            call = await self.off_loop.run(head.client.holder, parse, body)
         else:
             call = parse(body)
-        return call, classify(head.labels, call, head.client, self._unix_clock(), "x-pinyon-geographies")
+        return call, classify(head.labels, call, head.client, time.time(), "x-pinyon-geographies")
 
     async def _several(
         self,
@@ -128,25 +97,25 @@ class Completions:
         call: Call,
         request_class: RequestClass,
         ticket: Ticket,
-        stream: EventStream,
+        reply: Reply,
         deadline_s: float,
     ) -> None:
-        prompts = self._models.of(call.model)
+        prompts = self.models.of(call.model)
         holder = head.client.holder
         asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
-        tools = AnswerTools(self._dispatcher, prompts, self._off_loop, self._clock, int(self._unix_clock()))
-        await ChoicesAnswer(call, asks, head, ticket, stream, deadline_s, tools).run()
+        tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, int(time.time()))
+        await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
-        await self._dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
+        await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None
         facts, usage = self._facts(head, request), request.usage()
         body = answer_format.whole("".join(texts), request.finish_reason.value, usage, facts)
         reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
     def _facts(self, head: Head, request: Request) -> Facts | None:
-        return request.report(self._clock()) if head.report else None
+        return request.report(self.clock()) if head.report else None
 
 
 def _wishes(head: Head) -> Wishes:
@@ -154,15 +123,14 @@ def _wishes(head: Head) -> Wishes:
 
 
 class _Events:
-    """A streamed answer. Once it has begun text goes out as it comes, and :meth:`take` is called only while the client
-    does not keep up."""
+    """A streamed answer. It begins with the first text: until then a failure still has a status of its own. From then
+    on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
 
-    def __init__(self, request: Request, ticket: Ticket, answer_format: Format, stream: EventStream) -> None:
+    def __init__(self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         self._request = request
         self._ticket = ticket
         self._format = answer_format
-        self._stream = stream
-        self._reply = stream.reply
+        self._reply = reply
         self._tail = ""
         """Text that came with the end."""
 
@@ -182,9 +150,9 @@ class _Events:
 
     def _opened(self, events: str) -> str:
         """Behind what an answer begins with, if it has not."""
-        if self._stream.begun:
+        if self._reply.begun:
             return events
-        self._stream.begin(self._ticket)
+        begin_events(self._reply, self._ticket)
         return self._format.first + events
 
     async def end(self, include_usage: bool, facts: Facts | None) -> None:

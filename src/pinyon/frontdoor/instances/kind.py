@@ -6,6 +6,7 @@ When the conductor is away, or has lost sight of a model, the load balancer choo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -33,37 +34,27 @@ RETRY_AFTER_S: Final = 1.0
 _log = get_logger("lb")
 
 
+@dataclass(slots=True, eq=False)
 class InstanceKind:
     """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for our own instances, here or in other regions."""
 
-    def __init__(
-        self,
-        clusters: Clusters,
-        workers: WorkerSessions,
-        models: ServedModels,
-        regions: RegionLinks,
-        metrics: LbMetrics,
-        limits: LoopLimits,
-        clock: Clock,
-        by_routing: bool = False,
-    ) -> None:
-        """``by_routing``: instances are chosen here although a conductor answers, which only says who is there."""
-        self._clusters = clusters
-        self._workers = workers
-        self._models = models
-        self._regions = regions
-        self._metrics = metrics
-        self._limits = limits
-        self._clock = clock
-        self._by_routing = by_routing
+    clusters: Clusters
+    workers: WorkerSessions
+    models: ServedModels
+    regions: RegionLinks
+    metrics: LbMetrics
+    limits: LoopLimits
+    clock: Clock
+    by_routing: bool = False
+    """Instances are chosen here although a conductor answers, which only says who is there."""
 
     # -- where
 
     async def place(self, request: Request, choice: Choice) -> PinyonError | None:
-        if choice.where is Where.WAIT and not self._models.serves_here(request.route):
+        if choice.where is Where.WAIT and not self.models.serves_here(request.route):
             return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
-        cluster = self._clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-        held = self._models.hold_here(request.ask.model, cluster.name)
+        cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
+        held = self.models.hold_here(request.ask.model, cluster.name)
         try:
             request.chosen = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
@@ -77,7 +68,7 @@ class InstanceKind:
     async def _placement(self, request: Request, cluster: Cluster) -> common_pb2.Placement:
         """Raises :class:`ResourceExhausted` when the conductor rejects it, and :class:`Unavailable`."""
         exclude = self._excluded(request, cluster)
-        if self._by_routing:
+        if self.by_routing:
             return self._own_choice(request, exclude, cluster)
         try:
             keys = None if self._keys_are(cluster, request.ask.model) else b""
@@ -88,7 +79,7 @@ class InstanceKind:
             if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.ask.model):
                 raise
         placement = self._own_choice(request, exclude, cluster)
-        self._metrics.fallbacks.add()
+        self.metrics.fallbacks.add()
         return placement
 
     def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
@@ -96,14 +87,14 @@ class InstanceKind:
             request.ask.model,
             request.tokens_wanted,
             exclude,
-            self._clock(),
+            self.clock(),
             request.route.routed,
             careful=request.tries > 0,
         )
 
     def _keys_are(self, cluster: Cluster, model: str) -> bool:
         """Whether the block keys of requests are those of the cluster's instances: they are the own cluster's."""
-        return cluster is self._clusters.home or cluster.view.same_keys(self._clusters.home.view, model)
+        return cluster is self.clusters.home or cluster.view.same_keys(self.clusters.home.view, model)
 
     def _excluded(self, request: Request, cluster: Cluster) -> set[str]:
         """Those that failed this request or were taken out, and those that may not go on with what it has got. If then
@@ -115,7 +106,7 @@ class InstanceKind:
         exclude = excluded | view.with_other_weights(model, request.fingerprint)
         if len(exclude) == len(excluded):
             return exclude
-        if request.can_start_over and not view.servable(model, self._clock(), request.tokens_wanted, exclude):
+        if request.can_start_over and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
             _log.warning(
                 "nobody else has the weights that generated: from the start",
                 extra={"request_id": request.name, "generated": len(request.tokens)},
@@ -137,7 +128,7 @@ class InstanceKind:
         placement, cluster = request.chosen, request.placed_by
         assert placement is not None
         assert cluster is not None
-        attempt_id, placed_s = request.attempt_id, self._clock()
+        attempt_id, placed_s = request.attempt_id, self.clock()
         view = cluster.view
         request.begin_attempt(placement, placed_s)
         counted = view.begin(request.ask.model, placement, request.route.routed)
@@ -145,7 +136,7 @@ class InstanceKind:
             await self._on_instance(request, placement, cluster, attempt_id)
         finally:
             view.end(counted)
-            self._models.tell()
+            self.models.tell()
             if request.finished:
                 view.succeeded(placement.decode_instance_id, placed_s)
             else:
@@ -155,17 +146,17 @@ class InstanceKind:
     async def _on_instance(
         self, request: Request, placement: common_pb2.Placement, cluster: Cluster, attempt_id: str
     ) -> None:
-        view, model, decode, placed_s = cluster.view, request.ask.model, placement.decode_instance_id, self._clock()
+        view, model, decode, placed_s = cluster.view, request.ask.model, placement.decode_instance_id, self.clock()
         size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
-            opened = await self._workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
+            opened = await self.workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
         except Unavailable as error:
             request.error = error
             return
         stream = opened[0]
         try:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
-            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self._clock())
+            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps all of it
             await self._receive(request, stream, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
         finally:
@@ -174,32 +165,32 @@ class InstanceKind:
 
     async def _elsewhere(self, request: Request, name: str) -> None:
         """Another region's part, which its load balancer sees to."""
-        regions, attempt_id = self._regions, request.attempt_id
-        sent_s = self._clock()
+        regions, attempt_id = self.regions, request.attempt_id
+        sent_s = self.clock()
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
         try:
             opened = regions.open(name, request.gap_s)
         except Unavailable as error:
             request.error = error
-            self._models.tell()
+            self.models.tell()
             return
         stream = opened[0]
-        counted = self._models.sent(request.served, request.route.routed, name)
+        counted = self.models.sent(request.served, request.route.routed, name)
         try:
-            request.fill(opened[1], attempt_id, False, "", self._clock())
+            request.fill(opened[1], attempt_id, False, "", self.clock())
             regions.send(name, stream, opened[1], request.gap_s)
-            self._metrics.forwarded(regions.region_of(name))
+            self.metrics.forwarded(regions.region_of(name))
             del opened
-            await self._receive(request, stream, lambda: self._models.accepted(name, sent_s))
+            await self._receive(request, stream, lambda: self.models.accepted(name, sent_s))
         finally:
             Layer.ended(counted)
-            self._models.tell()
+            self.models.tell()
             request.reached, request.lost = stream.reached, stream.lost
             stream.close()
 
     async def _receive(self, request: Request, stream: WorkerStream, begun: Callable[[], None]) -> None:
         """The updates of an attempt, to its end. ``begun`` is called when there is a token, or the end."""
-        clock, take, waits = self._clock, request.take, True
+        clock, take, waits = self.clock, request.take, True
         assert take is not None
         while not request.over:
             delta = _fold(request, await stream.take(), clock())
@@ -223,14 +214,14 @@ class InstanceKind:
     def retries(self, request: Request) -> PinyonError | None:
         error = request.error
         assert error is not None
-        now_s, leaving = self._clock(), False
+        now_s, leaving = self.clock(), False
         cluster = request.placed_by
         if cluster is not None and not request.lb and (failed := request.failed_instance) is not None:
             view = cluster.view
             leaving = view.leaves(failed)
             if not request.found_full:
                 view.failed(failed, now_s)
-        if not request.retry(self._limits.attempts, self._limits.wait_s, now_s, leaving=leaving):
+        if not request.retry(self.limits.attempts, self.limits.wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES or request.refused:
                 return error
             # Whatever the instance called it, the client may try again.
@@ -241,14 +232,14 @@ class InstanceKind:
         )  # fmt: skip
         request.full = error if request.found_full else None
         if request.refused:
-            self._models.refused(request.ask.model, request.lb)
+            self.models.refused(request.ask.model, request.lb)
         return None
 
     def gives_up(self, request: Request) -> bool:
         return False
 
     def nobody(self, request: Request, error: PinyonError) -> PinyonError:
-        home = self._clusters.home.view
+        home = self.clusters.home.view
         if request.tokens and home.with_other_weights(request.ask.model, request.fingerprint):
             return Unavailable(
                 "The instance that generated went away, and no other one serves the weights it began with.",
@@ -258,16 +249,16 @@ class InstanceKind:
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
     async def wait_change(self, timeout_s: float) -> None:
-        await self._clusters.wait_change(timeout_s)
+        await self.clusters.wait_change(timeout_s)
 
     def forgive(self, request: Request) -> None:
         """One that failed it may have restarted under its old name. Until something new is heard of it, its address may
         as well still be dead, and the attempts are few."""
         failed = request.exclude
         if failed:
-            bad = self._models.still_away(failed)
-            for cluster in self._clusters:
-                bad |= cluster.view.avoided(failed, self._clock())
+            bad = self.models.still_away(failed)
+            for cluster in self.clusters:
+                bad |= cluster.view.avoided(failed, self.clock())
             failed &= bad
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from pinyon.core.request import Usage
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.line import Line
-from pinyon.frontdoor.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
+from pinyon.frontdoor.metrics import RequestMetrics
 from pinyon.runtime.tally import Count, Tally
 
 __all__ = ["LbMetrics"]
@@ -19,8 +20,8 @@ __all__ = ["LbMetrics"]
 TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 
 
-class LbMetrics(DoorMetrics):
-    """And of whole requests of either front door, on our own instances. ``models``: those served."""
+class LbMetrics(RequestMetrics[Request]):
+    """Of requests of either front door, on our own instances. ``models``: those served."""
 
     def __init__(
         self,
@@ -31,28 +32,11 @@ class LbMetrics(DoorMetrics):
         workers: WorkerSessions,
         view: InstanceView,
     ) -> None:
-        super().__init__(registry, line)
-        self._finished = Count(
-            "pinyon_lb_requests", "Generations by how they ended", ("finish", "model"), registry=registry
-        )
+        super().__init__(registry, line, models)
         self._no_token = Count(
             "pinyon_lb_no_token",
-            "Generations that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
+            "Requests that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
             ("finish", "model"),
-            registry=registry,
-        )
-        self._first = Tally(
-            "pinyon_lb_ttft_seconds",
-            "Arrival to first token, of requests that got one",
-            "model",
-            buckets=TTFT_BUCKETS_S,
-            registry=registry,
-        )
-        self._whole = Tally(
-            "pinyon_lb_e2e_seconds",
-            "Arrival to last token, of finished requests",
-            "model",
-            buckets=E2E_BUCKETS_S,
             registry=registry,
         )
         self._between = Tally(
@@ -63,19 +47,8 @@ class LbMetrics(DoorMetrics):
             registry=registry,
         )
         self._open: set[Request] = set()
-        of_model = ("model",)
-        self._prompt = Count(
-            "pinyon_lb_prompt_tokens", "Prompt tokens of finished requests", of_model, registry=registry
-        )
-        self._generated = Count("pinyon_lb_generated_tokens", "Tokens generated", of_model, registry=registry)
-        self._cached = Count("pinyon_lb_cached_tokens", "Prompt tokens reused", of_model, registry=registry)
         for model in models:
-            self._first.show(model)
-            self._whole.show(model)
             self._between.show(model)
-            for tokens in (self._prompt, self._generated, self._cached):
-                tokens.add((model,), 0)
-        self._retries = Count("pinyon_lb_retries", "Attempts after an instance failed", registry=registry)
         self._resumes = Count("pinyon_lb_resumes", "Retries of requests that had tokens", registry=registry)
         self.fallbacks = Count(
             "pinyon_lb_fallback_placements", "Placements made without the conductor", registry=registry
@@ -95,12 +68,10 @@ class LbMetrics(DoorMetrics):
         gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
 
     def began(self, request: Request) -> None:
-        """A generation; it will have :meth:`ended`."""
         self._open.add(request)
 
     def retried(self, request: Request) -> None:
-        """Another attempt follows one that failed."""
-        self._retries.add()
+        super().retried(request)
         if request.tokens:
             self._resumes.add()
 
@@ -109,20 +80,13 @@ class LbMetrics(DoorMetrics):
         return float(sum([len(request.tokens) for request in list(self._open)]))
 
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
-        """A generation ended; ``outcome`` is a finish reason or an error's code."""
+        """``outcome`` is a finish reason or an error's code."""
         self._open.discard(request)
+        done, tokens, usage = request.finish_reason is not None, len(request.tokens), request.usage()
+        used = Usage(usage.prompt_tokens, tokens, usage.cached_tokens) if done else Usage(0, tokens, 0)
+        self.count(request, outcome, now_s, request.first_token_s, used, answered=done)
         model = request.ask.model
-        self._finished.add((outcome, model))
-        if request.first_token_s:
-            self._first.observe(request.first_token_s - request.arrived_s, model)
-        else:
+        if not request.first_token_s:
             self._no_token.add((outcome, model))
-        if request.tokens:
-            self._generated.add((model,), len(request.tokens))
-        if request.finish_reason is not None:
-            self._whole.observe(now_s - request.arrived_s, model)
-            if (gaps := len(request.tokens) - 1) > 0:
-                self._between.observe((now_s - request.first_token_s) / gaps, model)
-            usage = request.usage()
-            self._prompt.add((model,), usage.prompt_tokens)
-            self._cached.add((model,), usage.cached_tokens)
+        if done and tokens > 1:
+            self._between.observe((now_s - request.first_token_s) / (tokens - 1), model)

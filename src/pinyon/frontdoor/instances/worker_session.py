@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError, Unavailable
-from pinyon.frontdoor.regions.delayed import Delayed, delayed_messages
 from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
 from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method
@@ -47,13 +46,10 @@ class WorkerSession:
         connect: OpenSession = open_session,
         instance_id: str = "",
         on_load: LoadWatch | None = None,
-        delay_s: float = 0.0,
     ) -> None:
-        """``delay_s``: there, and the same back, for tests."""
         self.address = address
         self.instance_id = instance_id
         """Of the instance there; empty if nobody said."""
-        self._delay_s = delay_s
         self._on_end = on_end
         self._streams = WorkerStreams(unread_tokens, self._cancel, lambda: on_idle(self))
         self._on_load = None if on_load is None else on_load.tell
@@ -112,12 +108,8 @@ class WorkerSession:
     async def _run(self) -> None:
         reason = "the stream ended"
         try:
-            if self._delay_s:
-                incoming = Delayed(self._delay_s, self._take)
-                await self._stream.run(incoming.put, delayed_messages(self._outgoing, self._delay_s))
-            else:
-                self._outgoing.by(self._stream)
-                await self._stream.run(self._take, self._outgoing)
+            self._outgoing.by(self._stream)
+            await self._stream.run(self._take, self._outgoing)
         except PinyonError as error:
             reason = error.grpc_code
         finally:

@@ -49,16 +49,13 @@ class WorkerSessions:
         on_load: OnLoad | None = None,
         on_load_lost: Callable[[str, str], None] | None = None,
         load_interval_s: float = 0.1,
-        delays_s: Mapping[str, float] | None = None,
     ) -> None:
-        """``delays_s``: one way to instances whose ids begin so, for tests."""
         self._unread_tokens = unread_tokens
         self._channels = channels
         self._clock = clock
         self._on_load = on_load
         self._on_load_lost = on_load_lost
         self._load_interval_s = load_interval_s
-        self._delays_s = delays_s or {}
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=SESSIONS_MAX)
         self._sessions: dict[str, WorkerSession] = {}
         self._retired: set[WorkerSession] = set()
@@ -107,18 +104,11 @@ class WorkerSessions:
             if self._pauses.avoids(address, self._clock()):
                 raise Unavailable(f"The instance at {address} was not there a moment ago.", retry_after_s=1.0)
             connect = self._channels.sessions_to(peer_name(WORKER, instance_id))
-            session = WorkerSession(
-                *(address, self._unread_tokens, self._ended, self._idle, connect, instance_id),
-                None if self._on_load is None else LoadWatch(self._heard, self._load_interval_s),
-                delay_s=self._delay_s(instance_id),
-            )
+            watch = None if self._on_load is None else LoadWatch(self._heard, self._load_interval_s)
+            session = WorkerSession(address, self._unread_tokens, self._ended, self._idle, connect, instance_id, watch)
             self._sessions[address] = session
             self._silent.pop(address, None)
         return session
-
-    def _delay_s(self, instance_id: str) -> float:
-        fitting = [seconds for prefix, seconds in self._delays_s.items() if instance_id.startswith(prefix)]
-        return max(fitting, default=0.0)
 
     def keep_only(self, addresses: frozenset[str], renewed: Iterable[str] = (), restarted: Iterable[str] = ()) -> None:
         """Let go of sessions to instances that are no longer there; the ``renewed`` may be dialed at once, and to the

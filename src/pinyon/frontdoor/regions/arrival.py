@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
@@ -17,27 +18,16 @@ from pinyon.routing.two_layers import Room
 __all__ = ["Arrivals", "ForwardedTurn"]
 
 
+@dataclass(slots=True, eq=False)
 class Arrivals:
     """Of one load balancer."""
 
-    def __init__(
-        self,
-        own: Peer,
-        geography: Callable[[], Geography],
-        line: Line,
-        metrics: DoorMetrics,
-        draining: Callable[[], bool],
-    ) -> None:
-        self._own = own
-        self._geography = geography
-        self._line = line
-        self._metrics = metrics
-        self._draining = draining
-
-    @property
-    def geography(self) -> Geography:
-        """Who may send to whom, as this region has it."""
-        return self._geography()
+    own: Peer
+    geography: Callable[[], Geography]
+    """Who may send to whom, as this region has it."""
+    line: Line
+    metrics: DoorMetrics
+    draining: Callable[[], bool]
 
     def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> Place:
         """A place in the line. Raises :class:`ResourceExhausted`: with :data:`REGION_FIELD` there is no room now, with
@@ -45,22 +35,22 @@ class Arrivals:
         if hops != 1:
             raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
         # What the sender must not send, or this region must not serve, is refused here again.
-        verdict = self._geography().may(sender.region, self._own.region, geographies, tenant)
+        verdict = self.geography().may(sender.region, self.own.region, geographies, tenant)
         if not verdict.allowed:
-            raise ResourceExhausted(f"Not served in {self._own.region}: {verdict.reason}.", field=REJECTED_FIELD)
-        if self._draining():
+            raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
+        if self.draining():
             raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
         try:
-            place = self._line.reserve(tenant)
+            place = self.line.reserve(tenant)
         except ResourceExhausted as full:
             raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
-        self._metrics.accepted(sender.region)
+        self.metrics.accepted(sender.region)
         return place
 
     def state(self, model: str, room: Room) -> peer_pb2.ModelState:
         """What others are told of it."""
         # While there is room here, nobody waits for it: those who do must not be served here.
-        queued = 0 if room.share or room.share is None else self._line.queued
+        queued = 0 if room.share or room.share is None else self.line.queued
         return peer_pb2.ModelState(
             model=model,
             instances=room.targets,

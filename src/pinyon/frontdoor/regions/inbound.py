@@ -4,16 +4,25 @@ come over it. What these are made of is known by the :class:`Serving`."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from pinyon.api.lb.v1 import peer_pb2
-from pinyon.core.errors import ResourceExhausted, Unavailable
+from pinyon.core.clock import Clock
+from pinyon.core.errors import Cancelled, Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
+from pinyon.frontdoor.access_log import AccessLog, Answered
+from pinyon.frontdoor.failures import REGION_FIELD
+from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.regions.arrival import Arrivals
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.routing.geography import Geography
+from pinyon.frontdoor.served_models import ServedModels
+from pinyon.http.answer import error_status
+from pinyon.http.budget import Budget, Share
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 
 __all__ = ["REQUESTS_MAX", "Inbound", "InboundParts", "Requests", "Serving"]
@@ -30,34 +39,106 @@ SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
 served for it would have no end, and it would have its share of the room."""
 
-
-class Requests(Protocol):
-    """Those of one session."""
-
-    def take(self, message: peer_pb2.SessionRequest) -> None:
-        """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
-        ...
-
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        """A message of parts that were :meth:`Inbound.put`."""
-        ...
+_log = get_logger("lb.regions")
 
 
-class Serving(Protocol):
-    """Of one load balancer: what serves what other regions send."""
+@dataclass(slots=True, eq=False)
+class Serving:
+    """Of one load balancer: what serves what other regions send. Each kind has :class:`Requests` of its own."""
 
-    @property
-    def geography(self) -> Geography:
-        """Who may send to whom, as this region has it."""
-        ...
+    arrivals: Arrivals
+    models: ServedModels
+    access: AccessLog
+    budget: Budget
+    """Of bytes that requests of other regions hold here."""
+    timeout_s: float
+    clock: Clock
 
-    def requests(self, session: Inbound) -> Requests:
+    def requests(self, session: Inbound) -> Requests[Any]:
         """For a session that has just begun."""
-        ...
+        raise NotImplementedError
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
         """Of each model, for each of so many load balancers that may send, and one of that region."""
-        ...
+        return [self.arrivals.state(model, room) for model, room in self.models.rooms(sharing, region)]
+
+
+S = TypeVar("S", bound=Serving)
+
+
+class Requests(Generic[S]):
+    """Those of one session. A kind says what they are made of, and how one is served."""
+
+    def __init__(self, serving: S, session: Inbound) -> None:
+        self.serving = serving
+        self.session = session
+        self._last_id = 0
+
+    def begin(
+        self,
+        stream_id: int,
+        name: str,
+        run: Callable[[Head, Share], Awaitable[int]],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``run`` serves a new one, and returns its status; what its head says of it is for the log. ``ended`` is told
+        in any case. Raises :class:`InvalidArgument`."""
+        self.session.received += 1
+        if stream_id <= self._last_id:  # also of one that has ended
+            raise InvalidArgument(f"stream {stream_id} is no new one", field="stream_id")
+        self._last_id = stream_id
+        if self.session.running >= REQUESTS_MAX:
+            self.fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
+            ended()
+        else:
+            self.session.begin(stream_id, self._serve(stream_id, run), name, ended)
+
+    async def _serve(self, stream_id: int, run: Callable[[Head, Share], Awaitable[int]]) -> None:
+        head, share, status = Head("", self.serving.clock()), Share(self.serving.budget), 0
+        try:
+            status = await run(head, share)
+        except asyncio.CancelledError:
+            status = Cancelled.http_status
+            self.fail(stream_id, Unavailable("cancelled"))
+            raise
+        except PinyonError as error:
+            status = error_status(error)
+            self.fail(stream_id, self.told(error))
+        except Exception:
+            status = Internal.http_status
+            _log.exception("a forwarded request failed", extra={"request_id": head.log_id})
+            self.fail(stream_id, Internal("internal error"))
+        finally:
+            share.hold(0)
+            region, tenant = self.session.peer.region, head.client.tenant
+            self.serving.access.answered(
+                Answered("FORWARDED", region, status, head.arrived_s, head.log_id, tenant, head.broken, head.facts)
+            )
+
+    @staticmethod
+    def hold(share: Share, name: str, size: int) -> None:
+        """So many bytes, in that name. Raises :class:`ResourceExhausted`."""
+        share.rename(name)
+        if not share.hold(size):
+            raise ResourceExhausted("requests of other regions hold too much", field=REGION_FIELD)
+
+    # -- what a kind says
+
+    def take(self, message: peer_pb2.SessionRequest) -> None:
+        """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
+        raise NotImplementedError
+
+    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
+        """A message of parts that were :meth:`Inbound.put`."""
+        raise NotImplementedError
+
+    def told(self, error: PinyonError) -> PinyonError:
+        """Returns what the region is told that has sent the request: another one may have what it needs."""
+        raise NotImplementedError
+
+    def fail(self, stream_id: int, error: PinyonError) -> None:
+        """It ends here."""
+        raise NotImplementedError
 
 
 class InboundParts:
@@ -134,14 +215,11 @@ class Inbound:
         """A request of that number runs."""
         return stream_id in self._tasks
 
-    def begin(
-        self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None] | None = None
-    ) -> None:
+    def begin(self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None]) -> None:
         """It runs, until it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case."""
         task = asyncio.create_task(serving, name=name)
         self._tasks[stream_id] = task
-        if ended is not None:
-            task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: ended())
         task.add_done_callback(lambda _: self._ended(stream_id))
 
     def put(self, part: Message) -> None:

@@ -9,8 +9,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PinyonError, Unavailable
-from pinyon.frontdoor.answer import Sourced
-from pinyon.frontdoor.regions.delayed import Delayed
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.raw_streams import RawStreams
 from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
@@ -50,15 +49,12 @@ class RegionLink:
         on_away: Callable[[RegionLink], None],
         clock: Clock,
         connect: OpenSession = open_session,
-        delay_s: float = 0.0,
     ) -> None:
-        """``delay_s``: from here to there, for tests; the same back."""
         self.peer = peer
         self._own = own
         self._unread_limit = unread_tokens
         self._on_state, self._on_away = on_state, on_away
         self._clock = clock
-        self._delay_s = delay_s
         self._talk: _Talk | None = None
         self._link = Redialer(
             f"load balancer of {peer.region}", peer.address, METHOD, self._converse,
@@ -96,7 +92,7 @@ class RegionLink:
         if talk is not None and talk.streams.has(stream):
             talk.send(submission, gap_s)
 
-    def ask(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+    def ask(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
         """Send an HTTP request; the caller closes its answer. Raises :class:`Unavailable`."""
         talk = self._talk
         if talk is None or not talk.welcomed or len(talk.raw) >= REQUESTS_MAX:
@@ -108,7 +104,7 @@ class RegionLink:
         watch = asyncio.create_task(talk.watch(), name=f"watch {self.peer.region}")
         reason = "the stream ended"
         try:
-            await stream.run(talk.incoming.put, talk.written())
+            await stream.run(talk.take, talk.written())
         except PinyonError as error:
             reason = error.message or error.grpc_code
             raise
@@ -135,7 +131,7 @@ class _Talk:
         self.welcomed = False
         """The peer has said that it is one of ours."""
         self.streams = WorkerStreams(link._unread_limit, self._cancel)
-        self.raw = RawStreams(link.peer.region, lambda message: self._outgoing.put(message))
+        self.raw = RawStreams(link.peer.region, self._put)
         self._silent = 0
         self._probe = 0
         self._probed_s = 0.0
@@ -143,8 +139,6 @@ class _Talk:
         self._ready: list[peer_pb2.SessionRequest] = []
         self._size = 0
         self._news = asyncio.Event()
-        self.incoming: Delayed[peer_pb2.SessionResponse] = Delayed(link._delay_s, self._take_safely)
-        self._outgoing: Delayed[peer_pb2.SessionRequest] = Delayed(link._delay_s, self._due)
 
     # -- requests
 
@@ -155,14 +149,12 @@ class _Talk:
     def send(self, submission: worker_pb2.Submission, gap_s: float) -> None:
         data = submission.SerializeToString()
         request = peer_pb2.ForwardedRequest(submission=data, hops=1, gap_ms=round(gap_s * 1e3))
-        self._outgoing.put(peer_pb2.SessionRequest(requests=[request]))
+        self._put(peer_pb2.SessionRequest(requests=[request]))
 
     def _cancel(self, stream_id: int) -> None:
-        self._outgoing.put(peer_pb2.SessionRequest(cancel_stream_ids=[stream_id]))
+        self._put(peer_pb2.SessionRequest(cancel_stream_ids=[stream_id]))
 
     def end(self, reason: str) -> None:
-        self.incoming.close()
-        self._outgoing.close()
         region = self._link.peer.region
         error = Unavailable(f"The region {region} went away.")
         if count := self.streams.end(error, self._stream.connected) + self.raw.end():
@@ -183,15 +175,9 @@ class _Talk:
             if self.welcomed and ticks % PROBE_TICKS == 0:
                 self._probe += 1
                 self._probed_s = self._link._clock()
-                self._outgoing.put(peer_pb2.SessionRequest(probe=self._probe))
+                self._put(peer_pb2.SessionRequest(probe=self._probe))
 
-    def _take_safely(self, message: peer_pb2.SessionResponse) -> None:
-        try:
-            self._take(message)
-        except PinyonError as error:
-            self._stream.end(error)
-
-    def _take(self, message: peer_pb2.SessionResponse) -> None:
+    def take(self, message: peer_pb2.SessionResponse) -> None:
         self._silent = 0
         link = self._link
         if not self.welcomed:
@@ -215,10 +201,10 @@ class _Talk:
             raise FailedPrecondition("one of the two is in front of --upstream servers, the other is not")
         self.welcomed = True
         link.sessions += 1
-        self._outgoing.put(peer_pb2.SessionRequest(probe=1))
+        self._put(peer_pb2.SessionRequest(probe=1))
         self._probe, self._probed_s = 1, link._clock()
 
-    def _due(self, message: peer_pb2.SessionRequest) -> None:
+    def _put(self, message: peer_pb2.SessionRequest) -> None:
         """Into the message that is being filled, or one after it."""
         size = message.ByteSize() + FRAME_BYTES
         if self._ready and self._size + size <= MESSAGE_BYTES:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.regions.link import RegionLink
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.target import UNKNOWN, Report
-from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
-from pinyon.runtime.identity import region_name
+from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.logging import get_logger
 
 __all__ = ["PEERS_MAX", "RegionLinks"]
@@ -36,16 +35,14 @@ class RegionLinks:
         models: ServedModels,
         unread_tokens: int,
         clock: Clock,
-        channels: Channels = PLAIN_CHANNELS,
-        delays_s: Mapping[str, float] | None = None,
+        sessions_to: Callable[[str], OpenSession],
     ) -> None:
-        """``delays_s``: to each region, one way, for tests."""
+        """``sessions_to``: what opens them to load balancers of a region."""
         self.own = own
         self._models = models
         self._unread_tokens = unread_tokens
         self._clock = clock
-        self._channels = channels
-        self._delays_s = delays_s or {}
+        self._sessions_to = sessions_to
         self._links: dict[str, RegionLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -77,7 +74,7 @@ class RegionLinks:
                 self._models.expect(name, peer.region)
                 link = self._links[name] = RegionLink(
                     self.own, peer, self._unread_tokens, self._state, self._away, self._clock,
-                    self._channels.sessions_to(region_name(peer.region)), self._delays_s.get(peer.region, 0.0),
+                    self._sessions_to(peer.region),
                 )  # fmt: skip
                 link.start()
 
@@ -94,7 +91,7 @@ class RegionLinks:
         if link is not None:
             link.send(stream, submission, gap_s)
 
-    def ask(self, name: str, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+    def ask(self, name: str, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
         """Send an HTTP request there; the caller closes its answer. Raises :class:`Unavailable`."""
         link = self._links.get(name)
         if link is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Federation
+from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
@@ -26,38 +27,18 @@ INSTANCES_MAX = 256
 _log = get_logger("lb.regions")
 
 
-class Serves(Protocol):
-    """Who acts on what the controller says of instances; see :class:`pinyon.frontdoor.instances.clusters.Clusters`."""
-
-    def own(self, clusters: Sequence[Cluster]) -> None:
-        """That is what counts of its own."""
-        ...
-
-    def adopt(self, wanted: Mapping[str, Cluster]) -> None:
-        """From now on serve these for others, and no others. It takes those of its own kind."""
-        ...
-
-
+@dataclass(slots=True, eq=False)
 class Membership:
     """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
 
-    def __init__(
-        self,
-        lb_id: str,
-        models: ServedModels,
-        line: Line,
-        links: RegionLinks,
-        metrics: DoorMetrics,
-        clusters: Serves,
-    ) -> None:
-        self._lb_id = lb_id
-        self._models = models
-        self._line = line
-        self._clusters = clusters
-        self._links = links
-        self._metrics = metrics
-        self.session: ControllerSession
-        self._task: asyncio.Task[None] | None = None
+    lb_id: str
+    models: ServedModels
+    line: Line
+    links: RegionLinks
+    metrics: DoorMetrics
+    clusters: Adopted[Any]
+    session: ControllerSession = field(init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self, info: LbInfo) -> None:
         self.session.start(info)
@@ -74,20 +55,20 @@ class Membership:
 
     def told(self, federation: Federation) -> None:
         """The federation has changed."""
-        self._links.know(
+        self.links.know(
             [
                 Peer(each.info.lb_id, each.info.region, each.info.grpc_address)
-                for each in federation.peers_of(self._lb_id)
+                for each in federation.peers_of(self.lb_id)
                 if each.state is not LbState.LEFT
             ]
         )
-        self._clusters.own(federation.owned_by(self._lb_id))
+        self.clusters.own(federation.owned_by(self.lb_id))
         self._adopt()
 
     def _adopt(self) -> None:
-        reachable = [link.peer.name for link in self._links.links if link.connected]
+        reachable = [link.peer.name for link in self.links.links if link.connected]
         adopted = self.session.adopted(reachable)
-        self._clusters.adopt({f"{each.region}/{each.name}": each for each in adopted})
+        self.clusters.adopt({f"{each.region}/{each.name}": each for each in adopted})
 
     async def _watch(self) -> None:
         """What it serves for others changes by itself while the controller is silent."""
@@ -101,17 +82,17 @@ class Membership:
     # -- what it tells
 
     def load(self) -> LbLoad:
-        hits, asked = self._models.hits()
+        hits, asked = self.models.hits()
         instances = [
             InstanceLoad(
                 target.name, max(0, target.report.pending), max(0, target.report.running), target.outstanding, available
             )
-            for target, available in self._models.instances()
+            for target, available in self.models.instances()
         ]
-        forwarded, accepted = self._metrics.forwarded_by_region, self._metrics.accepted_by_region
+        forwarded, accepted = self.metrics.forwarded_by_region, self.metrics.accepted_by_region
         return LbLoad(
-            queue=self._line.queued,
-            in_flight=self._line.in_flight,
+            queue=self.line.queued,
+            in_flight=self.line.in_flight,
             available_instances=sum(each.available for each in instances),
             instances=len(instances),
             forwarded_total=sum(forwarded.values()),
@@ -125,4 +106,4 @@ class Membership:
 
     def latencies_ms(self) -> dict[str, float]:
         """There and back to others, as measured."""
-        return {link.peer.name: link.distance_s * 1e3 for link in self._links.links if link.distance_s}
+        return {link.peer.name: link.distance_s * 1e3 for link in self.links.links if link.distance_s}

@@ -8,7 +8,7 @@ from typing import Final
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD, Broke, NoRoom
 from pinyon.messages.error import error_from_proto
 
@@ -39,7 +39,7 @@ class RawStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Sourced:
+    def open(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
         """Send a request, whose number is chosen here. The caller closes the answer, also if it does not come."""
         self._opened = head.stream_id = self._opened + 1
         stream = self._streams[head.stream_id] = _Stream(self, head.stream_id, body)
@@ -99,7 +99,7 @@ class _Stream:
         self._paused = False
         self._untaken = 0
         self.stream_id = stream_id
-        self.answer = Sourced(self)
+        self.answer = Answer(self)
 
     def next_piece(self) -> bytes:
         """Of the body; empty at its end."""
@@ -162,7 +162,7 @@ class _Stream:
         if self._untaken:
             self._tell()
 
-    def give_up(self, answer: Sourced) -> None:
+    def give_up(self, answer: Answer) -> None:
         self._owner.cancel(self.stream_id)
 
 

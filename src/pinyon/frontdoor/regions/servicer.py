@@ -66,7 +66,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
         check_claim(context, LB, hello.lb_id)
         check_region_claim(context, hello.region)
-        verdict = self._parts.serving.geography.sends(hello.region, self._parts.own.region)
+        verdict = self._parts.serving.arrivals.geography().sends(hello.region, self._parts.own.region)
         if not verdict.allowed:
             raise PermissionDenied(f"{hello.region} may not send to {self._parts.own.region}: {verdict.reason}")
         return Peer(hello.lb_id, hello.region, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
@@ -21,11 +21,11 @@ __all__ = ["UpstreamClusters"]
 _log = get_logger("lb.clusters")
 
 
-class AdoptedFleet:
+class AdoptedFleet(NamedTuple):
     """The servers of a cluster of another region."""
 
-    def __init__(self, region: str, fleet: Fleet, watch: Watch) -> None:
-        self.region, self.fleet, self.watch = region, fleet, watch
+    fleet: Fleet
+    watch: Watch
 
 
 class UpstreamClusters(Adopted[AdoptedFleet]):
@@ -97,12 +97,9 @@ class UpstreamClusters(Adopted[AdoptedFleet]):
     def serves(self, told: Told) -> bool:
         return bool(told.upstreams)
 
-    def is_same(self, cluster: AdoptedFleet, told: Told) -> bool:
-        return told.region == cluster.region
-
     def begin(self, name: str, told: Told) -> AdoptedFleet:
         fleet = Fleet([], self.models, self._clock, name)
-        return AdoptedFleet(told.region, fleet, Watch(fleet, self._times, self._clock))
+        return AdoptedFleet(fleet, Watch(fleet, self._times, self._clock))
 
     def told(self, cluster: AdoptedFleet, told: Told) -> None:
         self._use(cluster.fleet, cluster.watch, _urls(told.upstreams), frozenset())
@@ -113,9 +110,6 @@ class UpstreamClusters(Adopted[AdoptedFleet]):
         self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
         self._dropped.append(cluster.fleet)
         return cluster.watch.close()
-
-    def given_back(self, cluster: AdoptedFleet) -> None:
-        pass
 
 
 def _urls(told: Sequence[str]) -> list[UpstreamUrl]:

@@ -16,7 +16,7 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.runtime.deadlines import Deadline
 
 __all__ = ["ConnectionLimits", "UpstreamConnection"]
@@ -61,7 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._ended = ended
         self._deadline = Deadline(loop, self._late)
         self._parser = HttpResponseParser(self)
-        self._answer: Sourced | None = None
+        self._answer: Answer | None = None
         self._transport: asyncio.Transport | None = None
         self._fields: list[tuple[bytes, bytes]] = []
         self._bytes = self._head_bytes = self._interim = 0
@@ -78,11 +78,11 @@ class UpstreamConnection(asyncio.Protocol):
         """A request may be sent."""
         return self._reusable and self._answer is None and self._transport is not None
 
-    def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Sourced:
+    def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Answer:
         """Send a request, and have its answer; ``first_byte_s`` is how long that may take to begin."""
         assert self._transport is not None
         assert self._answer is None
-        answer = self._answer = Sourced(self)
+        answer = self._answer = Answer(self)
         self._fields = []
         self._bytes = self._head_bytes = self._interim = 0
         self._deadline.set(self._loop.time() + first_byte_s if first_byte_s < inf else inf)
@@ -218,7 +218,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._limits.stall_s < inf:
                 self._deadline.set(self._loop.time() + self._limits.stall_s)
 
-    def give_up(self, answer: Sourced) -> None:
+    def give_up(self, answer: Answer) -> None:
         if answer is self._answer:
             self.close()  # HTTP/1.1 has no other way to say so
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pinyon.core.errors import PinyonError
-from pinyon.core.request import RequestClass
+from pinyon.core.request import RequestClass, Usage
 from pinyon.frontdoor.admission import LimitedTurn
 from pinyon.frontdoor.failures import Refused
 from pinyon.frontdoor.flight import Flight
@@ -13,7 +13,6 @@ from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
-from pinyon.frontdoor.upstreams.usage import Used
 from pinyon.http.answer import Reply
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.telemetry import Span
@@ -61,10 +60,10 @@ class Forward(Flight):
         self.final = False
         """The client has seen something of the answer that failed."""
         self.status = 0
-        self._used: Used | None = None
+        self._used: Usage | None = None
 
     @property
-    def used(self) -> Used | None:
+    def used(self) -> Usage | None:
         """Tokens that its answer took, as far as that has come and says so."""
         if self._used is None and self.passing is not None:
             self._used = self.passing.used()
@@ -93,7 +92,7 @@ class Forward(Flight):
             return 0
         used = self.used
         if used is not None:
-            return used.prompt + used.completion
+            return used.prompt_tokens + used.completion_tokens
         return self.asked.prompt_tokens + self.passing.events
 
     @property
@@ -138,6 +137,6 @@ class Forward(Flight):
             facts["upstream"] = self.choice.target
         if self.tries > 1:
             facts["attempts"] = self.tries
-        if self.used is not None:
-            facts["prompt_tokens"], facts["completion_tokens"] = self.used.prompt, self.used.completion
+        if (used := self.used) is not None:
+            facts["prompt_tokens"], facts["completion_tokens"] = used.prompt_tokens, used.completion_tokens
         return facts

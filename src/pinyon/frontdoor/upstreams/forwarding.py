@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError
+from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.admission import Admission
-from pinyon.frontdoor.auth import PUBLIC, Client
-from pinyon.frontdoor.failures import Refused
+from pinyon.frontdoor.auth import PUBLIC
+from pinyon.frontdoor.failures import Refused, broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.labels import allowed_geographies
 from pinyon.frontdoor.off_loop import OffLoop
@@ -28,13 +28,10 @@ from pinyon.http.error import HttpError
 from pinyon.openai.large import is_large
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.deadlines import TimeLimit
-from pinyon.runtime.logging import get_logger
 
 __all__ = ["Forwarding", "ForwardingLimits"]
 
 SHOWN_CHARS: Final = 200
-
-_log = get_logger("lb.upstreams")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +44,22 @@ class ForwardingLimits:
     secret: bytes = b""
 
 
+@dataclass(slots=True, eq=False)
 class Forwarding:
     """One per load balancer. ``broken`` is told the code of the error that an answer which had begun ended with."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        models: ServedModels,
-        loop: RequestLoop[Forward],
-        off_loop: OffLoop,
-        broken: Callable[[str], None],
-        limits: ForwardingLimits,
-        clock: Clock,
-    ) -> None:
-        self._admission = admission
-        self._models = models
-        self._loop = loop
-        self._off_loop = off_loop
-        self._broken = broken
-        self._limits = limits
-        self._clock = clock
-
-    def check_place(self, client: Client) -> None:
-        """Raises :class:`ResourceExhausted` if there is no place in the queue."""
-        self._admission.check(client)
+    admission: Admission
+    models: ServedModels
+    loop: RequestLoop[Forward]
+    off_loop: OffLoop
+    broken: Callable[[str], None]
+    limits: ForwardingLimits
+    clock: Clock
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        with self._admission.admit(head.client) as ticket:
-            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self._limits.request_s))
+        with self.admission.admit(head.client) as ticket:
+            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self.limits.request_s))
 
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         """One that another region has sent, and the caller has let in. It goes to a server of this region, or fails.
@@ -84,26 +68,18 @@ class Forwarding:
         deadline_s = head.arrived_s + limit_s
         forward: Forward | None = None
         try:
-            with TimeLimit(deadline_s - self._clock()):
+            with TimeLimit(deadline_s - self.clock()):
                 forward = await self._read(head, body, incoming, reply)
                 head.facts = forward.facts
-                await self._loop.run(forward, incoming.ticket)
+                await self.loop.run(forward, incoming.ticket)
                 return forward.status
         except Refused as refusal:
-            return _pass_on(refusal, forward, reply)
-        except TimeoutError:
-            error: PinyonError = DeadlineExceeded(
-                f"The request took longer than {limit_s:g} s, the load balancer's --request-timeout-s."
-            )
-        except PinyonError as raised:
-            error = raised
-        except Exception:
-            if forward is None or forward.passing is None or not forward.passing.begun:
-                raise
-            _log.exception("uncaught error in an answer", extra={"request_id": head.log_id})
-            error = Internal("internal error")
-        if forward is None or forward.passing is None or not forward.passing.begun:
-            raise error
+            fields = refusal.fields + rate_fields(incoming.ticket.levels)
+            reply.whole(refusal.status, refusal.body, refusal.kind, fields)
+            return refusal.status
+        except Exception as raised:
+            error = broken_by(raised, reply, limit_s, head.log_id)
+        assert forward is not None
         return await self._break_off(forward, error)
 
     async def _break_off(self, forward: Forward, error: PinyonError) -> int:
@@ -115,7 +91,7 @@ class Forwarding:
             await reply.end(b"")
             return passing.status
         head.broken = error.grpc_code.lower()
-        self._broken(head.broken)
+        self.broken(head.broken)
         if forward.sender:
             raise error  # it is the region that the client is connected to which says so
         if passing.is_stream:
@@ -127,12 +103,12 @@ class Forwarding:
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
             # An absolute one, or one that hides what it is: a server is asked for what was looked at here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
-        arguments = (head.path, head.raw.content_type, body, self._limits.secret, self._limits.default_tokens)
+        arguments = (head.path, head.raw.content_type, body, self.limits.secret, self.limits.default_tokens)
         if is_large(body):
-            asked = await self._off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
+            asked = await self.off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
         else:
             asked = read_asked(*arguments)
-        served = self._models.of(asked.model or incoming.model)
+        served = self.models.of(asked.model or incoming.model)
         fields = to_server(head.raw.fields)
         fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
         forward = Forward(head, body, asked, Outgoing(head.raw.target, b"".join(fields)), reply, incoming)
@@ -140,14 +116,7 @@ class Forwarding:
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
         geographies = allowed_geographies(head.labels, head.client)
-        if not self._models.region:
+        if not self.models.region:
             geographies = ()  # nobody has said where this is
         forward.depart(served, Routed(asked.keys, whose), geographies, head.client.tenant)
         return forward
-
-
-def _pass_on(refusal: Refused, forward: Forward | None, reply: Reply) -> int:
-    """A server's own answer. Returns its status."""
-    assert forward is not None
-    reply.whole(refusal.status, refusal.body, refusal.kind, refusal.fields + rate_fields(forward.ticket.levels))
-    return refusal.status

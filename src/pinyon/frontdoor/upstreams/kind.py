@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -38,33 +39,25 @@ REFUSAL_S: Final = 1.0
 _log = get_logger("lb.upstreams")
 
 
+@dataclass(slots=True, eq=False)
 class ServerKind:
     """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for other people's servers."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        targets: Callable[[Where, str], Targets],
-        metrics: UpstreamMetrics,
-        limits: LoopLimits,
-        first_byte_s: float,
-        clock: Clock,
-    ) -> None:
-        """``targets``: servers are ``LOCAL``, those of a named cluster ``ADOPTED``, other regions ``REMOTE``.
-        ``first_byte_s`` is how long a stream may take to begin."""
-        self._models = models
-        self._targets = targets
-        self._metrics = metrics
-        self._limits = limits
-        self._first_byte_s = first_byte_s
-        self._clock = clock
+    models: ServedModels
+    targets: Callable[[Where, str], Targets]
+    """Servers are ``LOCAL``, those of a named cluster ``ADOPTED``, other regions ``REMOTE``."""
+    metrics: UpstreamMetrics
+    limits: LoopLimits
+    first_byte_s: float
+    """So long a stream may take to begin."""
+    clock: Clock
 
     async def place(self, forward: Forward, choice: Choice) -> PinyonError | None:
         forward.cluster = ""
         if choice.where is Where.ADOPTED:
             forward.cluster = choice.target
             layer = forward.served.layers.adopted[choice.target][1]
-            target = layer.choose(forward.route.routed, self._clock(), exclude=forward.exclude)
+            target = layer.choose(forward.route.routed, self.clock(), exclude=forward.exclude)
             choice = Choice(Where.WAIT) if target is None else Choice(Where.ADOPTED, target.name)
         if choice.where is Where.WAIT:
             return forward.error or forward.served.nobody()
@@ -78,10 +71,10 @@ class ServerKind:
         forward.tries += 1
         forward.error = None
         name, here = forward.choice.target, forward.here
-        targets = self._targets(forward.choice.where, forward.cluster)
+        targets = self.targets(forward.choice.where, forward.cluster)
         sent = targets.sent(forward.served, name, forward.route.routed)
-        began_s = self._clock()
-        first_byte_s = self._first_byte_s if forward.asked.stream else inf
+        began_s = self.clock()
+        first_byte_s = self.first_byte_s if forward.asked.stream else inf
         outgoing = forward.outgoing
         if not here:
             outgoing = outgoing._replace(request_id=forward.name, model=forward.served.name, whose=forward.whose())
@@ -89,11 +82,11 @@ class ServerKind:
             answer = await targets.exchange(name, outgoing, forward.body, forward.deadline_s, first_byte_s)
             try:
                 if here:
-                    self._metrics.got_answer(name, answer.status)
+                    self.metrics.got_answer(name, answer.status)
                 if answer.status in NO_ROOM:
                     await self._refused(forward, answer, targets)
                     return
-                forward.passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self._clock)
+                forward.passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self.clock)
                 await forward.passing.run()
                 forward.status = answer.status
             finally:
@@ -116,7 +109,7 @@ class ServerKind:
     def _failed(self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Targets) -> None:
         name = forward.choice.target
         if forward.here:
-            self._metrics.got_answer(name, 0)
+            self.metrics.got_answer(name, 0)
         _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.name})
         forward.error = error
         if not isinstance(error, ConnectionsFull):
@@ -147,7 +140,7 @@ class ServerKind:
         if isinstance(forward.error, NoRoom) and forward.tries < TRIES_MAX:
             return None
         # One of a forwarded request, whose own region has more: they would multiply.
-        most = 1 if forward.sender else self._limits.attempts
+        most = 1 if forward.sender else self.limits.attempts
         return forward.error if forward.final or forward.paid >= most or forward.tries >= TRIES_MAX else None
 
     def gives_up(self, forward: Forward) -> bool:
@@ -160,7 +153,7 @@ class ServerKind:
         return error
 
     async def wait_change(self, timeout_s: float) -> None:
-        await self._models.wait_news(timeout_s)
+        await self.models.wait_news(timeout_s)
 
     def forgive(self, forward: Forward) -> None:
         """Nobody: whoever failed it, and is back, is not asked twice."""

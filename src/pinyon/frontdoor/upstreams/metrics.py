@@ -9,11 +9,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pinyon.frontdoor.line import Line
-from pinyon.frontdoor.metrics import E2E_BUCKETS_S, TTFT_BUCKETS_S, DoorMetrics
+from pinyon.frontdoor.metrics import RequestMetrics
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
-from pinyon.runtime.tally import Count, Tally
+from pinyon.runtime.tally import Count
 
 __all__ = ["UpstreamMetrics"]
 
@@ -22,69 +22,26 @@ Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
 """All there are now, each name once."""
 
 
-class UpstreamMetrics(DoorMetrics):
+class UpstreamMetrics(RequestMetrics[Forward]):
     """Of one load balancer. Labels are servers that were named in settings, and models that these serve."""
 
     def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:
         super().__init__(registry, line)
-        self._finished = Count(
-            "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"), registry=registry
-        )
         self._answers = Count(
             "pinyon_lb_upstream_answers",
             "Answers of servers by the first digit of their status; 0: none came",
             ("upstream", "status"),
             registry=registry,
         )
-        self._first = Tally(
-            "pinyon_lb_ttft_seconds",
-            "Arrival to an answer's first bytes",
-            "model",
-            buckets=TTFT_BUCKETS_S,
-            registry=registry,
-        )
-        self._whole = Tally(
-            "pinyon_lb_e2e_seconds",
-            "Arrival to an answer's last bytes",
-            "model",
-            buckets=E2E_BUCKETS_S,
-            registry=registry,
-        )
-        self._prompt, self._generated, self._cached = [
-            Count(f"pinyon_lb_{name}_tokens", text, ("model",), registry=registry)
-            for name, text in (
-                ("prompt", "Prompt tokens, as servers say"),
-                ("generated", "Tokens generated, as servers say"),
-                ("cached", "Prompt tokens reused, as servers say"),
-            )
-        ]
-        self._retries = Count("pinyon_lb_retries", "Requests sent again, to another server", registry=registry)
         registry.register(_Servers(servers))
 
     def got_answer(self, upstream: str, status: int) -> None:
         """Of one attempt."""
         self._answers.add((upstream, status // 100))
 
-    def began(self, forward: Forward) -> None:
-        """Nothing is shown of requests that are under way, but how many there are."""
-
-    def retried(self, forward: Forward) -> None:
-        """It is sent again."""
-        self._retries.add()
-
     def ended(self, forward: Forward, outcome: str, now_s: float) -> None:
-        """A request ended; ``outcome`` is one of a few words."""
-        model, passing, used = forward.served.name, forward.passing, forward.used
-        self._finished.add((outcome, model))
-        if passing is not None and passing.first_s:
-            self._first.observe(passing.first_s - forward.arrived_s, model)
-        if outcome == "answered":
-            self._whole.observe(now_s - forward.arrived_s, model)
-        if used is not None:
-            labels = (model,)
-            self._prompt.add(labels, used.prompt)
-            self._generated.add(labels, used.completion)
-            self._cached.add(labels, used.cached)
+        first_s = 0.0 if forward.passing is None else forward.passing.first_s
+        self.count(forward, outcome, now_s, first_s, forward.used, answered=outcome == "answered")
 
 
 class _Servers(Collector):

@@ -7,10 +7,11 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from pinyon.core.clock import Clock
+from pinyon.core.request import Usage
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.upstreams.fields import from_server
 from pinyon.frontdoor.upstreams.stream_error import has_ended
-from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, Used, read_usage
+from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, read_usage
 from pinyon.http.answer import STREAM, Reply
 
 __all__ = ["WHOLE_BYTES", "Passing"]
@@ -26,10 +27,10 @@ _ENDS: Final = (b"\n\n", b"\n\r\n")
 
 
 class Passing:
-    """One answer. ``begun`` says whether the client has seen anything of it."""
+    """One answer."""
 
     __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
-                 "begun", "events", "first_s", "is_stream")  # fmt: skip
+                 "events", "first_s", "is_stream")  # fmt: skip
 
     def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
         """``rates``: lines that tell the client of its own limits."""
@@ -46,7 +47,6 @@ class Passing:
         """The beginning of an event."""
         self._behind = b""
         """What the client had no room for."""
-        self.begun = False
         self.events = 0
         """Lines of data, about as many as tokens."""
         self.first_s = 0.0
@@ -65,7 +65,7 @@ class Passing:
         """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""
         return self._stream() if self.is_stream else self._whole()
 
-    def used(self) -> Used | None:
+    def used(self) -> Usage | None:
         """What it took, if it says so."""
         return read_usage(b"".join(self._recent)[-TAIL_BYTES:])
 
@@ -90,7 +90,7 @@ class Passing:
         await reply.end(last)
 
     def _push(self, data: bytes) -> bool:
-        if self._held or not self.begun or not data.endswith(_ENDS):
+        if self._held or not self._reply.begun or not data.endswith(_ENDS):
             events = self._events(data)
             if not events:
                 return True
@@ -136,7 +136,6 @@ class Passing:
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if length <= WHOLE_BYTES and size <= WHOLE_BYTES:
             self._note(body)
-            self.begun = True
             reply.whole(answer.status, body, self._kind, self._fields)
             return
         self._begin(length)
@@ -148,8 +147,7 @@ class Passing:
         await reply.end(b"")
 
     def _begin(self, length: int) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self._reply.begun:
             self._reply.begin(self._kind, self._fields, self._answer.status, length)
 
     def _came(self, data: bytes) -> None:

@@ -17,7 +17,7 @@ __all__ = ["PeerReply"]
 class PeerReply:
     """The :class:`pinyon.http.answer.Reply` of one request. Whoever does not take what was sent makes it wait."""
 
-    __slots__ = ("_answer", "_more", "_session", "_stream_id", "_window", "done")
+    __slots__ = ("_answer", "_more", "_session", "_stream_id", "_window", "begun", "done")
 
     def __init__(self, session: Inbound, stream_id: int) -> None:
         self._session = session
@@ -26,6 +26,7 @@ class PeerReply:
         """Its head, until it has left."""
         self._window = WINDOW_BYTES
         self._more = asyncio.Event()
+        self.begun = False
         self.done = False
 
     def whole(self, status: int, body: bytes, content_type: bytes = JSON, fields: bytes = b"") -> None:
@@ -33,6 +34,7 @@ class PeerReply:
         self._put(body, end=True)
 
     def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = STREAM) -> None:
+        self.begun = True
         kind = b"content-type: %b\r\n" % content_type if content_type else b""
         self._answer = peer_pb2.RawAnswer(status=status, fields=kind + fields)
         if length != STREAM:

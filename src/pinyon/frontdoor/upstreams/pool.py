@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
@@ -48,7 +48,7 @@ class Pool:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Sourced:
+    async def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Answer:
         """Send a request; returns when the answer's head is here. The caller closes the answer.
 
         Raises:

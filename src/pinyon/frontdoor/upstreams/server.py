@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping
 from math import inf
 from typing import Any
 
-from pinyon.frontdoor.answer import Sourced
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.pool import Pool
@@ -87,11 +87,11 @@ class Server:
         """Rounded up."""
         return -(-requests // self.sharers)
 
-    def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Sourced]:
+    def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Answer]:
         """See :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
         return self.pool.send(self._head(head, len(body)), body, first_byte_s)
 
-    async def probe(self, path: bytes) -> Sourced:
+    async def probe(self, path: bytes) -> Answer:
         """Ask how it is. The caller sees to the time."""
         return await self.probes.send(self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0), b"", inf)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic_core import from_json
 
-__all__ = ["TAIL_BYTES", "Used", "read_usage"]
+from pinyon.core.request import Usage
+
+__all__ = ["TAIL_BYTES", "read_usage"]
 
 TAIL_BYTES: Final = 4 << 10
 """Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
@@ -19,15 +21,7 @@ _NAMES = (
 )
 
 
-class Used(NamedTuple):
-    """In tokens."""
-
-    prompt: int
-    completion: int
-    cached: int
-
-
-def read_usage(tail: bytes) -> Used | None:
+def read_usage(tail: bytes) -> Usage | None:
     """The last usage in there; None where there is none, or none that makes sense."""
     end = len(tail)
     for _ in range(4):  # a stream's last events may have ``"usage": null``
@@ -55,7 +49,7 @@ def _object(tail: bytes, start: int) -> Any:
     return None
 
 
-def _used(usage: Any) -> Used | None:
+def _used(usage: Any) -> Usage | None:
     if type(usage) is not dict:
         return None
     for prompt_name, completion_name, details_name in _NAMES:
@@ -63,7 +57,7 @@ def _used(usage: Any) -> Used | None:
         if prompt is not None:
             details = usage.get(details_name)
             cached = _count(details.get("cached_tokens")) if type(details) is dict else None
-            return Used(prompt, _count(usage.get(completion_name)) or 0, min(prompt, cached or 0))
+            return Usage(prompt, _count(usage.get(completion_name)) or 0, min(prompt, cached or 0))
     return None
 
 

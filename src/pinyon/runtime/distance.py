@@ -1,0 +1,90 @@
+"""Distance between processes, for tests on one machine: messages are handed on after a time, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from pinyon.runtime.channel import OpenSession
+from pinyon.runtime.http2.client import Http2Call, Http2Channel
+from pinyon.runtime.http2.messages import EOF
+
+__all__ = ["delayed"]
+
+
+def delayed(connect: OpenSession, seconds: float) -> OpenSession:
+    """To a peer that is so far away, one way. What is known of a connection itself is known at once."""
+    return (lambda address: _FarChannel(connect(address), seconds)) if seconds else connect
+
+
+class _FarChannel(Http2Channel):
+    def __init__(self, channel: Http2Channel, seconds: float) -> None:
+        self._channel = channel
+        self._seconds = seconds
+
+    def stream_stream(
+        self, path: str, request_serializer: Callable[[Any], bytes], response_deserializer: Callable[[bytes], Any]
+    ) -> Callable[[], Http2Call]:
+        call = self._channel.stream_stream(path, request_serializer, response_deserializer)
+        return lambda: cast("Http2Call", _FarCall(call(), self._seconds))
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+
+class _FarCall:
+    """What :mod:`pinyon.runtime.duplex` needs of a call, but for what goes or comes at once."""
+
+    def __init__(self, call: Http2Call, seconds: float) -> None:
+        self._call = call
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._going: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
+        self._coming: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
+        self._tasks = [self._loop.create_task(self._give()), self._loop.create_task(self._take())]
+        self.wait_for_connection = call.wait_for_connection
+
+    async def read(self) -> Any:
+        message = await self._next(self._coming)
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    async def write(self, message: Any) -> None:
+        self._put(self._going, message)
+
+    async def done_writing(self) -> None:
+        await self._going.join()
+        await self._call.done_writing()
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._call.cancel()
+
+    def _put(self, queue: asyncio.Queue[tuple[float, Any]], message: Any) -> None:
+        queue.put_nowait((self._loop.time() + self._seconds, message))
+
+    async def _next(self, queue: asyncio.Queue[tuple[float, Any]]) -> Any:
+        due_s, message = await queue.get()
+        await asyncio.sleep(due_s - self._loop.time())
+        return message
+
+    async def _give(self) -> None:
+        while True:
+            message = await self._next(self._going)
+            try:
+                await self._call.write(message)
+            except Exception:  # reading says why
+                self._call.cancel()
+            self._going.task_done()
+
+    async def _take(self) -> None:
+        message: Any = None
+        while message is not EOF and not isinstance(message, Exception):
+            try:
+                message = await self._call.read()
+            except Exception as error:
+                message = error
+            self._put(self._coming, message)
