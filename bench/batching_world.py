@@ -19,8 +19,6 @@ from pinyon.core.request import SamplingParams
 from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
 from services.worker.engines.protocol import Engine
 
-__all__ = ["Ask", "Outcome", "World", "grouped_asks"]
-
 ROOT = bytes(16)
 
 

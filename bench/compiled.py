@@ -9,8 +9,6 @@ from pathlib import Path
 from bench.report import progress
 from tools.compiled_tree import Lacking, is_current, make_tree
 
-__all__ = ["environment"]
-
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ROOT / "build" / "compiled"
 

@@ -26,8 +26,6 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.runtime.duplex import Dialed
 from pinyon.runtime.report_session import ReportSession
 
-__all__ = ["PROFILE", "Batches", "Instance", "Peers", "Prompts"]
-
 BLOCK_TOKENS = 16
 LAYOUT = KvLayout(layers=28, kv_heads=4, head_dim=128, block_tokens=BLOCK_TOKENS, dtype="bfloat16")
 MODEL = "model"

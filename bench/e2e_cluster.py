@@ -11,8 +11,6 @@ from bench.router_stub import EVENT_GAP_S, MODEL
 from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.model import ModelCard, load_card
 
-__all__ = ["BLOCK_TOKENS", "WORKERS", "Extra", "card_of", "our_cluster", "pids_of"]
-
 WORKERS = 2
 BLOCK_TOKENS = 32
 POOL_TEXT_BYTES = 1536 << 10

@@ -17,8 +17,6 @@ from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.duplex import Dialed
 from pinyon.runtime.outbox import Outbox
 
-__all__ = ["DirectClient", "Work"]
-
 ANSWER_S = 30.0
 UNSENT_MAX = 4096
 

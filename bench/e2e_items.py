@@ -14,8 +14,6 @@ from pinyon.core.block_keys import namespace
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
 
-__all__ = ["tokens_and_keys"]
-
 
 def tokens_and_keys(cluster: LocalCluster, prompts: Prompts, count: int) -> dict[str, float]:
     """Of ``count`` new prompts, once beginnings and common words are known: medians of microseconds of CPU per request,

@@ -18,8 +18,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from pinyon.model.builtin import builtin_config
 
-__all__ = ["make_model", "new_words", "words"]
-
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 VOCABULARY = 16384
 """At most; there are not so many different pieces."""

@@ -18,8 +18,6 @@ from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
 from pinyon.runtime.identity import LB
 
-__all__ = ["CONCURRENCY", "DirectTaker", "HttpTaker", "Taker"]
-
 CONCURRENCY = 16
 
 

@@ -17,8 +17,6 @@ from bench.router_prompts import Prompts
 from bench.router_stub import MODEL
 from launch.cluster import LocalCluster
 
-__all__ = ["STREAMS", "TOKEN_GAP_S", "token_price"]
-
 STREAMS = 64
 TOKEN_GAP_S = 0.02
 PROMPT_BYTES = 1024

@@ -13,8 +13,6 @@ from bench.eviction_cells import BELADY, LRU, OWN, THIN_GAP_POINTS, Capacity, Ce
 from bench.eviction_traces import SECOND_HALF, WHOLE, Generated, Public, Trace
 from bench.report import Aim
 
-__all__ = ["BELOW_LRU_POINTS", "B_BLOCKS", "PARTS", "Wanted", "aims", "markdown", "results", "wanted"]
-
 BELOW_LRU_POINTS = -0.5
 """Nowhere less than this against LRU."""
 SEEDS = (2, 3)

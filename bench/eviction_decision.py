@@ -16,8 +16,6 @@ from pinyon.eviction.policy import learner
 from pinyon_lab.caches.cache import Cache, Chooser, each_once
 from pinyon_lab.caches.replay import Asked
 
-__all__ = ["DECISION_US", "Playback", "decision_us", "decisions"]
-
 DECISION_US = 20.0
 """The paper's policy takes 79 µs for each eviction ("KVCache cache in the wild" §4.2)."""
 

@@ -19,8 +19,6 @@ from bench.report import Aim
 from pinyon_lab.traces.generate import PROFILES
 from pinyon_lab.traces.generate.profile import Free
 
-__all__ = ["POLICIES", "Varied", "aims", "markdown", "points_of", "results", "varied"]
-
 PAPERS = "workload_aware"
 POLICIES = (LRU, PAPERS, OWN, BELADY)
 SEED = 2

@@ -12,8 +12,6 @@ from pinyon_lab.papers import Workload
 from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.generate import generate, profile
 
-__all__ = ["SECOND_HALF", "WHOLE", "Generated", "Public", "Trace", "part_of", "requests_of"]
-
 SUFFIXES = (".jsonl.gz", ".jsonl")
 WHOLE = "whole"
 SECOND_HALF = "second half"

@@ -13,8 +13,6 @@ from pinyon.runtime.channel import Channels, OpenSession
 from pinyon.runtime.distance import delayed
 from services.lb.__main__ import main
 
-__all__ = ["launch_far"]
-
 
 def launch_far(
     module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()

@@ -19,8 +19,6 @@ from pinyon_lab.replay import Player, Prompts, Sending, TokenRange
 from pinyon_lab.simulator.outcome import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["Measured", "fit", "measure"]
-
 LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 2560)
 """Of prompts, tokens; chunks are of :data:`CHUNK`."""
 CHUNK = 256

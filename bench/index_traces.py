@@ -20,8 +20,6 @@ from pinyon_lab.traces.generate import generate, profile
 from pinyon_lab.traces.reader import TraceFile
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["EVERY", "Seen", "Source", "seen"]
-
 EVERY = (1, 2, 4, 8, 16, 32, 64)
 BLOCK_TOKENS = 16
 """Traces with longer blocks are cut into such: what two prompts share is known to the longer block only, so they share

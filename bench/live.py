@@ -29,8 +29,6 @@ from pinyon.core.trace_hashes import BLOCK_TOKENS
 from pinyon_lab.caches.replay import BELADY
 from pinyon_lab.traces import TraceFile
 
-__all__ = ["Ran", "Setting", "measure"]
-
 POLICIES = ("lru", "reuse_hazard")
 QUICK_POLICIES = ("lru", "reuse_hazard:refit_s=1")
 """In ten seconds it would learn once."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from bench.load import http_answer, http_request
 
-__all__ = ["ONLY_LETTERS", "Conversation", "Mix", "Served", "mixed", "serve"]
-
 REQUEST_S = 60.0
 LETTERS = string.ascii_lowercase
 ONLY_LETTERS = {str(ord(letter)): 100 for letter in LETTERS}

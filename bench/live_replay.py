@@ -14,8 +14,6 @@ from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.paging import BlockPool, LeaseTable, Reservations
 from pinyon_lab.traces import TraceRow
 
-__all__ = ["worker_hits"]
-
 KEY_BYTES = 16
 
 

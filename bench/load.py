@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HttpClient", "Sample", "cpu_seconds", "http_answer", "http_request", "run_closed_loop"]
-
 
 @dataclass(frozen=True)
 class Sample:

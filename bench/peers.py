@@ -9,8 +9,6 @@ from pathlib import Path
 
 from bench.report import progress
 
-__all__ = ["PeerUnavailable", "peer_python"]
-
 _HOME = Path(__file__).resolve().parent.parent / ".cache" / "bench"
 _INSTALL_S = 300.0
 _IMPORT_S = 60.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from pinyon_lab.pictures import COLOURS, line, page, polyline, round_ticks, text
 
-__all__ = ["Panel", "Series", "chart"]
-
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 440, 260, 62, 72, 30, 62
 _NUMBER_WIDTH = 36
 """Room for a value's text, so that neighbours do not overlap."""

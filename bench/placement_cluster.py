@@ -28,8 +28,6 @@ from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from services.conductor.settings import ConductorSettings
 
-__all__ = ["Cluster", "Shape", "Turn", "default_of"]
-
 BLOCK_TOKENS = 16
 LAYOUT = KvLayout(layers=28, kv_heads=4, head_dim=128, block_tokens=BLOCK_TOKENS, dtype="bfloat16")
 PROFILE = "910b-qwen2.5-7b"

@@ -21,8 +21,6 @@ from launch.regions import LocalRegions, RegionsSpec
 from pinyon_lab.simulator.regions.programs import Program, Source, Step
 from pinyon_lab.simulator.regions.settings import System
 
-__all__ = ["MAX_BATCH", "MODEL", "Live", "Run", "live", "measure"]
-
 MODEL = "pinyon-tiny"
 BLOCK_TOKENS = 16
 VOCABULARY = 250

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ARGUMENTS_ONLY", "Aim", "Report", "number", "parser", "percentile", "progress", "summary"]
-
 ARGUMENTS_ONLY = "PINYON_BENCH_ARGUMENTS_ONLY"
 """Environment variable: a benchmark ends as soon as its arguments are found to be good."""
 

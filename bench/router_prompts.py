@@ -9,8 +9,6 @@ from collections.abc import Callable
 from bench.load import http_request
 from bench.router_stub import MODEL
 
-__all__ = ["GROUPS", "STREAMED_TOKENS", "Prompts", "hex_text"]
-
 GROUPS = 64
 STREAMED_TOKENS = 16
 """Of a streamed answer; one that comes whole has one."""

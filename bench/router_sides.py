@@ -18,8 +18,6 @@ from typing import Any
 from bench.peers import peer_python
 from launch.process import ServiceProcess
 
-__all__ = ["CAPACITY", "PEERS", "Side", "peer_side", "pinyon_side", "running_stubs"]
-
 SERVERS = 4
 CAPACITY = 1024
 """Requests that a stub takes at once, as our load balancer is told."""

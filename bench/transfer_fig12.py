@@ -28,8 +28,6 @@ from bench.transfer_figures import OPCODES, PEER, SHM, SOCKETS, TCP, UNCHECKED
 from bench.transfer_pair import Pair, Sample, System, SystemFailed
 from bench.transfer_side import Plan
 
-__all__ = ["GLOO", "TORCH", "Measured", "gigabytes", "measure"]
-
 PIECE_BYTES, CONCURRENCY = 128 << 10, 64
 MEMORY_BYTES = 256 << 20
 SIZES_GB, QUICK_SIZES_GB = (1.0, 4.0, 10.0), (1.0,)

@@ -16,22 +16,6 @@ from bench.report import Aim, summary
 from bench.transfer_pair import Sample, System
 from bench.transfer_side import READ, WRITE, Plan
 
-__all__ = [
-    "OPCODES",
-    "OURS",
-    "PEER",
-    "POINTS",
-    "SINGLES",
-    "SYSTEMS",
-    "Measured",
-    "Point",
-    "aims",
-    "comparisons",
-    "draw",
-    "figures",
-    "show",
-]
-
 KIB, MIB = 1 << 10, 1 << 20
 OPCODES = (WRITE, READ)
 SINGLES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)

@@ -16,8 +16,6 @@ from typing import IO, Any
 
 from bench.transfer_side import INITIATOR, TARGET, WRITE, Plan
 
-__all__ = ["Pair", "Sample", "System", "SystemFailed", "uninterrupted"]
-
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER_S = 60.0
 

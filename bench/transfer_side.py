@@ -21,21 +21,6 @@ from typing import Any, Protocol
 
 from bench.report import percentile
 
-__all__ = [
-    "INITIATOR",
-    "READ",
-    "TARGET",
-    "WRITE",
-    "Block",
-    "Initiator",
-    "Memory",
-    "Plan",
-    "Target",
-    "Unavailable",
-    "calls_of",
-    "run",
-]
-
 READ, WRITE = "read", "write"
 INITIATOR, TARGET = "initiator", "target"
 _TILE_BYTES = 1_048_573

@@ -14,8 +14,6 @@ from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, PLAIN_CHANNELS, Chan
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
 
-__all__ = ["Access", "role_of"]
-
 
 def role_of(name: str) -> str:
     """The role of the service of that name in a local cluster."""

@@ -37,8 +37,6 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 
-__all__ = ["POLICIES", "ClusterSpec", "LocalCluster", "lb_ports"]
-
 STOP_S = 15.0
 
 Progress = Callable[[str], None]

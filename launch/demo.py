@@ -27,8 +27,6 @@ from launch.scrape import Scrape
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.transfer.transports.shm.cma import shm_available
 
-__all__ = ["BATCH_CONCURRENCY", "DemoAnswer", "demo_documents", "demo_requests", "run_demo", "show_ways", "why_late"]
-
 MODEL = "pinyon-tiny"
 REQUEST_S = 60.0
 BATCH_CONCURRENCY = 2

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 
-__all__ = ["hints"]
-
 _FIRST_LINE_KEY = "awk '$1 ~ /^[^#]/ {print $1; exit}'"
 _FIRST_JSON_KEY = "-c 'import json, sys; print(next(iter(json.load(open(sys.argv[1])))))'"
 """Keys are not printed: terminals are logged."""

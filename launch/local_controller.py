@@ -10,9 +10,6 @@ from launch.process import INTERPRETER, START_S, Launch, ServiceProcess
 from launch.redis_server import RedisServer
 from pinyon.runtime.identity import CONTROLLER
 
-__all__ = ["LocalController"]
-
-
 Progress = Callable[[str], None]
 
 

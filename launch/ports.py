@@ -14,8 +14,6 @@ from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["HeldPorts", "Port", "holder", "is_free", "next_port", "port_faults"]
-
 COMMAND_CHARS = 120
 _ANY = ("0.0.0.0", "::")
 _LISTEN = "0A"

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from pinyon.core.address import is_loopback
 from pinyon.core.errors import PinyonError
 
-__all__ = ["file_faults", "option_faults"]
-
 
 def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys_file: str) -> list[str]:
     """A sentence for each file that services would refuse. ``models``: options, and the folders that they name."""

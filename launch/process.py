@@ -19,18 +19,6 @@ from launch.ports import is_free
 from pinyon.core.errors import DeadlineExceeded, Unavailable
 from pinyon.runtime.process import child_environment
 
-__all__ = [
-    "INTERPRETER",
-    "ROOT",
-    "START_S",
-    "Child",
-    "Interpreter",
-    "Launch",
-    "ServiceProcess",
-    "end_all",
-    "first_ready",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 60.0
 """For a service to serve, from its start."""

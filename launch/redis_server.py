@@ -23,8 +23,6 @@ import redis
 from launch.ports import HeldPorts
 from pinyon.core.errors import Unavailable
 
-__all__ = ["NoRedis", "RedisServer", "embedded_redis_executable", "find_redis", "local_redis"]
-
 _START_S = 30.0
 _KILLED_S = 60.0
 """For the kernel to end what was killed, on a machine however busy."""

@@ -22,8 +22,6 @@ from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.identity import CONTROLLER, check_region_name
 
-__all__ = ["LocalRegions", "RegionsSpec"]
-
 REGIONS_MAX = 8
 
 Progress = Callable[[str], None]

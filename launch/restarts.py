@@ -6,8 +6,6 @@ import signal
 
 from pinyon.core.avoidance import Avoidance
 
-__all__ = ["MAX_PAUSE_S", "QUICK_DEATHS_MAX", "QUICK_S", "Restarts", "how_it_ended"]
-
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
 QUICK_S = 30.0

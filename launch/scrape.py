@@ -10,8 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from launch.cluster import LocalCluster
 
-__all__ = ["Scrape"]
-
 
 class Scrape:
     """The metrics of every living service of a cluster, or of those in ``only``, at one moment.

@@ -13,8 +13,6 @@ from launch.redis_server import RedisServer
 from launch.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 from pinyon.core.errors import PinyonError
 
-__all__ = ["LOOK_S", "Supervised", "Supervisor"]
-
 LOOK_S = 0.2
 """Between two looks at who still lives."""
 LOG_TAIL_BYTES = 4096

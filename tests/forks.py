@@ -31,8 +31,6 @@ from launch.process import ROOT, Child
 from pinyon.runtime.process import child_environment
 from tests.processes import OWNER, UnownedPopen
 
-__all__ = ["DrivenChild", "forked", "until_stopped"]
-
 MODULES = ("services.conductor", "services.controller", "services.kvstore", "services.lb", "services.worker")
 MESSAGE_BYTES_MAX = 65_536
 ANSWER_S = 60.0

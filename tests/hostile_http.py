@@ -9,8 +9,6 @@ import random
 import re
 from typing import Any
 
-__all__ = ["NEVER_ENDING", "STATUSES", "ask", "flood", "fuzzed", "send_fuzzed"]
-
 WAIT_S = 60.0
 STATUSES = {100, 200, 400, 401, 404, 405, 408, 413, 414, 429, 431, 501, 505}
 """What may come of a fuzzed request: the sender's fault, or none at all."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["LONG", "usually"]
-
 LONG = "PINYON_TEST_LONG"
 
 

@@ -19,8 +19,6 @@ from pinyon.core.compiled import compiled
 from tools.compiled_modules import COMPILED, compiled_modules, compiled_services
 from tools.compiled_tree import Lacking, make_tree
 
-__all__ = ["PURE", "REPLACES_METHODS", "run_on_compiled"]
-
 ROOT = Path(__file__).resolve().parent.parent
 TREES = ROOT / ".cache" / "compiled"
 UNIT = (

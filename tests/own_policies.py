@@ -26,8 +26,6 @@ from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["MODULE"]
-
 MODULE = "tests.own_policies"
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-__all__ = ["free_ports", "kept_port"]
-
 TRIES = 100
 
 

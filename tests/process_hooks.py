@@ -9,8 +9,6 @@ import pytest
 from tests.processes import OWNER
 from tests.side_by_side import unit_of
 
-__all__ = ["every_process_is_reaped", "pytest_runtest_makereport", "pytest_runtest_teardown"]
-
 
 @pytest.fixture(autouse=True)
 def every_process_is_reaped(request: pytest.FixtureRequest) -> Iterator[None]:

@@ -22,8 +22,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["OWNER", "OwnedPopen", "Owner", "Process", "UnownedPopen", "own_all"]
-
 REAP_S = 60.0
 SHOWN_CHARS = 300
 HELD_BY_OWNER = 3

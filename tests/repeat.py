@@ -26,8 +26,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Result", "main", "outcome_of", "table"]
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".cache" / "repeat"
 LOOPS = 4

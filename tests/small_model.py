@@ -10,8 +10,6 @@ from pinyon.model import ModelCard, card, load_card
 from pinyon.model.builtin import builtin_config
 from pinyon.model.config import ModelConfig
 
-__all__ = ["small_card", "small_config", "use_small_model"]
-
 
 def small_config() -> ModelConfig:
     return replace(builtin_config(), num_layers=2, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2)

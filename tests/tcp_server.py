@@ -7,8 +7,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-__all__ = ["tcp_server"]
-
 ACCEPT_TURNS = 3
 """Of the loop, until a connection that was taken has arrived: at a closed server asyncio leaves it open."""
 

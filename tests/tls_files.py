@@ -9,8 +9,6 @@ from pinyon.runtime.certificates import Authority, Wanted
 from pinyon.runtime.identity import Identity, hosts_of
 from pinyon.runtime.tls import Tls
 
-__all__ = ["TestAuthority", "tls_of"]
-
 
 class TestAuthority:
     """An authority in a folder of its own."""

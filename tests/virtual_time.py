@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import selectors
 
-__all__ = ["VirtualTime"]
-
 IDLE_S = 0.005
 """Of real time without anything to read: then nothing is under way between sockets of this process."""
 

@@ -29,8 +29,6 @@ from pathlib import Path
 
 from tools.compiled_modules import COMPILED, compiled_modules, compiled_services
 
-__all__ = ["Lacking", "compiled_files", "is_current", "lacking", "make_tree"]
-
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.so")
 STAMP = "compiled.stamp"

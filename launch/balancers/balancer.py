@@ -12,8 +12,6 @@ from launch.process import INTERPRETER, Child, Launch, ServiceProcess
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 
-__all__ = ["Balancer"]
-
 ASK_S: Final = 2.0
 """Between two looks whether a process was heard of: several times as long as it takes from one beat to the next."""
 MISSED_MAX: Final = 5

@@ -28,8 +28,6 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.service import ServiceContext, run_service
 from services.lb.settings import LbSettings
 
-__all__ = ["Group", "run"]
-
 FAREWELL_S: Final = 10.0
 """For a process to end beyond the times that it was given to drain; then it is killed."""
 QUICK_DEATHS_MAX: Final = 4

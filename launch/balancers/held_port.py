@@ -7,8 +7,6 @@ import socket
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 
-__all__ = ["HeldPort"]
-
 
 class HeldPort:
     """One port on all addresses of a host. As long as it is held, only who asks for ``SO_REUSEPORT`` as the same user

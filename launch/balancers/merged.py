@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-__all__ = ["SUMMED", "Merged"]
-
 SUMMED: Final = frozenset(
     (
         "pinyon_lb_http_connections", "pinyon_lb_in_flight_requests", "pinyon_lb_queue_requests",

@@ -13,8 +13,6 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from services.lb.settings import LbSettings
 
-__all__ = ["DIVIDED", "check_processes", "process_arguments", "process_id"]
-
 DIVIDED: Final = (
     "in_flight_limit", "queue_limit", "connections_limit", "connections_per_peer", "requests_per_peer",
     "bodies_limit_mib", "upstream_connections",

@@ -40,8 +40,6 @@ from services.conductor.servicer import CONDUCTOR_CALLERS, ConductorServicer
 from services.conductor.settings import ConductorSettings
 from services.conductor.sizing import Sizing
 
-__all__ = ["Conductor", "build", "run"]
-
 # Every answer is made in the loop turn its question arrives in; only streams that never end by themselves remain.
 DRAIN_S = 0.25
 FETCHES_EACH = 4

@@ -13,8 +13,6 @@ from pinyon.messages.explanation import explained_to_proto
 from pinyon.placement.decision_log import DecisionLog, LoggedDecision
 from pinyon.placement.explanation import explain
 
-__all__ = ["Explainer"]
-
 ASKED_CHARS_MAX = 256
 """A client's own id, and what follows it in ours."""
 DECISIONS_MAX = 64

@@ -24,8 +24,6 @@ from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.turns import Steps
 
-__all__ = ["ReportIntake"]
-
 Part = TypeVar("Part")
 
 # So many keys are indexed in one go (~2 ms, in Python ~20 ms); then others get the loop.

@@ -11,8 +11,6 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
 from services.conductor.membership import Membership
 
-__all__ = ["Listing"]
-
 GAP_S = 0.05
 """Between two lists for one load balancer: changes close together travel together."""
 FRESH_S = 0.5

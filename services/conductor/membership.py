@@ -11,8 +11,6 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Membership", "Reporter"]
-
 DISPLACED_MAX = 64
 SPARSER_S = 300.0
 """Of a store node, fewer keys are wanted when fewer have been enough for so long: instances that restart come back, and

@@ -13,8 +13,6 @@ from pinyon.placement.prediction_errors import PredictionErrors
 from pinyon.runtime.tally import Count, Tally
 from services.conductor.membership import Membership
 
-__all__ = ["ConductorMetrics"]
-
 _LATENCY_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 _TTFT_ERROR_BUCKETS_S = tuple(
     sorted(sign * seconds for seconds in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0) for sign in (-1, 1))

@@ -24,8 +24,6 @@ from pinyon.runtime.telemetry import Telemetry
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.sizing import Sizing
 
-__all__ = ["DefaultSlos", "Placer", "PlacerRecords"]
-
 _log = get_logger("conductor")
 
 MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01

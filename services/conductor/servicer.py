@@ -21,8 +21,6 @@ from services.conductor.metrics import ConductorMetrics
 from services.conductor.placing import Placer
 from services.conductor.sessions import LbStream, Placing, Reporting, ReportStream
 
-__all__ = ["CONDUCTOR_CALLERS", "ConductorServicer"]
-
 CONDUCTOR_CALLERS: Callers = {
     # Placements are made in a tenant's name: only load balancers know tenants.
     "Schedule": frozenset((LB,)),

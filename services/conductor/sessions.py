@@ -14,8 +14,6 @@ from services.conductor.membership import Membership, Reporter
 from services.conductor.placing import Placer
 from services.conductor.turns import now_or_in_turns
 
-__all__ = ["LbStream", "Placing", "ReportStream", "Reporting"]
-
 LbStream = Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest]
 ReportStream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest]
 

@@ -12,8 +12,6 @@ from pinyon.placement.scaling import parse_sizes
 from pinyon.profiles.engine_profile import built_in_profiles
 from pinyon.runtime.settings import ServiceSettings, checked, service_config
 
-__all__ = ["ConductorSettings"]
-
 
 class ConductorSettings(ServiceSettings):
     """The control plane: knows the instances and what they hold, and places requests."""

@@ -13,8 +13,6 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scaling import Scaler, ScalingSettings
 
-__all__ = ["Sizing"]
-
 MODELS_MAX = 64
 GONE_S = 600.0
 """A model that nobody serves for so long is told of no more; before that, its instances may come back."""

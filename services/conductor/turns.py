@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from typing import TypeVar
 
-__all__ = ["Steps", "in_turns", "now_or_in_turns"]
-
 Value = TypeVar("Value")
 Steps = Generator[None, None, Value]
 """Others may have the loop at each ``yield``."""

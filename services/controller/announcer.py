@@ -10,8 +10,6 @@ from pinyon.api.controller.v1 import controller_pb2
 from pinyon.federation.registry import Registry
 from pinyon.messages.federation import federation_to_proto
 
-__all__ = ["Announcer"]
-
 GAP_S = 0.02
 """Between two messages for one load balancer: changes close together travel together."""
 PER_LEASE = 4

@@ -31,8 +31,6 @@ from services.controller.servicer import CONTROLLER_CALLERS, ControllerServicer
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import StateFile, read_state
 
-__all__ = ["Controller", "build", "run"]
-
 DRAIN_S = 2.0
 """Sessions end only when their load balancers do."""
 

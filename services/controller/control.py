@@ -18,8 +18,6 @@ from services.controller.regions_page import RegionsPage
 from services.controller.restarts import Restarts
 from services.controller.state_file import StateFile
 
-__all__ = ["EPOCH_BYTES", "Control"]
-
 PERIOD_S = 0.25
 LATE_S = 1.0
 """More than that between two looks: the process itself stood still."""

@@ -14,8 +14,6 @@ from pinyon.federation.members import LbState
 from pinyon.federation.registry import Registry
 from pinyon.federation.view import Federation
 
-__all__ = ["ControllerMetrics"]
-
 
 class ControllerMetrics:
     """Counters to increment; the gauges read the federation when they are scraped."""

@@ -17,8 +17,6 @@ from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import LB, peer_name
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Prober"]
-
 SUSPECTED_PERIOD_S = 0.25
 FAILED_PERIOD_S = 1.0
 PERIOD_S = 5.0

@@ -20,8 +20,6 @@ from pinyon.federation.position import Position
 from pinyon.federation.view import Federation
 from pinyon.routing.geography import ANYWHERE, Geography
 
-__all__ = ["RegionsPage"]
-
 QUERY_CHARS_MAX = 1024
 _KNOWN = frozenset(("lat", "lon", "region", "live"))
 

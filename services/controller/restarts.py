@@ -13,8 +13,6 @@ from contextlib import suppress
 from pinyon.federation.members import LbInfo
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Restarts"]
-
 FIRST_PAUSE_S = 10.0
 MAX_PAUSE_S = 300.0
 AT_ONCE = 8

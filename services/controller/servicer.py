@@ -30,8 +30,6 @@ from services.controller.announcer import Announcer
 from services.controller.control import Control
 from services.controller.metrics import ControllerMetrics
 
-__all__ = ["CONTROLLER_CALLERS", "ControllerServicer", "known_of"]
-
 CONTROLLER_CALLERS: Callers = {
     # The servicer compares the id that registers with that of the certificate.
     "Session": frozenset((LB,)),

@@ -11,8 +11,6 @@ from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.watched import Timing
 from pinyon.runtime.settings import Address, ServiceSettings, checked, service_config
 
-__all__ = ["ControllerSettings"]
-
 
 class ControllerSettings(ServiceSettings):
     """The regional controller: knows the load balancers of all regions, and who stands in for one that failed."""

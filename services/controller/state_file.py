@@ -18,8 +18,6 @@ from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto, federation_to_proto
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["StateFile", "read_state"]
-
 FORMAT = 1
 BYTES_MAX = 64 << 20
 FIRST_PAUSE_S = 0.5

@@ -27,8 +27,6 @@ from services.kvstore.reporter import StoreReport, instance_info
 from services.kvstore.servicer import KVSTORE_CALLERS, KvStoreServicer, StoredBlockServicer
 from services.kvstore.settings import KvStoreSettings
 
-__all__ = ["run", "serving"]
-
 _log = get_logger("kvstore")
 
 

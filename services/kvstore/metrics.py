@@ -12,8 +12,6 @@ from pinyon.runtime.eviction_metrics import show_eviction
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
 
-__all__ = ["register_metrics"]
-
 Figure = tuple[str, str, Callable[[], float]]
 
 

@@ -24,8 +24,6 @@ from pinyon.store.objects import ObjectTable
 from pinyon.transfer import Access, Grant, RegionDescriptor, SegmentDescriptor, TransferEngine
 from services.kvstore.settings import KvStoreSettings
 
-__all__ = ["StoreNode"]
-
 ALIGNMENT_BYTES = 64
 END_S = 30.0
 """Bound on ending all puts when the node stops."""

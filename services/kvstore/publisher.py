@@ -13,8 +13,6 @@ from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.node import StoreNode
 
-__all__ = ["MetadataPublisher"]
-
 GAP_S = 0.02
 """Changes within this time travel together."""
 MAX_PAUSE_S = 2.0

@@ -10,8 +10,6 @@ from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from services.kvstore.node import StoreNode
 
-__all__ = ["StoreReport", "instance_info"]
-
 
 def instance_info(node: StoreNode, address: str) -> conductor_pb2.InstanceInfo:
     """How the node registers. Its capacity in blocks depends on their size, so it is left open."""

@@ -17,8 +17,6 @@ from pinyon.store.kv_object import SlotState
 from pinyon.store.reader import MAX_KEYS
 from services.kvstore.node import StoreNode
 
-__all__ = ["KVSTORE_CALLERS", "KvStoreServicer", "StoredBlockServicer"]
-
 KVSTORE_CALLERS: Callers = {
     "PutStart": frozenset((WORKER,)),
     "PutEnd": frozenset((WORKER,)),

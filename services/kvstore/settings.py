@@ -11,8 +11,6 @@ from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.settings import Address, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
 
-__all__ = ["KvStoreSettings"]
-
 
 class KvStoreSettings(TransferSettings):
     """A node of the KV store: a pool of memory, and its entries in Redis."""

@@ -41,8 +41,6 @@ from services.lb.servicer import LbServicer
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
 
-__all__ = ["Lb", "run"]
-
 _log = get_logger("lb")
 TELL_S = 1.0
 """For those who record a trace to be told the rest of it, at least."""

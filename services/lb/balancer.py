@@ -59,8 +59,6 @@ from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.settings import LbSettings
 
-__all__ = ["Given", "LoadBalancer", "check_region", "load_keys"]
-
 _log = get_logger("lb.regions")
 
 CHANGES_S = 0.002

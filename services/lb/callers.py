@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pinyon.runtime.callers import ANYBODY, Callers
 
-__all__ = ["LB_CALLERS"]
-
 LB_CALLERS: Callers = {
     # People's programs: the servicer asks for their API keys.
     "Generate": ANYBODY,

@@ -30,8 +30,6 @@ from pinyon.messages.sampling import sampling_from_proto
 from pinyon.openai.parse import Call, PromptInput, Rendering
 from pinyon.runtime.first_message import Doors
 
-__all__ = ["LbServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)

@@ -21,8 +21,6 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, WritableFd, checked, is_loopback, service_config
 
-__all__ = ["LbSettings"]
-
 _OF_OWN = {
     "conductor": "servers are placed on without one",
     "conductor_timeout_s": "there is no conductor",

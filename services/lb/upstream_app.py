@@ -27,8 +27,6 @@ from pinyon.runtime.logging import get_logger
 from services.lb.balancer import Given, LoadBalancer
 from services.lb.settings import LbSettings
 
-__all__ = ["UpstreamLb"]
-
 _log = get_logger("lb.upstreams")
 
 

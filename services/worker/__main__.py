@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from pinyon.runtime.process import spare_collector
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     # Before NumPy is imported: one BLAS thread. More would split a product differently from call to call, and starve

@@ -66,8 +66,6 @@ from services.worker.servicer import WORKER_CALLERS, WorkerServicer
 from services.worker.settings import WorkerSettings
 from services.worker.step_observer import StepObserver
 
-__all__ = ["Worker", "main"]
-
 _log = get_logger("worker")
 
 

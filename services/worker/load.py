@@ -12,8 +12,6 @@ from services.worker.decode.decodes import Decodes
 from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["WorkerLoad"]
-
 
 class WorkerLoad:
     """What load balancers are told, the conductor, and whoever reads the metrics."""

@@ -26,8 +26,6 @@ from services.worker.orders.order import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["WorkerMetrics", "register_gauges"]
-
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LOCAL, PEER, STORE = ("local",), ("peer",), ("store",)

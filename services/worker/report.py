@@ -14,8 +14,6 @@ from services.worker.orders.convert import first_token_to_proto, measurement_to_
 from services.worker.orders.ledger import Ledger
 from services.worker.orders.served import Served
 
-__all__ = ["WorkerReport", "instance_info"]
-
 
 class WorkerReport:
     """See :class:`pinyon.runtime.report_session.ReportSource`. ``load`` knows all but the time between tokens and what

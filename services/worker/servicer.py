@@ -19,8 +19,6 @@ from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 from services.worker.prefill.session import PrefillSession
 
-__all__ = ["WORKER_CALLERS", "WorkerServicer"]
-
 WORKER_CALLERS: Callers = {
     # Only a load balancer speaks in a tenant's name.
     "Session": frozenset((LB,)),

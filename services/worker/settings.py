@@ -16,8 +16,6 @@ from pinyon.runtime.settings import Address, checked, plain_redis, service_confi
 from pinyon.runtime.transfer_engine import TransferSettings
 from services.worker.orders.limits import Limits
 
-__all__ = ["WorkerSettings"]
-
 
 class WorkerSettings(TransferSettings, JournalSettings, Limits):
     """An engine instance that computes prompts, generates tokens, or both."""

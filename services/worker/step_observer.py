@@ -9,8 +9,6 @@ from services.worker.kv.cache import KvCache
 from services.worker.metrics import WorkerMetrics
 from services.worker.orders.ledger import Ledger
 
-__all__ = ["StepObserver"]
-
 
 class StepObserver:
     """Of one engine loop."""

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 from tests.chaos.http_exchange import Cut, Exchange, HttpConnection, Reply, completion
 
-__all__ = ["Balancer", "NotServed", "Trace", "WithIt"]
-
 LATE_S = 1.5
 """Connecting takes no time here: this process had none, and what it connected to may have waited in vain."""
 LOOK_EVERY_S = 0.25

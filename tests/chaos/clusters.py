@@ -11,8 +11,6 @@ from launch.cluster import ClusterSpec
 from tests.chaos.jobs import ExactJobs, Jobs, PacedJobs
 from tests.chaos.traffic import ClientKind
 
-__all__ = ["CONFIGURATIONS", "HERE", "Configuration"]
-
 HERE = Path(__file__).resolve().parent
 
 

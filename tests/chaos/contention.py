@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["Contention", "quiet"]
-
 LOOK_S = 3.0
 
 

@@ -17,8 +17,6 @@ from types import TracebackType
 from launch.cluster import LocalCluster
 from tests.chaos.traffic import Record
 
-__all__ = ["Evidence", "machine"]
-
 LOG_BYTES = 4 << 20
 """Of one service's log and one fault, at most; the end is kept."""
 SCRAPE_S = 5.0

@@ -7,8 +7,6 @@ import json
 import time
 from dataclasses import dataclass
 
-__all__ = ["Cut", "Exchange", "HttpConnection", "Reply", "completion"]
-
 CONNECT_S = 5.0
 LINE_BYTES = 1 << 16
 

@@ -13,8 +13,6 @@ from pinyon.model import ModelCard, load_card
 from services.worker.engines.uniform import uniform
 from tests.cluster.reference import Ask, Reference, random_sampling, text_tokens
 
-__all__ = ["SIZES", "ExactJobs", "Job", "Jobs", "PacedJobs", "body_of"]
-
 MODEL = "pinyon-tiny"
 SIZES = {"2 KB": 2_000, "200 KB": 200_000}
 """Bytes of a body: a text of 2,000 tokens, a list of 40,000 token ids."""

@@ -24,8 +24,6 @@ from tests.chaos.http_exchange import completion
 from tests.chaos.jobs import ID_BYTES, PacedJobs
 from tests.cluster.observe import wait_idle
 
-__all__ = ["LEFT_S", "MOMENTS", "SIZES_BYTES", "Leaving", "leave_once", "leaving_spec", "run_leaving"]
-
 LEFT_S = 1.0
 """Every hop knows by then."""
 GIVE_UP_S = 15.0

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Growth", "Samples", "growth", "held_bytes"]
-
 PER_REQUESTS = 10_000
 GROWTH_MAX = 0.01
 """Share of its resident set that a process may grow by in :data:`PER_REQUESTS` requests, once it is warm."""

@@ -15,8 +15,6 @@ from tests.chaos.memory import GROWTH_MAX, WARM_SHARE, Growth
 from tests.chaos.rows import GAP_S, WORST_S, Row
 from tests.chaos.run_faults import FaultResult
 
-__all__ = ["markdown", "show_faults", "show_growth", "show_leaving", "write_json"]
-
 HEADS = ("service", "fault", "size", "requests", "failed", "only copy", "gap s", "worst s", "calm s", "load", "others")
 
 

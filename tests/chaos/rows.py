@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from tests.chaos.jobs import SIZES
 from tests.chaos.traffic import Record
 
-__all__ = ["GAP_S", "WORST_S", "Row", "gap_s", "rows_of"]
-
 GAP_S = 2.0
 """Time after an event within which a request that any client sends then is answered."""
 WORST_S = 3.5

@@ -21,8 +21,6 @@ from tests.chaos.traffic import Traffic
 from tests.chaos.victims import Pace, mend, strike
 from tests.cluster.observe import leftovers
 
-__all__ = ["FaultResult", "run_configuration"]
-
 MEND_S = 60.0
 IDLE_S = 90.0
 QUIET_S = 60.0

@@ -15,8 +15,6 @@ from tests.chaos.jobs import PacedJobs
 from tests.chaos.memory import Samples
 from tests.cluster.fault_tools import redis_process
 
-__all__ = ["SoakResult", "run_soak", "soak_spec"]
-
 CLIENTS = 12
 SAMPLES = 80
 ANSWER_TOKENS = 8

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from tests.chaos.balancer import Balancer, NotServed, Trace, WithIt
 from tests.chaos.jobs import Jobs
 
-__all__ = ["ClientKind", "Record", "Traffic"]
-
 ENDED_S = 60.0
 """A request that takes longer has failed."""
 OPEN_MAX = 64

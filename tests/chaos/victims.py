@@ -14,8 +14,6 @@ from launch.process import Child
 from tests.chaos.balancer import Balancer
 from tests.cluster.fault_tools import redis_process, start_redis
 
-__all__ = ["FAULTS", "Pace", "mend", "strike"]
-
 FAULTS = ("kill", "freeze", "drain")
 """SIGKILL and a restart; SIGSTOP and SIGCONT; SIGTERM, and a restart at its end."""
 END_S = 60.0

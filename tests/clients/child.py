@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["TooLate", "run_child"]
-
 TICK_S = 15.0
 
 

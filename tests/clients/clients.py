@@ -11,8 +11,6 @@ from typing import Any
 from launch.process import ROOT
 from tests.clients.environment import Environment, Step
 
-__all__ = ["CHECKPOINT", "CLIENTS", "MODEL", "Client", "Target", "Wrong"]
-
 HERE = Path(__file__).resolve().parent
 CHECKPOINT = ROOT / "tests" / "data" / "golden_text" / "llama-bytes-bos"
 MODEL = "tiny"

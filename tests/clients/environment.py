@@ -17,8 +17,6 @@ from packaging.requirements import Requirement
 from launch.process import ROOT
 from tests.clients.child import TooLate, run_child
 
-__all__ = ["Environment", "NotHad", "NotInstalled", "Step"]
-
 ENVIRONMENTS = ROOT / ".cache" / "clients"
 NO_INDEX = re.compile(
     r"from versions: none|connection broken|max retries|read timed out|name resolution", re.IGNORECASE

@@ -16,8 +16,6 @@ from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.api.lb.v1 import lb_pb2
 from pinyon.api.worker.v1 import worker_pb2
 
-__all__ = ["METHODS", "Kept", "Target", "parses", "payload"]
-
 MAX_TOKENS = 12
 """Whatever else is changed, nobody is asked to generate for long."""
 

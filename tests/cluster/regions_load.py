@@ -12,8 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from launch.regions import LocalRegions
 from launch.scrape import Scrape
 
-__all__ = ["WAIT_S", "Load", "ask", "taken_by", "until", "value"]
-
 PROMPTS = 6
 TOKENS = 96
 CLIENTS = 30

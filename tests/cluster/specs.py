@@ -7,8 +7,6 @@ from typing import Any
 
 from launch.cluster import ClusterSpec
 
-__all__ = ["CHUNKS", "PATIENT", "cluster_spec"]
-
 CHUNKS = {"worker": ("--prefill-chunk-tokens", "96")}
 """So short that prompts of a few hundred tokens are computed in several."""
 

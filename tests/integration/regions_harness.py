@@ -11,8 +11,6 @@ from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.target import Report
 from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
 
-__all__ = ["FULL", "ROOMY", "Regions", "peer_of", "running_regions"]
-
 FULL, ROOMY = Report(pending=1, running=1), Report(pending=0, running=0, room=4)
 PUSHING = "pending:stale_s=3600"
 """What instances said last counts for as long as a test takes: the hand-written ones say nothing by themselves."""

@@ -13,8 +13,6 @@ from services.worker.orders.convert import parse_submission
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["Decodes"]
-
 
 class Decodes:
     """Owned by the event loop's thread."""

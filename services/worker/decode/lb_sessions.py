@@ -17,9 +17,6 @@ from services.worker.decode.request import DecodeRequest
 from services.worker.decode.updates import UpdateBuffer
 from services.worker.orders.convert import failed_update
 
-__all__ = ["LbSession", "LbSessions"]
-
-
 SESSIONS_MAX = 1024
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 
-__all__ = ["HEARTBEAT_S", "LoadNews", "LoadTeller"]
-
 HEARTBEAT_S = 0.5
 """Between two that say the same, at most; or the session's interval, if that is longer."""
 EARLY_S = 0.001

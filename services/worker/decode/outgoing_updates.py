@@ -13,8 +13,6 @@ from pinyon.runtime.pace import Pace
 from pinyon.runtime.turn_end import TurnEnd
 from services.worker.decode.updates import UpdateBuffer
 
-__all__ = ["LbStream", "OutgoingUpdates"]
-
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 

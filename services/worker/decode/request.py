@@ -36,8 +36,6 @@ from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["DecodeObserver", "DecodeRequest"]
-
 _log = get_logger("decode")
 
 

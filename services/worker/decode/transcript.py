@@ -5,8 +5,6 @@ from __future__ import annotations
 from pinyon.core.request import FinishReason, SamplingParams
 from pinyon.model import IncrementalDetokenizer, ModelCard, StopMatcher
 
-__all__ = ["Transcript"]
-
 
 class Transcript:
     """Takes generated tokens one by one. ``count`` of them so far; ``finish`` is set by the one that ends it.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
 
-__all__ = ["UpdateBuffer"]
-
 
 def _nobody() -> None:
     """Whoever waits is a reader."""

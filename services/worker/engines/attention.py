@@ -29,8 +29,6 @@ from services.worker.engines.segments import (
     merge,
 )
 
-__all__ = ["PagedAttention"]
-
 _F32 = npt.NDArray[np.float32]
 _I64 = npt.NDArray[np.int64]
 _Queries = npt.NDArray[np.void]

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from pinyon.core.errors import FailedPrecondition
 
-__all__ = ["TILE", "check_lanes_alike", "pin_blas_threads"]
-
 TILE = 16
 """Columns (lanes) of every matrix product: what a step computes side by side, tokens or query heads.
 

@@ -12,8 +12,6 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import SAMPLING_FIELDS
 from pinyon.model.config import ModelConfig
 
-__all__ = ["STEP_TOKENS_MAX", "Hollow", "check_step"]
-
 STEP_TOKENS_MAX = 65_536
 """Rows of one step: bounds the activations' workspace."""
 

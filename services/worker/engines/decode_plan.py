@@ -15,18 +15,6 @@ import numpy.typing as npt
 from pinyon.core.errors import InvalidArgument
 from services.worker.engines.segments import SEGMENT_TOKENS, last_length
 
-__all__ = [
-    "KERNELS",
-    "KERNEL_DEFAULT",
-    "STACK_TOKENS",
-    "DecodePlan",
-    "Merge",
-    "SharedRun",
-    "Stack",
-    "check_kernel",
-    "plan_decodes",
-]
-
 _I64 = npt.NDArray[np.int64]
 
 KERNELS = ("plain", "whole", "grouped")

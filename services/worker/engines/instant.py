@@ -12,8 +12,6 @@ from pinyon.model.config import ModelConfig
 from services.worker.engines.checks import Hollow
 from services.worker.engines.protocol import StepResult
 
-__all__ = ["InstantEngine"]
-
 
 class InstantEngine(Hollow):
     """The generated token depends on its index only: ``a`` to ``z`` around, or what the vocabulary has."""

@@ -12,8 +12,6 @@ from pinyon.core.errors import Internal
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from services.worker.engines.sampling import by_falling_score
 
-__all__ = ["logprob_rows", "token_logprob"]
-
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
 _I64 = npt.NDArray[np.int64]

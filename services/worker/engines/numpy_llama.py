@@ -39,8 +39,6 @@ from services.worker.engines.rope import RopeTable, rotate
 from services.worker.engines.sampling import Sampler
 from services.worker.engines.weights import LayerWeights, ModelWeights
 
-__all__ = ["NumpyLlamaEngine"]
-
 _F32 = npt.NDArray[np.float32]
 _I64 = npt.NDArray[np.int64]
 

@@ -22,8 +22,6 @@ from services.worker.engines.checks import Hollow
 from services.worker.engines.protocol import StepResult
 from services.worker.engines.uniform import uniform
 
-__all__ = ["PacedEngine"]
-
 CATCH_UP_S = 0.005
 """A step that begins within this time of the last one's end counts from there: what sleeping overshoots and what the
 engine loop needs between two steps then does not add up over many steps."""

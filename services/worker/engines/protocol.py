@@ -18,8 +18,6 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.model.config import ModelConfig
 
-__all__ = ["Engine", "StepLogprobs", "StepResult"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:

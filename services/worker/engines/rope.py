@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from pinyon.model.config import ModelConfig
 
-__all__ = ["RopeTable", "rotate"]
-
 _F32 = npt.NDArray[np.float32]
 
 

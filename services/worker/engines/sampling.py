@@ -19,8 +19,6 @@ from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.request import SamplingParams
 from services.worker.engines.uniform import uniform
 
-__all__ = ["Sampler", "by_falling_score"]
-
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
 

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from services.worker.engines.blas import TILE
 
-__all__ = ["LENGTH_STEP", "SEGMENT_TOKENS", "blocks_of_lanes", "exp_of_softmax", "last_length", "merge"]
-
 _F32 = npt.NDArray[np.float32]
 
 SEGMENT_TOKENS = 256

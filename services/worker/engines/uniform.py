@@ -9,8 +9,6 @@ from mypy_extensions import i64
 
 from pinyon.core.compiled import compiled
 
-__all__ = ["uniform"]
-
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _NATIVE_MAX: Final = 1 << 62

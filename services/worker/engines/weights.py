@@ -21,8 +21,6 @@ from pinyon.model.builtin import BUILTIN_SEED
 from pinyon.model.card import ModelCard, checkpoint_files
 from pinyon.model.config import ModelConfig
 
-__all__ = ["LayerWeights", "ModelWeights", "builtin_weights", "load_weights"]
-
 _F32 = npt.NDArray[np.float32]
 
 HEADER_BYTES_MAX = 100 << 20

@@ -21,8 +21,6 @@ from services.worker.engines.protocol import Engine, StepLogprobs, StepResult
 from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.instance.watchdog import Watchdog
 
-__all__ = ["EngineLoop"]
-
 _log = get_logger("engine")
 
 Observer = Callable[[EngineStep, StepOutcome, int], None]

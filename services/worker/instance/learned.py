@@ -14,8 +14,6 @@ from typing import Any
 from pinyon.batching import StepScheduler
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["restore_learned", "save_learned"]
-
 FILE_BYTES_MAX = 1 << 20
 
 _log = get_logger("batching")

@@ -19,8 +19,6 @@ from services.worker.orders.ledger import Ledger
 from services.worker.orders.limits import Limits
 from services.worker.orders.served import Served
 
-__all__ = ["Parts"]
-
 
 @dataclass(eq=False)
 class Parts:

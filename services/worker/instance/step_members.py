@@ -30,8 +30,6 @@ from services.worker.engines.protocol import StepLogprobs
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.order import PrefillOrder
 
-__all__ = ["DecodeMember", "EngineStep", "PrefillMember", "StepMembers", "StepOutcome", "StepRoom"]
-
 LOOK_S = 1.0
 """Between two looks at what all share that are decoded, where no policy makes batches of them."""
 ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Watchdog", "stacks"]
-
 LOOKS = 10
 """How often it looks while the time runs: it notices that much later at most, as a part of the time."""
 LONGEST_PAUSE_S = 1.0

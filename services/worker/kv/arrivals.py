@@ -17,8 +17,6 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.transfer import TransferEngine, TransferHandle, TransferRequest, TransferResult
 
-__all__ = ["LayerArrivals", "LayerLost"]
-
 MAX_REQUESTS = 8192
 """Blocks × layers above which a read stays whole: each request costs microseconds."""
 LAYER_WAIT_S = 0.5

@@ -20,8 +20,6 @@ from pinyon.store.lease_keys import LeaseKeys
 from pinyon.transfer import RegionDescriptor
 from services.worker.kv.swaps import Swapping, Swaps
 
-__all__ = ["KvCache"]
-
 
 def _nobody(seconds: float, passed_over_s: float) -> None:
     """Nobody is told."""

@@ -29,8 +29,6 @@ from services.worker.orders.abort import Abort
 from services.worker.orders.limits import Limits
 from services.worker.orders.order import PrefillOrder, SpanFetched
 
-__all__ = ["BlockSource", "Fetched", "Fetcher", "SpanRead"]
-
 MAX_PAUSE_S = 10.0
 """A trial costs little, so what came back is used again soon."""
 TRIAL_S = 0.5

@@ -14,8 +14,6 @@ from pinyon.runtime.telemetry import Telemetry
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import Limits
 
-__all__ = ["CachedBlockServicer"]
-
 MAX_KEYS = 4096
 
 

@@ -14,8 +14,6 @@ from pinyon.core.layout import KvLayout
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus, raise_for_failure
 from services.worker.orders.order import PushTarget
 
-__all__ = ["Push", "SendingFailed", "layer_ranges", "whole_blocks"]
-
 PushRange = tuple[int, int, int]
 """``(offset here, offset there, length)`` in bytes."""
 

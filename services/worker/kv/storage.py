@@ -31,8 +31,6 @@ from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import Limits
 
-__all__ = ["Drop", "Storage"]
-
 BATCH_BLOCKS = 64
 POOL_SHARE = 4
 """At most one block of the pool in this many waits for the store."""

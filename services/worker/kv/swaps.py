@@ -28,8 +28,6 @@ from pinyon.paging.second_tier import NO_SLOT
 from pinyon.runtime.logging import get_logger
 from services.worker.kv.arrivals import LayerLost
 
-__all__ = ["Swapping", "Swaps"]
-
 WAIT_S = 10.0
 """Longest wait for copies. They take milliseconds: nobody waits so long unless the thread is gone."""
 

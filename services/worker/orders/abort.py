@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from pinyon.core.errors import PinyonError
 
-__all__ = ["Abort"]
-
 T = TypeVar("T")
 
 

@@ -31,19 +31,6 @@ from pinyon.transfer import SegmentDescriptor
 from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
 from services.worker.orders.served import Served
 
-__all__ = [
-    "failed_update",
-    "first_token_to_proto",
-    "hello_to_proto",
-    "measurement_to_proto",
-    "parse_first_token",
-    "parse_hello",
-    "parse_prefill",
-    "parse_submission",
-    "parse_target",
-    "prefill_to_proto",
-]
-
 _NEUTRAL = SamplingParams()
 MS_MAX = (1 << 31) - 1
 

@@ -9,8 +9,6 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching.token_times import TokenTimes
 from services.worker.orders.order import PrefillOutcome
 
-__all__ = ["FirstTokens", "Ledger"]
-
 KEPT = 4096
 """Entries kept of each kind while nobody asks; the oldest go first."""
 

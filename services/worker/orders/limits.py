@@ -6,8 +6,6 @@ from pydantic import Field
 
 from pinyon.runtime.settings import ServiceSettings, service_config
 
-__all__ = ["Limits"]
-
 
 class Limits(ServiceSettings):
     """What bounds requests and prompts; a part of the worker's settings."""

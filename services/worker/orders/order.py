@@ -16,8 +16,6 @@ from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.transfer import SegmentDescriptor
 
-__all__ = ["FirstToken", "GenerateOrder", "PrefillOrder", "PrefillOutcome", "PushTarget", "Tokens"]
-
 Tokens = npt.NDArray[np.uint32]
 
 

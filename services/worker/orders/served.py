@@ -10,8 +10,6 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.model import ModelCard
 
-__all__ = ["Served"]
-
 
 @dataclass(frozen=True)
 class Served:

@@ -29,8 +29,6 @@ from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
 from services.worker.orders.order import FirstToken, PrefillOrder, PrefillOutcome, PushTarget
 
-__all__ = ["PrefillJob"]
-
 STOP_GRACE_S = 2.0
 """Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
 

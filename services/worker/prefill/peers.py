@@ -23,8 +23,6 @@ from pinyon.transfer import Access, Grant, TransferError
 from services.worker.instance.parts import Parts
 from services.worker.orders.convert import hello_to_proto
 
-__all__ = ["PrefillPeers", "RemotePrefill"]
-
 MAX_SESSIONS = 1024
 """More than a conductor takes instances, unless it is told to."""
 IDLE_S = 60.0

@@ -15,8 +15,6 @@ from services.worker.instance.parts import Parts
 from services.worker.orders.order import PrefillOrder, PushTarget
 from services.worker.prefill.job import PrefillJob
 
-__all__ = ["Prefills"]
-
 
 class Prefills:
     """Owned by the event loop's thread."""

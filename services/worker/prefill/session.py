@@ -31,8 +31,6 @@ from services.worker.orders.convert import parse_hello, parse_prefill, parse_tar
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.prefills import Prefills
 
-__all__ = ["PrefillSession"]
-
 HELLO_S = 10.0
 WRITE_S = 10.0
 MAX_PAUSE_S = 10.0

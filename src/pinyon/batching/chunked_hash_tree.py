@@ -23,8 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["ARRIVALS", "LEVELS_MAX", "ActiveGroup", "BestRequest", "ChunkedHashTree", "chunk_hashes"]
-
 R = TypeVar("R", bound=Hashable)
 
 _ARRIVAL_BITS: Final = 40

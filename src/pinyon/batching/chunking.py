@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from pinyon.batching.step_cost import TimeLeft
 
-__all__ = ["plan_chunks"]
-
 
 def plan_chunks(
     spans: Iterable[tuple[int, int]],

@@ -10,8 +10,6 @@ from pinyon.batching.rounds import Formed
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 
-__all__ = ["LEVEL_BLOCKS", "DecodedPrefixes"]
-
 LEVEL_BLOCKS: Final = 4
 """Full blocks of a prompt that are one level: what is shared is known as far as whole levels go."""
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from pinyon.batching.token_counts import TokenCounts
 from pinyon.core.request import SamplingParams
 
-__all__ = ["DecodeSlot", "LayerHook", "PrefillChunk"]
-
 LayerHook = Callable[[int], None]
 
 

@@ -6,8 +6,6 @@ from pinyon.batching.interface import WaitingLine
 from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 from pinyon.batching.waiting_line import ByNumber, passed_over_max_s
 
-__all__ = ["LOOK_AHEAD", "Fcfs"]
-
 LOOK_AHEAD = 8
 """Requests without room that are looked behind."""
 PATIENCE_S = 1.0

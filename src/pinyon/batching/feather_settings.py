@@ -17,9 +17,6 @@ from pinyon.batching.stopping import (
     StoppingPolicy,
 )
 
-__all__ = ["GROUPED", "WHOLE", "FeatherSettings", "Learning"]
-
-
 GROUPED = "grouped"
 """The kernel that reads what each group of a batch shares once."""
 WHOLE = "whole"

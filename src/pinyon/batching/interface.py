@@ -9,8 +9,6 @@ from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 from pinyon.batching.rounds import Formed
 from pinyon.batching.stopping import StoppingPolicy
 
-__all__ = ["Batching", "BatchingPolicy", "Rounds", "ServiceOrder", "WaitingLine"]
-
 Waiting = TypeVar("Waiting")
 
 

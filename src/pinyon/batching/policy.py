@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 from pinyon.core.block_keys import BlockKey
 from pinyon.eviction.policy import Traits
 
-__all__ = ["BatchRequest", "BlockNeed", "Holdings", "StepSeen"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:

@@ -16,8 +16,6 @@ from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
 from pinyon.core.policies import check_bounds
 
-__all__ = ["BySharedPrefix", "SharedPrefixSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixSettings:

@@ -22,8 +22,6 @@ from pinyon.batching.step import PromptWork
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted
 
-__all__ = ["LOOK_AHEAD", "Prefixes", "Prompt", "PromptQueue"]
-
 LOOK_AHEAD = 32
 """Queued prompts that are looked at for one that does not wait for another."""
 

@@ -19,8 +19,6 @@ from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
 
-__all__ = ["BATCHES_MAX", "DecodeTime", "Formed", "PrefixRounds"]
-
 BATCHES_MAX: Final = 16
 """Of a round: the last one takes all who are left. Nobody waits for more steps than that for his next token."""
 PROMPT_WEIGHT: Final = 0.1

@@ -13,16 +13,6 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 from pinyon.batching.interface import ServiceOrder
 from pinyon.core.policies import NoSettings, Registry, check_bounds
 
-__all__ = [
-    "SERVICE_ORDERS",
-    "SERVICE_ORDER_DEFAULT",
-    "Fifo",
-    "MostInTime",
-    "MostInTimeSettings",
-    "ShortestInTime",
-    "ShortestInTimeSettings",
-]
-
 LEAST_S = 0.001
 """A turn takes, whatever was predicted: hardly an engine's step is shorter."""
 EXAMINED_MAX = 256

@@ -25,8 +25,6 @@ from pinyon.batching.rounds import Formed
 from pinyon.batching.service_order import Fifo
 from pinyon.batching.step_cost import StepCost
 
-__all__ = ["PromptWork", "StepLimits", "StepPlan", "StepScheduler"]
-
 
 @dataclass(frozen=True, slots=True)
 class PromptWork:

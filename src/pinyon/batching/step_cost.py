@@ -14,8 +14,6 @@ from typing import Final
 
 from pinyon.batching.policy import StepSeen
 
-__all__ = ["PROMPT_SHARE", "StepCost", "TimeLeft"]
-
 PROMPT_SHARE: Final = 0.25
 """Of what decoding takes in a step, for prompts, even if the limit leaves less: else a batch that takes all of the
 limit by itself would all but stop them."""

@@ -13,21 +13,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
-__all__ = [
-    "Action",
-    "Always",
-    "Bandit",
-    "BanditSettings",
-    "BatchState",
-    "Heuristic",
-    "HeuristicSettings",
-    "QLearning",
-    "QLearningSettings",
-    "StoppingPolicy",
-    "Taken",
-    "binned",
-]
-
 ADD: Final = 1
 STOP: Final = 0
 Action = int

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from pinyon.core.request import SamplingParams
 
-__all__ = ["TokenCounts"]
-
 _SPARE = 64
 
 

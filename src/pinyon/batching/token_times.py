@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SAMPLE_STEPS", "TokenTimes"]
-
 SAMPLE_STEPS = 16
 """In one sample, at least. Samples count alike to who learns from them, and a step with part of a prompt in it is as
 long as ten without: by the step of each report, or by the second, such steps would seem to be most of them."""

@@ -11,8 +11,6 @@ from pinyon.batching.interface import ServiceOrder
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings
 
-__all__ = ["KEPT_S", "AgainFirst", "ByNumber", "ByTurn", "RoomInTimeSettings", "passed_over_max_s"]
-
 SLO_SHARE = 0.5
 """Of the time from a request's arrival to its deadline it may be passed over: the rest is for its prompt."""
 KEPT_S = 0.05

@@ -13,8 +13,6 @@ from pinyon.cli.channel import add_tls_dir, check_role, open_channel
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER
 
-__all__ = ["add_command", "admin"]
-
 _DESCRIPTION = """\
 Show what can be changed in a service while it runs, and change it: "draining=true" (a worker takes nothing new, a load
 balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a load balancer,

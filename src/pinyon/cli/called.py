@@ -9,8 +9,6 @@ from pathlib import Path
 
 from pinyon.runtime.arguments import module_as_typed
 
-__all__ = ["called_as", "has_dev"]
-
 
 def called_as() -> str:
     """``pinyon`` where a shell finds it, else its path as it was typed."""

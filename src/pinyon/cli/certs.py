@@ -21,8 +21,6 @@ from pinyon.runtime.identity import (
     names_region,
 )
 
-__all__ = ["add_command", "certs"]
-
 _DESCRIPTION = """\
 Make an authority and a cluster secret in DIR/ca (if there are none), and for each process a folder DIR/ROLE/INSTANCE
 with ca.crt, tls.crt, tls.key and cluster.secret, which its setting --tls-dir names. A certificate is good for one role

@@ -21,17 +21,6 @@ from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER, peer_name
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "add_api_key",
-    "add_tls_dir",
-    "authorization",
-    "check_address",
-    "check_role",
-    "open_async_channel",
-    "open_channel",
-    "trusted",
-]
-
 OWN_SERVICES = {
     CONDUCTOR: "pinyon.api.conductor.v1.ConductorService",
     KVSTORE: "pinyon.api.kvstore.v1.KvStoreService",

@@ -15,8 +15,6 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.cli.channel import add_tls_dir, open_channel
 from pinyon.runtime.identity import CONDUCTOR
 
-__all__ = ["add_command", "explain"]
-
 _DESCRIPTION = """\
 Ask the conductor why a request was placed where it was, or refused: what was predicted, what the other instances would
 have taken, as it was when it decided, and what the first token took. REQUEST_ID is what the client has: its

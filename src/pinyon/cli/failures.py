@@ -8,8 +8,6 @@ from pinyon.cli.called import has_dev
 from pinyon.core.errors import PinyonError, error_from_code
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER
 
-__all__ = ["in_words", "plainly", "printable"]
-
 SERVICES = {
     CONDUCTOR: "conductor",
     CONTROLLER: "controller",

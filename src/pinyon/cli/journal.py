@@ -10,8 +10,6 @@ from typing import Any
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import replay_journal
 
-__all__ = ["add_command", "replay"]
-
 _DESCRIPTION = """\
 Read a journal that a worker or a load balancer wrote (its setting --journal FILE), tell the same modules the same
 things in the same order, and compare what they decide with what was decided. Of a folder, all *.jsonl are

@@ -26,8 +26,6 @@ from pinyon.messages.sampling import sampling_to_proto
 from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
-__all__ = ["LAB_COMMANDS", "main"]
-
 LAB = "pinyon_lab"
 """Not imported by name: what serves knows nothing of the laboratory,"""
 LAB_COMMANDS = ("compare", "plan", "replay", "reproduce", "simulate", "simulate-cache", "trace")

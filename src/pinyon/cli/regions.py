@@ -17,8 +17,6 @@ from pinyon.federation.view import Cluster, Federation
 from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.identity import CONTROLLER
 
-__all__ = ["CONTROLLER_ADDRESS", "add_command", "regions"]
-
 CONTROLLER_ADDRESS = "127.0.0.1:7100"
 
 _DESCRIPTION = """\

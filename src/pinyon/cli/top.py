@@ -30,8 +30,6 @@ from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_fra
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
 
-__all__ = ["add_command", "top"]
-
 CONDUCTOR_ADDRESS, LB_ADDRESS = "127.0.0.1:7000", "127.0.0.1:8000"
 LOOK_S = 0.1
 """Between two looks at the keyboard and the size of the window."""

@@ -12,8 +12,6 @@ from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
 
-__all__ = ["NOTHING", "Column", "Sample", "controller_frame", "fit", "metrics_frame", "plain", "table"]
-
 LEAST_WIDTH = 20
 LEAST_HEIGHT = 4
 NOTHING = "-"

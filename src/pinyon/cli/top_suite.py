@@ -17,8 +17,6 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
 from pinyon.messages.role import role_from_proto
 
-__all__ = ["Door", "SuiteSample", "door_of", "pinyon_samples", "suite_frame"]
-
 TTFT, TBT = "pinyon_lb_ttft_seconds", "pinyon_lb_tbt_seconds"
 REQUESTS = "requests_total"
 PERCENTS = (50, 90, 99)

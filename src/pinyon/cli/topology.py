@@ -18,8 +18,6 @@ from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.inventory import Inventory, NicInfo, choose_gid, usable_nics
 from pinyon.transfer.types.topology import Topology, build_topology
 
-__all__ = ["add_command", "topology"]
-
 _DESCRIPTION = f"""\
 Show this host's NUMA nodes, GPUs and NICs, and the topology matrix: per memory location the NICs that transfers use
 first (preferred) and those they use when these fail (secondary).

@@ -37,8 +37,6 @@ from pinyon.transfer import (
     TransferStats,
 )
 
-__all__ = ["add_command"]
-
 _MAX_TOKEN_CHARS = 1 << 20
 _MAX_DESCRIPTOR_BYTES = 8 << 20
 _MAX_BATCH = 65536

@@ -6,8 +6,6 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["is_loopback", "network_of", "parse_address"]
-
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches what listens there. Of names, only localhost is known to be."""

@@ -6,8 +6,6 @@ import math
 
 from pinyon.core.errors import PinyonError
 
-__all__ = ["Avoidance", "blames_peer"]
-
 _NOT_THE_PEER = frozenset(("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"))
 _FAIR_SHARE = 0.25
 

@@ -27,17 +27,6 @@ import numpy.typing as npt
 from mypy_extensions import i64
 from xxhash import xxh3_128_digest
 
-__all__ = [
-    "KEY_BYTES",
-    "BlockKey",
-    "chain_block_keys",
-    "namespace",
-    "pack_keys",
-    "secret_id",
-    "tokens_to_bytes",
-    "unpack_keys",
-]
-
 KEY_BYTES: Final = 16
 _MANY = Struct(f"{KEY_BYTES}s" * 64)  # taken apart four times as fast as one by one
 

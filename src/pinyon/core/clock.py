@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Clock"]
-
 Clock = Callable[[], float]
 """Monotonic seconds. Production passes ``time.monotonic``, tests pass their own."""

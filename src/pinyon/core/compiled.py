@@ -6,8 +6,6 @@ from typing import Final
 
 from pinyon import __version__
 
-__all__ = ["compiled", "version_line"]
-
 _COMPILED: Final = not __file__.endswith(".py")
 
 

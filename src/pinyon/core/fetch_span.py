@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["FETCH_SPANS_MAX", "FetchSpan", "KvSource"]
-
 FETCH_SPANS_MAX: Final = 256
 """Spans of one prompt: the conductor plans no more, a worker takes no more. What lies behind them is computed."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Kind", "Number", "Switch", "Texts", "TokenBiases", "TokenIds", "Whole"]
-
 TOKEN_ID_BYTES, BIAS_BYTES, TEXT_CHAR_BYTES, TEXT_LENGTH_BYTES = 5, 13, 4, 4
 
 

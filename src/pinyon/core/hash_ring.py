@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
 
-__all__ = ["ABSENT_MAX", "HashRing", "lower_bound"]
-
 ABSENT_MAX = 16
 """Members a ring keeps that are not in a pool, besides as many as there are in it."""
 STEP = np.uint64(0x9E3779B97F4A7C15)

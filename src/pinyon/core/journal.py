@@ -22,8 +22,6 @@ from typing import Any, TypeVar, cast
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["VERSION", "Codec", "Journal", "Replay", "replay"]
-
 VERSION = 2
 DIFFERENCES_MAX = 16
 """Differences that a replay describes; all are counted."""

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.compiled import compiled
 
-__all__ = ["EVERY_MAX", "is_sample", "key_sample", "sample_every", "sampled_keys"]
-
 EVERY_MAX: Final = 64
 _PLACE: Final = 15
 """The byte of a key that tells it."""

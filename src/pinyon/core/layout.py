@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["KvLayout"]
-
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_LOGPROBS", "PROMPT_LOGPROBS_MAX", "LogprobRows", "Logprobs", "TokenLogprob"]
-
 PROMPT_LOGPROBS_MAX = 400_000
 """Of one prompt, the likeliest ones beside each token included: at 7 bytes each they fit into a message of 4 MiB."""
 

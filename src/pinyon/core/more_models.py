@@ -6,8 +6,6 @@ from pathlib import PurePath
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["MORE_MODELS_MAX", "parse_more_models"]
-
 MORE_MODELS_MAX = 31
 NAME_CHARS_MAX = 128
 

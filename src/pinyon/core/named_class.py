@@ -8,8 +8,6 @@ from typing import Any
 
 from pinyon.core.near import did_you_mean
 
-__all__ = ["MODULES", "named_class"]
-
 MODULES = "PINYON_POLICY_MODULES"
 """The environment's variable: names of modules or packages, with commas. Nobody can add to it from outside."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["did_you_mean"]
-
 WORD_CHARS_MAX = 256
 """Of a word that is compared; nothing is like a longer one."""
 

@@ -20,8 +20,6 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 from pinyon.core.named_class import MODULES, named_class
 from pinyon.core.near import did_you_mean
 
-__all__ = ["NoSettings", "Registry", "check_bounds", "split_choice"]
-
 Policy = TypeVar("Policy")
 
 CONTAINERS = ("__contains__", "__iter__", "__len__")

@@ -13,27 +13,6 @@ from typing import Any, Final, NamedTuple
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
 
-__all__ = [
-    "GEOGRAPHIES_MAX",
-    "LOGPROBS_MAX",
-    "NO_LIMIT",
-    "PRIORITY_MAX",
-    "SAMPLING_FIELDS",
-    "TURN_MAX",
-    "UNKNOWN_CLASS",
-    "FinishReason",
-    "RequestClass",
-    "Role",
-    "SamplingField",
-    "SamplingParams",
-    "Usage",
-    "check_geographies",
-    "check_geography",
-    "check_kind",
-    "check_label",
-    "check_priority",
-]
-
 LOGPROBS_MAX = 20
 
 TENANT_CHARS_MAX = 128

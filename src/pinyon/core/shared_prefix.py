@@ -6,8 +6,6 @@ from typing import Final, NamedTuple
 
 from pinyon.core.block_keys import BlockKey
 
-__all__ = ["SHARED_PREFIXES_MAX", "SharedPrefix"]
-
 SHARED_PREFIXES_MAX: Final = 4
 """Of a report."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Sieve"]
-
 K = TypeVar("K", bound=Hashable)
 
 

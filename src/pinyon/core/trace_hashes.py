@@ -16,8 +16,6 @@ from xxhash import xxh3_128_digest
 from pinyon.core.block_keys import KEY_BYTES, chain_block_keys, namespace, pack_keys
 from pinyon.core.request import RequestClass
 
-__all__ = ["BLOCK_TOKENS", "hashed_blocks", "hashed_name"]
-
 BLOCK_TOKENS = 16
 """Of the format ``qwen``, whatever the size of the suite's KV blocks."""
 

@@ -23,8 +23,6 @@ from pinyon.batching import (
 )
 from pinyon.paging import BlockPool, Reservation, Reservations
 
-__all__ = ["Admission", "Grant"]
-
 RECENT = 16
 """Admitted last, whose needs stand for those of the next one: so many later, the first one of a prefix that all share
 does not count any more."""

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pinyon.batching import PromptQueue
 from pinyon.decisions.admission import Admission
 
-__all__ = ["BatchLoad", "BatchRoom"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchLoad:

@@ -7,8 +7,6 @@ from typing import Any
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.paging import BlockPool
 
-__all__ = ["Eviction"]
-
 
 class Eviction:
     """Its calls change which blocks go, so they are inputs of the journal. A fit that a thread has made counts from the

@@ -8,8 +8,6 @@ from pinyon.core.journal import Journal
 from pinyon.routing.queue import AGEING_S, RequestQueue
 from pinyon.routing.rates import TenantRates
 
-__all__ = ["FrontConfig", "FrontDecisions"]
-
 FRONT_INPUTS = {
     "queue": ("reserve", "enter", "next", "leave", "put_back", "cancel"),
     "rates": ("request", "take", "give_back"),

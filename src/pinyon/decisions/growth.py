@@ -12,8 +12,6 @@ from typing import Protocol
 from pinyon.batching import StepScheduler
 from pinyon.decisions.admission import Admission
 
-__all__ = ["Room", "make_room"]
-
 
 class Room(Protocol):
     """What a service puts around :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission`."""

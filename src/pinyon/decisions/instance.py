@@ -19,8 +19,6 @@ from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.policy import Refit, at_once
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 
-__all__ = ["InstanceConfig", "InstanceDecisions"]
-
 ADMITTED_PER_PLACE = 2
 """Requests that hold KV, for each that a step decodes: the others' prompts are being computed, here or elsewhere."""
 HEADROOM_SHARE = 100

@@ -18,8 +18,6 @@ from pinyon.eviction.fit import Fit
 from pinyon.paging import Reservation, Swap
 from pinyon.routing.rates import Rates
 
-__all__ = ["JOURNAL_TYPES", "journal_header", "replay_journal"]
-
 JOURNAL_TYPES = (
     *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates),
     *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-__all__ = ["RoomWaits"]
-
 COUNTED = 16
 """Newcomers of late, of which half wait no longer than is told."""
 FORGET_S = 60.0

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pinyon.eviction.policy import Key, Traits
 from pinyon.eviction.ranked import Rank, RankedPolicy
 
-__all__ = ["Counted"]
-
 
 class Counted(RankedPolicy[Key]):
     """The least value goes first; of equal ones what is deeper in its prompt, then what was used longer ago. Nothing is

@@ -15,8 +15,6 @@ from typing import Any
 
 from pinyon.eviction.fit import UNKNOWN, Fit
 
-__all__ = ["CATEGORIES_MAX", "HOURS", "HOUR_S", "NO_FITS", "DayFits"]
-
 HOURS = 24
 HOUR_S = 3600.0
 CATEGORIES_MAX = 64

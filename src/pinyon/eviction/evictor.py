@@ -23,8 +23,6 @@ from pinyon.eviction.policy import (
 )
 from pinyon.eviction.ranked import Ranked
 
-__all__ = ["Evictor", "Regrets", "Rows"]
-
 
 class Rows(NamedTuple):
     """A fit that is an array to its policy, for those who write it down."""

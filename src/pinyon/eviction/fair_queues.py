@@ -11,8 +11,6 @@ from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.run_queues import RunQueues
 from pinyon.eviction.tenant_shares import TenantShares
 
-__all__ = ["FairQueues"]
-
 MANY = 1 << 62
 FADED = 64.0
 """A share protects for a time (:meth:`TenantShares.protects_s`), and what is older as long as its worth has not fallen

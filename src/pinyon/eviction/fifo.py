@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pinyon.eviction.policy import Key, Traits
 from pinyon.eviction.ranked import Rank, RankedPolicy
 
-__all__ = ["Fifo"]
-
 
 class Fifo(RankedPolicy[Key]):
     """It comes when it is stored, or, if it is pinned from then on, when that ends. Worth: how long ago, negative."""

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["PRIOR", "UNKNOWN", "Fit", "Sums", "fitted"]
-
 SAMPLES_MIN = 32
 """Blocks used again; of a category with fewer nothing is said."""
 UNKNOWN = ""

@@ -12,8 +12,6 @@ from pinyon.eviction.counted import Counted
 from pinyon.eviction.policy import Key
 from pinyon.eviction.ranked import Rank
 
-__all__ = ["Gdfs"]
-
 
 class Gdfs(Counted[Key]):
     """Worth: priority above the clock."""

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from pinyon.eviction.policy import Belief
 
-__all__ = ["BINS", "EDGES_S", "HazardClass", "HazardTable", "Sample", "bin_of"]
-
 EDGES_S = (0.0, *(2.0**step for step in range(17)))
 """Of the bins, the last one open: 1 s to 65,536 s (18 h), doubling."""
 BINS = len(EDGES_S)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pinyon.eviction.counted import Counted
 from pinyon.eviction.policy import Key
 
-__all__ = ["Lfu"]
-
 
 class Lfu(Counted[Key]):
     """Worth: uses."""

@@ -8,8 +8,6 @@ from typing import Generic
 
 from pinyon.eviction.policy import Key, Traits
 
-__all__ = ["Lru"]
-
 
 class Lru(Generic[Key]):
     """Order of the last use decides, which for a pinned key ends when it is unpinned. Worth: how long ago, negative."""

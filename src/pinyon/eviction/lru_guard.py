@@ -19,8 +19,6 @@ from typing import Generic
 
 from pinyon.eviction.policy import Key
 
-__all__ = ["LruGuard"]
-
 ALLOWED = 0.005
 """Of what is asked for: so much less than LRU is no debt."""
 LIMIT_MIN, LIMIT_MAX = 0.03, 0.5

@@ -15,8 +15,6 @@ from pinyon.eviction.s3fifo import S3Fifo
 from pinyon.eviction.sieve import SievePolicy
 from pinyon.eviction.workload_aware import WorkloadAware, WorkloadAwareSettings
 
-__all__ = ["EVICTION_POLICIES"]
-
 EVICTION_POLICIES: Registry[EvictionPolicy[Any]] = Registry(
     "eviction",
     {

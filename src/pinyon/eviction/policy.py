@@ -16,25 +16,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
-__all__ = [
-    "NO_TRAITS",
-    "Belief",
-    "Chaining",
-    "EvictionPolicy",
-    "Key",
-    "Known",
-    "KnownOf",
-    "Learning",
-    "Pinning",
-    "Refit",
-    "Traits",
-    "Use",
-    "at_once",
-    "hand_over",
-    "kind_and_turn",
-    "learner",
-]
-
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -12,8 +12,6 @@ from typing import Any, Generic
 
 from pinyon.eviction.policy import Key
 
-__all__ = ["PrefixTree", "Run"]
-
 
 class Run(Generic[Key]):
     """``keys`` in the order of the prompt, never empty while it is in the tree."""

@@ -8,8 +8,6 @@ from typing import Any, Generic
 
 from pinyon.eviction.policy import Key
 
-__all__ = ["Rank", "Ranked", "RankedPolicy"]
-
 STALE_MIN = 1024
 
 Rank = tuple[Any, ...]

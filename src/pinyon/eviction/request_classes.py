@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pinyon.eviction.hazard_table import HazardClass, HazardTable, Sample
 from pinyon.eviction.run_note import RunNote
 
-__all__ = ["RequestClasses"]
-
 TENANTS_MAX = 65_536
 ANY, OTHER, SHARED, LEFT = "(any)", "(other)", "(shared)", "(left)"
 """Not of a kind that a client named, of one too many, what several share, and what the next turn left behind. No kind

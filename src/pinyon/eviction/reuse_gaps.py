@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["LONGEST_S", "ReuseGaps"]
-
 LONGEST_S = 1800.0
 """Of the times that are looked at."""
 ROUND = 16

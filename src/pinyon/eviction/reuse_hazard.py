@@ -32,8 +32,6 @@ from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.run_pins import RunPins
 
-__all__ = ["ReuseHazard", "ReuseHazardSettings"]
-
 STALE_MIN = 1024
 LATER_MAX = 64
 """Looked at of those that the guard gives, before it is worth alone that decides."""

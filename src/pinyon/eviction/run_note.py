@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pinyon.eviction.hazard_table import HazardClass, Sample
 
-__all__ = ["RunNote"]
-
 
 class RunNote:
     """What the policy knows of a run."""

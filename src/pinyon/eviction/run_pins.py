@@ -9,8 +9,6 @@ from pinyon.eviction.policy import Key
 from pinyon.eviction.prefix_tree import PrefixTree, Run
 from pinyon.eviction.run_note import RunNote
 
-__all__ = ["RunPins"]
-
 
 class RunPins(Generic[Key]):
     """Keeps ``pins`` and ``fixed`` of runs' notes. Calls cost O(keys), and besides what is free at the ends of their

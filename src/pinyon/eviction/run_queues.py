@@ -12,8 +12,6 @@ from pinyon.eviction.policy import Key
 from pinyon.eviction.prefix_tree import Run
 from pinyon.eviction.run_note import RunNote
 
-__all__ = ["RunQueues"]
-
 STALE_MIN = 1024
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
-__all__ = ["runs"]
-
 
 def runs(blocks: Sequence[int], inside: Container[int]) -> Iterator[tuple[int, int, bool]]:
     """``(start, end, whether they are inside)`` of neighbours that are alike, the last ones first. Who takes a run

@@ -14,8 +14,6 @@ from typing import Generic
 
 from pinyon.eviction.policy import Key, Traits
 
-__all__ = ["S3Fifo"]
-
 SMALL_SHARE = 0.1
 FREQUENCY_MAX = 3
 

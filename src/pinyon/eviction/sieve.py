@@ -8,8 +8,6 @@ from typing import Generic
 from pinyon.core.sieve import Sieve
 from pinyon.eviction.policy import Key, Traits
 
-__all__ = ["SievePolicy"]
-
 
 class SievePolicy(Generic[Key]):
     """A pinned key keeps its place; one at which the hand stops is behind the hand when it is unpinned. Worth: time

@@ -11,8 +11,6 @@ import zlib
 
 from pinyon.eviction.reuse_gaps import LONGEST_S, ReuseGaps
 
-__all__ = ["GROUPS", "TenantShares"]
-
 GROUPS = 64
 """More tenants than that are put together by hash."""
 FLOOD = 2

@@ -28,8 +28,6 @@ from pinyon.eviction.fit import PRIOR, UNKNOWN, Fit, Sums, fitted
 from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
 from pinyon.eviction.ranked import Ranked
 
-__all__ = ["WorkloadAware", "WorkloadAwareSettings"]
-
 CATEGORIES_MAX = 256
 """Clients name kinds and turns: what is beyond counts as unknown, until some are forgotten."""
 TURNS_MAX = 32

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
 from pinyon.federation.view import ClusterName
 
-__all__ = ["CHANGES_MAX", "Changes", "is_upstream"]
-
 CHANGES_MAX = 1024
 """Of one cluster, of either kind."""
 

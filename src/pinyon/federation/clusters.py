@@ -9,8 +9,6 @@ from pinyon.federation.members import OwnedCluster
 from pinyon.federation.view import Cluster, ClusterName, Federation
 from pinyon.federation.watched import Watched
 
-__all__ = ["cluster_of", "owned_before", "owners_of"]
-
 
 def owners_of(members: Iterable[Watched]) -> dict[ClusterName, list[Watched]]:
     """In order of names, the owners in order of ids."""

@@ -16,8 +16,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 from pinyon.federation.position import Position
 
-__all__ = ["Distances", "parse_distances"]
-
 MS_PER_KM = 0.015
 """Light takes 0.01 ms there and back through a kilometre of glass fibre, and cables do not lie along great circles."""
 REGIONS_MAX = 256

@@ -17,8 +17,6 @@ from collections.abc import Collection
 
 from pinyon.federation.view import Cluster, Federation
 
-__all__ = ["adopted_now"]
-
 
 def adopted_now(
     federation: Federation | None, lb_id: str, silent_s: float, lease_s: float, reachable: Collection[str]

@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from pinyon.federation.position import Position
 
-__all__ = ["InstanceLoad", "LbInfo", "LbLoad", "LbState", "OwnedCluster"]
-
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 

@@ -12,8 +12,6 @@ from pinyon.federation.position import Position
 from pinyon.federation.view import Federation, Member, Region
 from pinyon.routing.geography import Geography
 
-__all__ = ["NearRegion", "nearest"]
-
 
 @dataclass(frozen=True, slots=True)
 class NearRegion:

@@ -7,8 +7,6 @@ from math import asin, cos, radians, sin, sqrt
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Position"]
-
 EARTH_RADIUS_KM = 6371.0088
 """The mean one of the IUGG."""
 

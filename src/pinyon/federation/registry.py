@@ -20,8 +20,6 @@ from pinyon.federation.view import ClusterName, Federation, Member, Region
 from pinyon.federation.watched import Timing, Watched
 from pinyon.routing.geography import Geography
 
-__all__ = ["MEMBERS_MAX", "UPSTREAMS_MAX", "VERSION_JUMP", "VERSION_MAX", "Registry"]
-
 MEMBERS_MAX = 256
 UPSTREAMS_MAX = 8192
 """Of all clusters together: the federation fits one message."""

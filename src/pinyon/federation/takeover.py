@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from pinyon.federation.view import ClusterName
 
-__all__ = ["Standing", "assign"]
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:

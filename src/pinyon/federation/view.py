@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.position import Position
 
-__all__ = ["Cluster", "ClusterName", "Federation", "Member", "Region"]
-
 ClusterName = tuple[str, str]
 """Region and name."""
 

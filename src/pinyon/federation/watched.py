@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pinyon.federation.members import LbInfo, LbLoad, LbState
 from pinyon.federation.takeover import Standing
 
-__all__ = ["DISPLACED_MAX", "Timing", "Watched"]
-
 DISPLACED_MAX = 8
 DOUBLINGS_MAX = 16
 

@@ -16,8 +16,6 @@ from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import log_id, sane_id, unique_id
 from pinyon.runtime.logging import get_logger, log_line
 
-__all__ = ["AccessLog", "Answered", "Facts", "GrpcCall", "grpc_call"]
-
 _log = get_logger("lb.access")
 
 Facts = Callable[[], Mapping[str, Any]]

@@ -16,8 +16,6 @@ from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels, RateLimited
 from pinyon.routing.rates import Rates, TenantRates
 
-__all__ = ["Admission", "LimitedTurn", "Ticket", "Turn"]
-
 
 class Turn(Protocol):
     """Of one request, taken and left by the request loop; see :class:`Ticket`."""

@@ -9,8 +9,6 @@ from typing import Protocol
 from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.failures import Broke
 
-__all__ = ["Answer", "Source"]
-
 HIGH_BYTES = 256 << 10
 """With more that nobody has taken the server is not read any further, until there is a quarter of it."""
 LOW_BYTES = HIGH_BYTES // 4

@@ -30,8 +30,6 @@ from pinyon.http.request import RequestHead
 from pinyon.openai.format import error_body
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["HttpApp", "HttpCall", "error_answer"]
-
 CLIENT_GONE = 499
 SHOWN_CHARS = 200
 

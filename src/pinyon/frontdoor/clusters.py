@@ -14,8 +14,6 @@ from pinyon.federation.view import Cluster as Told
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Adopted"]
-
 ADOPTED_MAX = 64
 
 C = TypeVar("C")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Coalesced"]
-
-
 SHARE_MAX = 0.25
 """Of the loop's time that the function may take: where it takes long, it is called less often."""
 PAUSE_MAX_S = 0.25

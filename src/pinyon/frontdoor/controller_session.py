@@ -29,8 +29,6 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ControllerSession"]
-
 WRITE_S = 5.0
 PERIOD_S = 1.0
 GAP_S = 0.05

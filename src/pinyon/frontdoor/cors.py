@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from pinyon.core.errors import InvalidArgument
 from pinyon.http.answer import field
 
-__all__ = ["Cors"]
-
 ORIGINS_MAX = 100
 MAX_AGE_S = 600
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]{1,255}")

@@ -9,18 +9,6 @@ from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, Unavaila
 from pinyon.http.answer import Reply
 from pinyon.runtime.logging import get_logger
 
-__all__ = [
-    "REGION_FIELD",
-    "REJECTED_FIELD",
-    "Absent",
-    "Broke",
-    "ConnectionsFull",
-    "NoRoom",
-    "Refused",
-    "broken_by",
-    "late",
-]
-
 _log = get_logger("lb.http")
 
 

@@ -8,8 +8,6 @@ from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Route, Where
 from pinyon.runtime.telemetry import Span
 
-__all__ = ["Flight"]
-
 _NOWHERE_YET = Choice(Where.WAIT)
 _ANYTHING = Route(Routed())
 

@@ -10,8 +10,6 @@ from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.http.budget import Budget
 from pinyon.http.error import HttpError
 
-__all__ = ["Inflater"]
-
 INLINE_BYTES = 64 << 10
 INLINE_PACKED_BYTES = 4 << 10
 """Inflated on the event loop: in less than 1 ms. Blocks that hold nothing take as long as others, so both sizes count:

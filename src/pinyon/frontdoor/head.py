@@ -18,8 +18,6 @@ from pinyon.frontdoor.labels import Labels
 from pinyon.http.error import HttpError
 from pinyon.http.request import RequestHead
 
-__all__ = ["Head", "id_field", "log_id", "read_head", "sane_id", "sent_id", "traceparent", "unique_id"]
-
 SLO_MS_MAX = 1 << 31
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")

@@ -8,8 +8,6 @@ from pathlib import Path
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.security import Security
 
-__all__ = ["Https"]
-
 
 class Https:
     """Connections made after :meth:`renew` are shown the new certificate."""

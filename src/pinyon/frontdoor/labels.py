@@ -9,8 +9,6 @@ from pinyon.core.request import TURN_MAX, RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.openai.parse import Call, PromptInput
 
-__all__ = ["Labels", "allowed_geographies", "classify"]
-
 
 @dataclass(slots=True)
 class Labels:

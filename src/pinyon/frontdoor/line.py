@@ -11,8 +11,6 @@ from pinyon.core.errors import ResourceExhausted
 from pinyon.frontdoor.room import Hold
 from pinyon.routing.queue import RequestQueue
 
-__all__ = ["Line", "Place"]
-
 
 class Place:
     """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""

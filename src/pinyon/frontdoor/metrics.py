@@ -17,8 +17,6 @@ from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.line import Line
 from pinyon.runtime.tally import Count, Tally
 
-__all__ = ["DoorMetrics", "RequestMetrics"]
-
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 

@@ -10,8 +10,6 @@ from typing import TypeVar
 from pinyon.core.errors import Unavailable
 from pinyon.http.budget import Budget
 
-__all__ = ["OffLoop"]
-
 THREADS = 2
 WAITING_MAX = 256
 

@@ -9,8 +9,6 @@ from pinyon.core.errors import ResourceExhausted
 from pinyon.http.answer import field
 from pinyon.routing.rates import Level
 
-__all__ = ["NO_LEVELS", "Levels", "RateLimited", "rate_fields", "rate_headers"]
-
 Levels = tuple[Level | None, Level | None]
 """Of requests and of tokens; None where there is no limit."""
 NO_LEVELS: Final[Levels] = (None, None)

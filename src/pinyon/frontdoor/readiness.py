@@ -9,8 +9,6 @@ from typing import Protocol
 
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Readiness", "Watched"]
-
 LOOK_S = 0.5
 
 _log = get_logger("lb")

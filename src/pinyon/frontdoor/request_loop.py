@@ -20,8 +20,6 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.telemetry import Telemetry
 
-__all__ = ["TRIES_MAX", "Kind", "LoopLimits", "RequestLoop"]
-
 NEWS_S: Final = 0.5
 """Room may come up without news of it."""
 TRIES_MAX: Final = 64

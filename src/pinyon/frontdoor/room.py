@@ -9,8 +9,6 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Route
 
-__all__ = ["Demands", "Hold"]
-
 _ANYWHERE = Route(Routed(), exclude=frozenset())
 DEMANDS_MAX = 4096
 WAITING_DEMANDS_MAX = 256

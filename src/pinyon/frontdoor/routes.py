@@ -11,9 +11,6 @@ from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.head import Head
 from pinyon.http.answer import JSON, Reply
 
-__all__ = ["Route", "Routes"]
-
-
 Page = Callable[[Head], tuple[bytes, bytes]]
 """Body and content type of an answer that is known at once."""
 Generate = Callable[[Head, bytes | bytearray, Reply], Awaitable[int]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pinyon.core.errors import Unavailable
 
-__all__ = ["Seekers"]
-
 SHARE = 4
 """One in so many slots may be held so: whoever asks for a region that is away keeps the others from nobody."""
 

@@ -12,8 +12,6 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 from pinyon.routing.two_layers import TwoLayers
 
-__all__ = ["Served"]
-
 RETRY_AFTER_S = 1.0
 
 T = TypeVar("T")

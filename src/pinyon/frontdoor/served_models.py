@@ -27,8 +27,6 @@ from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Choice, Possible, Room, Route, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 
-__all__ = ["MODELS_MAX", "ServedModels"]
-
 MODELS_MAX = 1024
 MODEL_CHARS_MAX = 256
 """Of a name that another region tells."""

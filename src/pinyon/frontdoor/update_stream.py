@@ -12,8 +12,6 @@ from pinyon.core.request import FinishReason
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 
-__all__ = ["WorkerStream", "WorkerStreams"]
-
 
 class WorkerStream:
     """The updates of one request on one instance. The last one has a finish reason.

@@ -8,17 +8,6 @@ from typing import Protocol
 from pinyon.core.errors import PinyonError
 from pinyon.http.error import HttpError
 
-__all__ = [
-    "CONTINUE",
-    "EVENT_STREAM",
-    "JSON",
-    "STREAM",
-    "Reply",
-    "answer_head",
-    "error_status",
-    "field",
-]
-
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

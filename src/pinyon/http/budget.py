@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Budget", "Share"]
-
 
 class Budget:
     """All on one event loop. ``used`` never exceeds ``total``.

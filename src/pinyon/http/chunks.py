@@ -6,8 +6,6 @@ import re
 
 from pinyon.http.error import HttpError
 
-__all__ = ["ChunkReader"]
-
 SIZE_LINE_MAX = 256
 EXTENSIONS_MAX = 16 << 10
 TRAILERS_MAX = 8 << 10

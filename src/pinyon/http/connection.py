@@ -24,8 +24,6 @@ from pinyon.http.visitor import Visitor
 from pinyon.http.writer import ReplyWriter
 from pinyon.runtime.deadlines import Deadline
 
-__all__ = ["Connection"]
-
 READ_AHEAD_BYTES = 1 << 20
 """What is kept of pipelined requests."""
 DISCARD_BYTES = 64 << 10

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from pinyon.core.errors import PinyonError
 
-__all__ = ["HttpError"]
-
 
 class HttpError(PinyonError):
     """A status, and header fields that go with it."""

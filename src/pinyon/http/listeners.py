@@ -11,8 +11,6 @@ import asyncio
 import socket
 from contextlib import suppress
 
-__all__ = ["Listeners"]
-
 BACKLOG = 2048
 
 

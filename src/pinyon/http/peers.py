@@ -11,8 +11,6 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pinyon.core.address import network_of
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["FORWARDED_FIELDS", "Peers", "TrustedProxies"]
-
 FORWARDED_FIELDS = ("x-forwarded-for", "forwarded")
 HOPS_MAX = 32
 """Of forwarded addresses that are looked at."""

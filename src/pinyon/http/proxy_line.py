@@ -10,8 +10,6 @@ from ipaddress import IPv4Address, IPv6Address
 from pinyon.http.error import HttpError
 from pinyon.http.peers import parse_address
 
-__all__ = ["HEADER_MAX", "ProxyLine", "read_proxy_line"]
-
 LINE_MAX = 107
 """Of version 1, CRLF included (section 2.1)."""
 BLOCK_MAX = 536

@@ -12,8 +12,6 @@ from pinyon.http.error import HttpError
 from pinyon.http.limits import HttpLimits
 from pinyon.http.request import RequestHead, parse_head
 
-__all__ = ["RequestReader"]
-
 TURN_BYTES = 64 << 10
 """A call reads no more of a chunked body than this: whoever sends chunks of one byte must not stop everyone else."""
 

@@ -14,8 +14,6 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, par
 from pinyon.http.error import HttpError
 from pinyon.http.limits import HttpLimits
 
-__all__ = ["RequestHead", "parse_head"]
-
 _LINE = re.compile(rb"[A-Z][A-Z-]{0,19} [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 

@@ -17,8 +17,6 @@ from pinyon.http.state import HttpState
 from pinyon.http.tls_acceptor import TlsAcceptor
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["HttpServer"]
-
 FAREWELL_S = 0.5
 """For the last answers to leave, once the time for draining is over."""
 HANDSHAKES_S = 1.0

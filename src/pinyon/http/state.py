@@ -16,8 +16,6 @@ from pinyon.http.limits import HttpLimits
 from pinyon.http.peers import Peers, TrustedProxies
 from pinyon.http.request import RequestHead
 
-__all__ = ["App", "Exchange", "HttpState"]
-
 
 class Exchange(Protocol):
     """A request whose head is known."""

@@ -17,8 +17,6 @@ from pinyon.http.connection import Connection
 from pinyon.http.state import HttpState
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["TlsAcceptor"]
-
 HANDSHAKE_S = 10.0
 PAUSE_S = 0.5
 """After a failure to accept, such as for want of descriptors: what is there would fail again."""

@@ -12,8 +12,6 @@ from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 
-__all__ = ["Visitor"]
-
 LOOK_S = 0.01
 LOOK_MAX_S = 1.0
 """Between two looks, twice as long each time."""

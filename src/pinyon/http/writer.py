@@ -9,8 +9,6 @@ from pinyon.http.answer import CONTINUE, JSON, STREAM, answer_head
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 
-__all__ = ["ReplyWriter"]
-
 NO_BODY = (204, 304)
 """Statuses of answers that end with their head (RFC 9110 section 6.4.1), and say nothing of a length."""
 

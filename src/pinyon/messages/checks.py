@@ -5,8 +5,6 @@ from __future__ import annotations
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["ADDRESS_CHARS_MAX", "ID_CHARS_MAX", "check_id", "check_keys", "check_text", "keys_from_proto"]
-
 ID_CHARS_MAX = 128
 ADDRESS_CHARS_MAX = 300
 """A host name has at most 253."""

@@ -9,8 +9,6 @@ from google.protobuf.message import DecodeError
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import PinyonError, error_from_code
 
-__all__ = ["ERROR_METADATA_KEY", "error_from_proto", "error_from_status", "error_to_proto"]
-
 ERROR_METADATA_KEY = "pinyon-error-bin"
 
 

@@ -10,8 +10,6 @@ from pinyon.messages.placement import placement_to_proto
 from pinyon.placement.decision_log import FirstToken, LoggedDecision
 from pinyon.placement.explanation import Candidate, Explanation
 
-__all__ = ["explained_to_proto", "first_token_from_proto"]
-
 NAME_CHARS_MAX = 128
 US_MAX = 3_600_000_000
 """An hour; what is longer is a broken clock."""

@@ -21,21 +21,6 @@ from pinyon.federation.view import Cluster, Federation, Member, Region
 from pinyon.federation.watched import DISPLACED_MAX
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
 
-__all__ = [
-    "LATENCIES_MAX",
-    "UPSTREAMS_MAX",
-    "check_instance",
-    "check_region",
-    "check_url",
-    "federation_from_proto",
-    "federation_to_proto",
-    "latencies_from_proto",
-    "lb_info_from_proto",
-    "lb_info_to_proto",
-    "lb_load_from_proto",
-    "lb_load_to_proto",
-]
-
 URL_CHARS_MAX = 512
 CLUSTERS_MAX = 16
 UPSTREAMS_MAX = 256

@@ -9,8 +9,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
 
-__all__ = ["fetch_span_to_proto", "fetch_spans_from_proto"]
-
 _NUMBERS: dict[KvSource, common_pb2.KvSource] = {
     KvSource.PEER: common_pb2.KV_SOURCE_PEER,
     KvSource.STORE: common_pb2.KV_SOURCE_STORE,

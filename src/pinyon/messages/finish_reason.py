@@ -5,8 +5,6 @@ from __future__ import annotations
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.request import FinishReason
 
-__all__ = ["finish_reason_from_proto", "finish_reason_to_proto"]
-
 _NUMBERS: dict[FinishReason, common_pb2.FinishReason] = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,

@@ -14,8 +14,6 @@ from pinyon.messages.layout import layout_from_proto, layout_to_proto
 from pinyon.messages.role import role_from_proto, role_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 
-__all__ = ["info_from_proto", "info_to_proto", "instance_to_proto", "load_from_proto", "load_to_proto"]
-
 FAILED_SOURCES_MAX = 64
 LOAD_MS_MAX = 3.6e6
 """What is longer is a broken clock."""

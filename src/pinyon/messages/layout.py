@@ -6,8 +6,6 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 
-__all__ = ["layout_from_proto", "layout_to_proto"]
-
 
 def layout_to_proto(layout: KvLayout) -> common_pb2.KvLayout:
     return common_pb2.KvLayout(

@@ -9,17 +9,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import LOGPROBS_MAX
 
-__all__ = [
-    "SentLogprobs",
-    "append_logprob",
-    "append_logprob_rows",
-    "check_logprobs",
-    "logprobs_after",
-    "logprobs_between",
-    "logprobs_from_proto",
-    "logprobs_to_proto",
-]
-
 
 def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
     """All of a message have as many likeliest tokens."""

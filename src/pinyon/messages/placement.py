@@ -10,8 +10,6 @@ from pinyon.messages.checks import check_id, check_keys
 from pinyon.messages.request_class import class_from_proto
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 
-__all__ = ["fill_placement", "placement_to_proto", "request_from_proto"]
-
 EXCLUDED_MAX = 64
 MS_MAX = (1 << 31) - 1
 

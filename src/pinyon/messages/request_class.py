@@ -6,8 +6,6 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import RequestClass
 
-__all__ = ["class_from_proto", "class_to_proto"]
-
 
 def class_to_proto(value: RequestClass) -> common_pb2.RequestClass:
     message = common_pb2.RequestClass(kind=value.kind, turn=value.turn, arrived_unix_s=value.arrived_unix_s)

@@ -6,8 +6,6 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 
-__all__ = ["role_from_proto", "role_to_proto"]
-
 _NUMBERS: dict[Role, common_pb2.Role] = {
     Role.PREFILL: common_pb2.ROLE_PREFILL,
     Role.DECODE: common_pb2.ROLE_DECODE,

@@ -11,8 +11,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.field_kinds import Kind, Number, Texts, TokenBiases, TokenIds
 from pinyon.core.request import SAMPLING_FIELDS, SamplingField, SamplingParams
 
-__all__ = ["put_sampling", "sampling_from_proto", "sampling_to_proto"]
-
 DECIMALS = 6
 """They give back what was written before it became a float32."""
 

@@ -10,8 +10,6 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.transfer import Nic, RegionDescriptor, SegmentDescriptor, Topology
 
-__all__ = ["region_from_proto", "region_to_proto", "segment_from_proto", "segment_to_proto"]
-
 _MAX_REMEMBERED_BYTES = 16 << 10
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from pinyon.model.config import ModelConfig
 from pinyon.model.tokenizer import ByteTokenizer
 
-__all__ = ["BUILTIN_RECIPE", "BUILTIN_SEED", "builtin_config"]
-
 BUILTIN_SEED = 20240607
 
 BUILTIN_RECIPE = "uniform-philox-1"

@@ -23,8 +23,6 @@ from pinyon.model.config import ModelConfig
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from pinyon.model.tokenizer_files import named_tokens, tokenizer_class, tokenizer_rules
 
-__all__ = ["BUILTIN_NAME", "ModelCard", "checkpoint_files", "load_card"]
-
 BUILTIN_NAME = "pinyon-tiny"
 
 JSON_BYTES_MAX = 256 << 20

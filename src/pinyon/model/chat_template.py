@@ -28,8 +28,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.model.markers import Markers
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, MuchNew, TokenArray, utf8
 
-__all__ = ["ByteChatTemplate", "ChatTemplate", "JinjaChatTemplate"]
-
 MESSAGES_MAX = 4_096
 RENDERED_CHARS_MAX = 16 << 20
 TEMPLATE_CHARS_MAX = 1 << 20

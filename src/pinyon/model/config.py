@@ -14,8 +14,6 @@ from typing import Any, Literal
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 
-__all__ = ["Architecture", "ModelConfig", "RopeScaling"]
-
 Architecture = Literal["llama", "qwen2", "qwen3"]
 
 _ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -12,8 +12,6 @@ from functools import partial
 
 from pinyon.model.tokenizer import HfTokenizer, Tokenizer
 
-__all__ = ["IncrementalDetokenizer"]
-
 _REPLACEMENT = "\ufffd"
 _HELD_MAX = 32
 """So often tokens wait for others that might change them. No character has so many, but a token that is U+FFFD itself

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Markers"]
-
 DEPTH_MAX = 64
 """Of groups within each other, which Python's compiler of regular expressions takes by recursion."""
 MARKS_PER_CHAR = 4

@@ -13,8 +13,6 @@ from librt.strings import BytesWriter, write_i32_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-__all__ = ["WORD_BYTES", "Merges", "merges_of"]
-
 WORD_BYTES: Final = 64
 """Of a longer word every pair is not looked at after each merge."""
 _ID_BITS: Final = 21

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["StopMatcher"]
-
 
 class StopMatcher:
     """Matches the stop strings of one request. With none it passes everything through."""

@@ -12,8 +12,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["named_tokens", "tokenizer_class", "tokenizer_rules"]
-
 TokenizerClass = Literal["llama", "qwen2"] | None
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -13,8 +13,6 @@ from librt.threading import Lock
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-__all__ = ["PIECE_BYTES", "TOKENS", "WordTable"]
-
 PIECE_BYTES: Final = 17
 TOKENS: Final = 6
 """Of one piece at most,"""

@@ -25,8 +25,6 @@ from mypy_extensions import i64
 from pinyon.model.markers import MARKER_CHARS, Markers
 from pinyon.model.word_table import PIECE_BYTES, WordTable
 
-__all__ = ["Memory", "MuchNew", "WordTokens", "known_words"]
-
 RUN_CHARS = 512
 RUN_CHARS_MAX = 4 * RUN_CHARS
 """A longer one, which has no place to cut it, is not kept."""

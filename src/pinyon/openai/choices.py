@@ -18,8 +18,6 @@ from pinyon.openai.format import ChatFormat, CompletionFormat, Facts, Format, co
 from pinyon.openai.parse import Call
 from pinyon.openai.token_texts import TokenTexts
 
-__all__ = ["ChatChoices", "Choice", "Choices", "CompletionChoices"]
-
 LOGPROB_MIN = -9999.0
 """Written for what is less: JSON has no minus infinity."""
 PIECE_ENTRIES = 4096

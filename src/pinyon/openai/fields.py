@@ -17,22 +17,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
 from pinyon.core.request import LOGPROBS_MAX, PRIORITY_MAX, SAMPLING_FIELDS, check_label
 
-__all__ = [
-    "CHAT",
-    "CHOICES_MAX",
-    "COMPLETION",
-    "DETOKENIZE",
-    "FIELD_SHOWN_CHARS",
-    "N_MAX",
-    "PROMPTS_MAX",
-    "STREAM_OPTIONS",
-    "TOKENIZE",
-    "Field",
-    "Fields",
-    "shown",
-    "wrong",
-]
-
 N_MAX = 16
 """Choices for one prompt."""
 PROMPTS_MAX = 256

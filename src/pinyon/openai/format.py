@@ -12,19 +12,6 @@ from json.encoder import encode_basestring_ascii as quote
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, Unauthenticated
 from pinyon.core.request import Usage
 
-__all__ = [
-    "DONE",
-    "ChatFormat",
-    "CompletionFormat",
-    "ContextExceeded",
-    "Format",
-    "counts_json",
-    "error_body",
-    "error_event",
-    "facts_json",
-    "model_object",
-]
-
 DONE = b"data: [DONE]\n\n"
 
 Facts = Mapping[str, object]

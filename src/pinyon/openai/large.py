@@ -16,8 +16,6 @@ from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["is_large", "read_large"]
-
 SMALL_BYTES = 32 << 10
 LARGE_BYTES = 256 << 10
 SMALL_COMMAS = 8 << 10

@@ -9,8 +9,6 @@ from typing import Any
 from pinyon import __version__
 from pinyon.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Fields
 
-__all__ = ["openapi_document"]
-
 Schema = dict[str, Any]
 
 

@@ -29,19 +29,6 @@ from pinyon.openai.fields import (
 )
 from pinyon.openai.large import is_large, read_large
 
-__all__ = [
-    "PLAIN",
-    "Call",
-    "Messages",
-    "PromptInput",
-    "Rendering",
-    "TokenizeCall",
-    "parse_chat",
-    "parse_completion",
-    "parse_detokenize",
-    "parse_tokenize",
-]
-
 Messages = list[dict[str, Any]]
 PromptInput = str | bytes | Messages
 """Text, tokens as little-endian u32, or a conversation."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from pinyon.model import HfTokenizer, Tokenizer
 
-__all__ = ["TokenTexts"]
-
 _SPACE_PIECE = "▁"
 """How SentencePiece writes a leading space, which decoding a single token loses."""
 

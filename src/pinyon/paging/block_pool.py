@@ -24,8 +24,6 @@ from pinyon.paging.pool_faults import pool_faults
 from pinyon.paging.promises import Promises
 from pinyon.paging.second_tier import SecondTier
 
-__all__ = ["BlockPool"]
-
 
 class BlockPool:
     """Blocks ``0 .. num_blocks - 1``. Not thread-safe: one owner.

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from pinyon.eviction.policy import NO_TRAITS, Known, Traits
 
-__all__ = ["Contents"]
-
 
 class Contents:
     """Of blocks ``0 .. blocks - 1``; a key is in one of them at most."""

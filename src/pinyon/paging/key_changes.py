@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["KeyChanges"]
-
 
 class KeyChanges:
     """Net changes of a set of keys: one that came and went, or went and came, between two drains is in none.

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from pinyon.core.errors import ResourceExhausted
 
-__all__ = ["LeaseTable"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from pinyon.eviction.evictor import Evictor
 from pinyon.paging.contents import Contents
 from pinyon.paging.second_tier import SecondTier
 
-__all__ = ["pool_faults"]
-
 
 def pool_faults(
     free: Sequence[int],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Promises"]
-
 
 class Promises:
     """Keys, each with the block that will hold it: until it does, or nobody has the block any more. Of blocks ``0 ..

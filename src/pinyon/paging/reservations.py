@@ -15,8 +15,6 @@ from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 from pinyon.paging.second_tier import Swap
 
-__all__ = ["Reservation", "Reservations"]
-
 
 @dataclass(slots=True)
 class Reservation:

@@ -19,8 +19,6 @@ from typing import NamedTuple
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import EvictionPolicy, Known, Refit, at_once
 
-__all__ = ["NO_SLOT", "SecondTier", "Swap"]
-
 NO_SLOT = -1
 SWAPS_OUT_MAX = 1024
 """Blocks demoted whose copy is not over: beyond, they are lost. So long others wait for the copies at most."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pinyon.core.errors import Rejected
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 
-__all__ = ["is_late", "is_slow", "rejection"]
-
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 60.0
 # A batch shrinks when requests end, which nothing here foresees.

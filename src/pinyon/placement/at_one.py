@@ -7,8 +7,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["at_one"]
-
 
 def at_one(
     name: str,

@@ -11,8 +11,6 @@ from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["ByModel", "ByModelRegistry"]
-
 MODELS_MAX = 32
 
 

@@ -7,8 +7,6 @@ from librt.vecs import vec
 from mypy_extensions import i64
 from numpy.typing import NDArray
 
-__all__ = ["Columns", "Considered"]
-
 
 class Columns:
     """What is known of so many instances, by their places in the pool: see :class:`pinyon.placement.costs.Cost`."""

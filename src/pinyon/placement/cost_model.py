@@ -18,8 +18,6 @@ from typing import ClassVar, Final, Self
 from librt.vecs import vec
 from mypy_extensions import i64
 
-__all__ = ["DecodeCostModel", "KnownPrefillCost", "NonNegativeLeastSquares", "PrefillCostModel"]
-
 # In samples: how much a coefficient is drawn to its prior where measurements say nothing about it.
 PRIOR_WEIGHT: Final = 1e-4
 # A single sample counts as at most this multiple of the prediction: a hiccup must not pass for the machine's speed.

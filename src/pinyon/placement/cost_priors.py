@@ -11,8 +11,6 @@ from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostMod
 from pinyon.profiles.engine_profile import EngineProfile, built_in_profiles, load_profile
 from pinyon.profiles.machine_profile import MachineProfile, built_in_machines, load_machine
 
-__all__ = ["CostPriors", "parse_priors", "priors_of"]
-
 MODELS_MAX = 32
 START_S = {PathKind.HOST: 2e-4, PathKind.NETWORK: 1e-3, PathKind.STORE: 2e-4, PathKind.SSD: 1e-3}
 """Of a read, which no profile has: a question, a lease, and the first bytes."""

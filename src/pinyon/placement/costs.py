@@ -28,8 +28,6 @@ from pinyon.placement.policy import NANO_S, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
-__all__ = ["EXAMINED_MAX", "Cost", "CostTerms", "Costs"]
-
 EXAMINED_MAX: Final = 8
 """Instances that are looked at exactly."""
 NEAR_MAX: Final = 16

@@ -18,8 +18,6 @@ from pinyon.placement.load_table import PastLoads
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["DecisionLog", "FirstToken", "LoggedDecision", "Seen", "is_named"]
-
 ENTRY_BYTES = 2048
 """What one takes besides what :class:`Seen` counts, about."""
 RUN_BYTES = 96

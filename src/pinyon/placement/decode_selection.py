@@ -23,8 +23,6 @@ from pinyon.placement.policy import DecodeChoice, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import PROBE_AFTER_S
 
-__all__ = ["decode_blocks", "least_loaded", "select_decode", "shared_at"]
-
 # Loads this close count as equal; then what saves KV transfers decides.
 NEAR_SHARE: Final = 0.125
 LOOKED_MAX: Final = 8

@@ -41,8 +41,6 @@ from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["DualMap", "DualMapSettings", "less_loaded", "reuses_more"]
-
 NANO_S = 1e-9
 """Times that differ by less are equal (:meth:`Pool.lowest`)."""
 EXAMINED_MAX = 512

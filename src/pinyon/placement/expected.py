@@ -16,8 +16,6 @@ from pinyon.placement.holder_sets import HolderSets
 from pinyon.placement.key_table import read_prints
 from pinyon.placement.prefix_match import Holder
 
-__all__ = ["ExpectedBlocks"]
-
 _PLACES_MIN: Final = 1024
 _AGAIN: Final = 1 << 20
 """Added to a set's number where some instance may have several prompts with the key: who has one alone, which is nearly

@@ -22,8 +22,6 @@ from pinyon.placement.policy import PlacementDecision
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import PathKind
 
-__all__ = ["CANDIDATES_MAX", "Candidate", "Explanation", "explain"]
-
 CANDIDATES_MAX = 8
 SOONEST = 5
 """Of the candidates, those with the least times; the others are those that hold most of the prompt."""

@@ -11,8 +11,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
-__all__ = ["MANY_READERS", "FetchPlanner"]
-
 MANY_READERS = 32
 """Of fewer, each is looked at by itself."""
 ESTIMATES_MAX = 4

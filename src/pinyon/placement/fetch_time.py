@@ -20,8 +20,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.transfer_cost import HOST, NETWORK, SSD, STORE, PathKind
 
-__all__ = ["fetch_s", "fetches_s", "learn_fetch", "path_kind"]
-
 FAULT_RATIO = 1.5
 """A source that sends so many times slower than the reader's paths are is what a read from it waited for."""
 

@@ -21,8 +21,6 @@ from pinyon.placement.policy import Pool
 from pinyon.placement.prefix_match import Holders
 from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
 
-__all__ = ["Fleet"]
-
 UNLIMITED = 2**63
 SIBLINGS_MAX = 64
 CLOCK_S = 1e-6

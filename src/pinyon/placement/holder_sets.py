@@ -12,8 +12,6 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SETS_MAX", "HolderSets"]
-
 SETS_MAX = 1 << 18
 """Beyond it a key's set is not extended, and beyond twice as many it is forgotten where it would need another one. Up
 to ~100 MB with a thousand holders."""

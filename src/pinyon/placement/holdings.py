@@ -23,8 +23,6 @@ from pinyon.placement.key_ages import EPOCHS, STAMPS, KeyAges
 from pinyon.placement.key_table import CROWDED, THERE, Advise, KeyTable, Slots, read_prints
 from pinyon.placement.prefix_match import bits
 
-__all__ = ["COLLECT_SLOTS", "Holdings"]
-
 COLLECT_SLOTS = 16_384
 """Looked at in one go, for void rows: ~0.2 ms."""
 _COLLECT_SETS = 1024

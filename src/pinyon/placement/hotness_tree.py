@@ -16,8 +16,6 @@ from typing import Final
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.placement.instances import KvGroup
 
-__all__ = ["HotnessSettings", "HotnessTree", "HotnessTrees"]
-
 DEPTH_MAX: Final = 256
 """Strides."""
 GROUPS_MAX = 64

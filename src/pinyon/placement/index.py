@@ -19,8 +19,6 @@ from pinyon.placement.key_table import Advise
 from pinyon.placement.look_up import look_up
 from pinyon.placement.prefix_match import Holder, PrefixMatch
 
-__all__ = ["BlockIndex", "Intake"]
-
 
 class Intake(Enum):
     """What became of a snapshot part or a delta."""

@@ -16,8 +16,6 @@ from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, 
 from pinyon.placement.shared_prefixes import Mark
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
-__all__ = ["EXPECTED_KEYS_MAX", "InFlightTable"]
-
 EXPECTED_KEYS_MAX = 1_000_000
 """Over all instances, 16 to 32 MB. Placements beyond it only look as if they shared nothing."""
 

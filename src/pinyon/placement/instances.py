@@ -14,8 +14,6 @@ from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.transfer_cost import PathKind, SendRate, TransferCostModel
 
-__all__ = ["InstanceInfo", "InstanceLoad", "InstanceState", "KvGroup"]
-
 KvGroup = tuple[str, str, str]
 """(model name, fingerprint of the weights, layout id): KV moves only between instances that agree in all three."""
 

@@ -9,8 +9,6 @@ from typing import Protocol, runtime_checkable
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["Learning", "PlacementPolicy", "Rebalancing"]
-
 
 class PlacementPolicy(Protocol):
     """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes

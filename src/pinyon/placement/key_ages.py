@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KeyAges"]
-
 STAMPS = 256
 EPOCHS = 64
 """In which as many keys come as there may be."""

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
 
-__all__ = ["CROWDED", "SLOTS", "THERE", "Advise", "KeyTable", "fingerprint", "read_prints"]
-
 SLOTS: Final = 8
 """Of a bucket."""
 BUCKETS_MIN = 8

@@ -15,8 +15,6 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.threshold_tuner import ThresholdTuner
 
-__all__ = ["KvCacheCentric", "KvCacheCentricSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class KvCacheCentricSettings:

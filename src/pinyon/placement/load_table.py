@@ -19,17 +19,6 @@ from pinyon.core.compiled import compiled
 from pinyon.placement.shared_prefixes import SharedPrefixes
 from pinyon.placement.transfer_cost import PATH_KINDS
 
-__all__ = [
-    "CLASSES",
-    "COEFFICIENTS",
-    "PREFILL_US_MAX",
-    "LoadArrays",
-    "LoadTable",
-    "PastLoads",
-    "size_class",
-    "whole_us",
-]
-
 ROWS_MIN = 64
 CLASSES: Final = 28
 """Of prompts by the microseconds that they take, each up to twice as long as the one before; the last one from two

@@ -14,8 +14,6 @@ from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.key_table import KeyTable, fingerprint
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
-__all__ = ["look_up"]
-
 HoldersOf = Callable[[int], int]
 """Number of a set → bits of its holders."""
 

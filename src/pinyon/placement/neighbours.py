@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceState
 
-__all__ = ["Neighbours"]
-
 
 class Neighbours:
     """Of some members of a fleet, by host; made once for as long as they are the same."""

@@ -9,8 +9,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.pool_rings import PoolRings
 
-__all__ = ["SEED_MAX", "Pairs"]
-
 SEED_MAX: Final = (1 << 63) - 1
 """Of rings."""
 

@@ -43,8 +43,6 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
 
-__all__ = ["BatchSharing", "Pinyon", "PinyonSettings"]
-
 BatchSharing = Callable[[PlacementRequest, Pool, PrefixMatch], NDArray[np.float64]]
 """Of each prefill instance of a pool, seconds that are gained where a request decodes beside others of its prefix."""
 

@@ -12,8 +12,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["LeastLoaded", "MinTtft", "RandomChoice", "RoundRobin"]
-
 
 class RandomChoice:
     """Each with the same chance: the baseline of Mooncake Fig. 5."""

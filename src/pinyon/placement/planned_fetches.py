@@ -8,8 +8,6 @@ from pinyon.core.key_sample import EVERY_MAX
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision
 
-__all__ = ["PlannedFetches"]
-
 PAIR_MAX = 256
 """Fetches that one instance was told to make from one source; of more, the newest are known."""
 

@@ -10,8 +10,6 @@ from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSetti
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.plain import LeastLoaded, MinTtft, RandomChoice, RoundRobin
 
-__all__ = ["PLACEMENT_DEFAULT", "PLACEMENT_POLICIES"]
-
 PLACEMENT_DEFAULT = Pinyon.name
 """Of a conductor, and of a simulation."""
 

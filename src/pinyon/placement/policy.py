@@ -20,20 +20,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.neighbours import Neighbours
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
-__all__ = [
-    "Aside",
-    "DecodeChoice",
-    "Fetch",
-    "Move",
-    "PlacementDecision",
-    "PlacementRequest",
-    "Pool",
-    "Queues",
-    "Times",
-    "Waiting",
-]
-
-
 NANO_S: Final = 1e-9
 ON_HOST_MAX: Final = 64
 """Instances of one host that are told apart from those elsewhere."""

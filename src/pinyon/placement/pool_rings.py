@@ -6,8 +6,6 @@ from pinyon.core.hash_ring import ABSENT_MAX, HashRing
 from pinyon.placement.instances import KvGroup
 from pinyon.placement.policy import Pool
 
-__all__ = ["PoolRings"]
-
 GROUPS_MAX = 64
 
 

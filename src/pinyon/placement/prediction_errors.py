@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from statistics import fmean
 
-__all__ = ["MEASURED_MIN_S", "MODELS_MAX", "PredictionErrors"]
-
 WINDOW = 256
 """Placements of a model whose errors count."""
 MODELS_MAX = 64

@@ -11,9 +11,6 @@ from typing import Final, Generic, Protocol, TypeVar
 from librt.vecs import vec
 from mypy_extensions import i64
 
-__all__ = ["NO_MATCH", "Holder", "Holders", "PrefixMatch", "bits"]
-
-
 FEW_RUNS: Final = 4
 """Are looked through for one holder, or one mask of them."""
 

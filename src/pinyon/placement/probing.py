@@ -12,8 +12,6 @@ from typing import Final
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Pool
 
-__all__ = ["PROBE_AFTER_S", "TRANSFER_PROBE_AFTER_S", "decode_due", "probe_pool", "transfer_doubt"]
-
 PROBE_AFTER_S: Final = 5.0
 """An idle instance that was measured this long ago takes one request whatever is predicted for it."""
 TRANSFER_PROBE_AFTER_S: Final = 60.0

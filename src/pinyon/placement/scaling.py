@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.policies import check_bounds
 
-__all__ = ["Scaler", "ScalingSettings", "parse_sizes"]
-
 INSTANCES_MAX = 4096
 DIGITS_MAX = 9
 PARTS, PARTS_MAX = 32, 4096

@@ -19,8 +19,6 @@ from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, P
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 from pinyon.placement.probing import probe_pool
 
-__all__ = ["Scheduler"]
-
 SETTLING_RETRY_S = 0.5
 
 Consider = Callable[[PlacementRequest, PlacementDecision, Pool, PrefixMatch], None]

@@ -15,8 +15,6 @@ from typing import Final
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.shared_prefix import SharedPrefix
 
-__all__ = ["DEPTHS_MAX", "FOUND_MAX", "MARKS_MAX", "Mark", "SharedPrefixes"]
-
 DEPTHS_MAX: Final = 64
 """Different ones that are looked at for a request: what is reported at others counts for nothing. Placements have as
 many again."""

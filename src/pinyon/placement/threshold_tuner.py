@@ -10,8 +10,6 @@ from __future__ import annotations
 from math import sqrt
 from random import Random
 
-__all__ = ["THRESHOLDS", "ThresholdTuner"]
-
 THRESHOLDS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 TRIED = 0.1
 """Of the requests, by each neighbour."""

@@ -7,8 +7,6 @@ from typing import ClassVar, Final
 
 from pinyon.placement.cost_model import NonNegativeLeastSquares
 
-__all__ = ["PATH_KINDS", "READ_BYTES_S_MAX", "PathKind", "SendRate", "TransferCostModel", "TransferPriors"]
-
 PRIOR_SHARE_MIN = 1e-3
 """Of its prior, a coefficient that other paths were found to be without: this one may have it after all."""
 RATE_EASING = 1.02

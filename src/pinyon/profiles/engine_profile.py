@@ -13,8 +13,6 @@ from pathlib import Path
 from pinyon.core.errors import InvalidArgument
 from pinyon.profiles.files import names_in, profile_from
 
-__all__ = ["EngineProfile", "built_in_profiles", "load_profile"]
-
 _FOLDER = Path(__file__).with_name("engines")
 SECONDS_MAX = 3600.0
 

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.near import did_you_mean
 
-__all__ = ["names_in", "profile_from"]
-
 FILE_BYTES_MAX = 65_536
 
 Profile = TypeVar("Profile")

@@ -11,8 +11,6 @@ from pathlib import Path
 from pinyon.core.errors import InvalidArgument
 from pinyon.profiles.files import names_in, profile_from
 
-__all__ = ["MachineProfile", "built_in_machines", "load_machine"]
-
 _FOLDER = Path(__file__).with_name("machines")
 MOST = 1e15
 

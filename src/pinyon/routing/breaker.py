@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from pinyon.core.avoidance import Avoidance
 
-__all__ = ["Breaker", "BreakerSettings"]
-
 SERVERS_MAX = 4096
 
 

@@ -13,8 +13,6 @@ from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
-__all__ = ["CacheAware", "CacheAwareSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class CacheAwareSettings:

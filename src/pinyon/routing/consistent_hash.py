@@ -17,8 +17,6 @@ from pinyon.core.policies import check_bounds
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
-__all__ = ["ConsistentHash"]
-
 SEED = 0x5357
 
 

@@ -14,8 +14,6 @@ from collections.abc import Collection, KeysView
 
 from pinyon.routing.waiting import STALE_MAX, Lane, Tenant, Waiting
 
-__all__ = ["FairTurns"]
-
 TENANTS_MAX = 8192
 """Tenants without a place whose share is remembered."""
 

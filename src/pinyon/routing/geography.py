@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 
-__all__ = ["ANYWHERE", "Geography", "Rule", "Verdict", "parse_geography"]
-
 EVERYONE = "*"
 REGIONS_MAX = 256
 RULES_MAX = 256

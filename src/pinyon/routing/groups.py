@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from pinyon.core.request import Role
 
-__all__ = ["Candidate", "Group", "Pair", "serving_groups"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -8,8 +8,6 @@ from typing import Protocol
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["PushingRule", "TargetPolicy"]
-
 
 class TargetPolicy(Protocol):
     """Knows the targets of one layer: instances of the region, or other regions. Owned by one thread."""

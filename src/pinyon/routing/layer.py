@@ -12,8 +12,6 @@ from pinyon.routing.pushing import UNLIMITED
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["TARGETS_MAX", "Layer"]
-
 TARGETS_MAX = 4096
 
 

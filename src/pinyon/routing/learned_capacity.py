@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CAPACITY_GUESS", "LearnedCapacity"]
-
 CAPACITY_GUESS: Final = 32
 CAPACITY_MAX: Final = 1024
 _SHRINK: Final = 0.75

@@ -8,8 +8,6 @@ from typing import ClassVar
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
-__all__ = ["LeastLoaded"]
-
 
 class LeastLoaded:
     """By the requests that it has for its size."""

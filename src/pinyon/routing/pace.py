@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Pace"]
-
 _SMOOTHING = 0.1
 
 

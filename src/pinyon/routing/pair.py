@@ -15,8 +15,6 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["choose_pair"]
-
 
 def choose_pair(groups: Sequence[Group], layer: Layer, request: Routed, now_s: float) -> Pair | None:
     """A pair of one of the groups (:func:`pinyon.routing.groups.serving_groups`); None when there are none.

@@ -10,8 +10,6 @@ from pinyon.routing.least_loaded import LeastLoaded
 from pinyon.routing.prefix_tree import PrefixTree, PrefixTreeSettings
 from pinyon.routing.round_robin import RoundRobin
 
-__all__ = ["ROUTING_POLICIES"]
-
 ROUTING_POLICIES: Registry[TargetPolicy] = Registry(
     "routing",
     {

@@ -12,8 +12,6 @@ from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTri
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, near_least_full
 
-__all__ = ["PrefixTree"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixTreeSettings:

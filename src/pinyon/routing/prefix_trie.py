@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from pinyon.routing.routing_keys import KEY_BYTES
 
-__all__ = ["CHUNKS_MAX", "RECORDS_MAX", "Match", "PrefixTrie"]
-
 CHUNKS_MAX = 1 << 20
 """8 MiB of keys."""
 RECORDS_MAX = 1 << 16

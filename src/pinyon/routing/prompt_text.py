@@ -16,8 +16,6 @@ from xxhash import xxh3_128_hexdigest
 
 from pinyon.routing.routing_keys import CHUNK_BYTES, KEYS_MAX
 
-__all__ = ["TEXT_MAX", "prompt_text"]
-
 TEXT_MAX: Final = KEYS_MAX * CHUNK_BYTES
 """Bytes; what comes after them has no keys."""
 TOKEN_MAX: Final = 1 << 32

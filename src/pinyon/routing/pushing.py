@@ -20,8 +20,6 @@ from pinyon.core.policies import NoSettings, Registry, check_bounds
 from pinyon.routing.interface import PushingRule
 from pinyon.routing.target import UNKNOWN, Target
 
-__all__ = ["PUSHING_RULES", "UNLIMITED", "Blind", "Outstanding", "Pending", "remote_pushing"]
-
 UNLIMITED: Final = 1 << 30
 PROBE_S: Final = 0.1
 """Between two probes (§4.1)."""

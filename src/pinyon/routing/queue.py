@@ -27,8 +27,6 @@ from pinyon.routing.pace import Pace
 from pinyon.routing.tenant_lengths import TenantLengths
 from pinyon.routing.waiting import Tenant, Waiting
 
-__all__ = ["AGEING_S", "RequestQueue"]
-
 AGEING_S = 0.1
 """One level of priority is worth so much: the most urgent go before what came in the last 100 s."""
 RETRY_AFTER_MIN_S = 1.0

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from pinyon.core.errors import ResourceExhausted
 
-__all__ = ["Level", "Rates", "TenantRates"]
-
 MINUTE_S = 60.0
 TENANTS_MAX = 65_536
 """Tenants whose buckets are kept; the one unseen for longest has full ones again."""

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Roster"]
-
-
 LOST_TOGETHER_MIN = 2
 """One alone may go at any time, but for when its conductor has just started."""
 

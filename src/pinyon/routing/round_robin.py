@@ -8,8 +8,6 @@ from typing import ClassVar
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["RoundRobin"]
-
 
 class RoundRobin:
     """The one whose last turn is longest ago, then the smaller name."""

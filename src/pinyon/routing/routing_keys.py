@@ -21,17 +21,6 @@ import numpy as np
 from mypy_extensions import i64
 from xxhash import xxh3_64_digest
 
-__all__ = [
-    "CHUNK_BYTES",
-    "CHUNK_TOKENS",
-    "KEYS_MAX",
-    "KEY_BYTES",
-    "byte_keys",
-    "keys_of_blocks",
-    "routing_root",
-    "token_keys",
-]
-
 KEY_BYTES: Final = 8
 CHUNK_TOKENS: Final = 64
 CHUNK_BYTES: Final = 256

@@ -12,8 +12,6 @@ from typing import Final
 
 from pinyon.routing.target import UNKNOWN, Report
 
-__all__ = ["SERVER_KINDS", "ServerKind", "kind_of_page", "read_load"]
-
 SERIES_MAX: Final = 256
 """Of one gauge: one for each model and engine."""
 REQUESTS_MAX: Final = 1 << 30

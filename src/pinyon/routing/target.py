@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["UNKNOWN", "Report", "Target"]
-
 UNKNOWN: Final = -1
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 
-__all__ = ["Routed", "least_full", "near_least_full"]
-
 
 class Routed(NamedTuple):
     """What of a request its way depends on."""

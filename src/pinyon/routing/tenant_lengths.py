@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pinyon.routing.waiting import Tenant
 
-__all__ = ["TenantLengths"]
-
 
 class TenantLengths:
     """The tenant with most places is found without looking at all."""

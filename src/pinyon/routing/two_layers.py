@@ -17,8 +17,6 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import UNLIMITED
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["Choice", "Possible", "Room", "Route", "TwoLayers", "Where"]
-
 
 class Where(StrEnum):
     LOCAL = "local"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 
-__all__ = ["UnderWay"]
-
 KEPT_MAX = 1 << 16
 """To one of them, that it has not counted; older ones count as arrived."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-__all__ = ["Lane", "Tenant", "Waiting"]
-
 STALE_MAX = 64
 """Entries of those who have gone, besides one for each that waits: more are thrown away."""
 

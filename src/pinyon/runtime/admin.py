@@ -22,8 +22,6 @@ from pinyon.runtime.identity import ADMIN, caller
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import is_loopback
 
-__all__ = ["Changeable", "Record", "add_admin", "admitted", "changeable_flag", "changeable_policy"]
-
 SETTINGS_MAX = 16
 SALT_BYTES = range(16, 65)
 _CALLERS: Callers = {"Apply": frozenset((ADMIN,)), "Record": frozenset((ADMIN,))}

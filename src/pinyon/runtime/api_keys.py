@@ -11,8 +11,6 @@ from typing import cast
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import TENANT_CHARS_MAX, check_geographies, check_kind, check_priority
 
-__all__ = ["KEY_CHARS_MAX", "PUBLIC", "Client", "read_api_keys"]
-
 KEY_CHARS_MAX = 512
 KEYS_MAX = 100_000
 FILE_BYTES_MAX = 32 << 20

@@ -10,8 +10,6 @@ from typing import Any
 
 from pinyon.core.near import did_you_mean
 
-__all__ = ["Parser", "module_as_typed"]
-
 
 def module_as_typed(module: str) -> str:
     """``PYTHON -m MODULE``: the interpreter as it was typed, if that is how this program was started."""

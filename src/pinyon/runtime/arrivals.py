@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager, contextmanager
 
 from pinyon.core.errors import ResourceExhausted
 
-__all__ = ["Arrivals"]
-
 ALL_MAX = 256
 EACH_MAX = 64
 

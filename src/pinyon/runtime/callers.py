@@ -17,8 +17,6 @@ from pinyon.runtime.identity import ROLES, WORKER, Identity, caller
 from pinyon.runtime.interceptors import behaviour_of
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ANYBODY", "BLOCK_READ_CALLERS", "MEMBERS", "CallerInterceptor", "Callers"]
-
 Callers = Mapping[str, frozenset[str]]
 """Which roles may call a method, by the method's name."""
 

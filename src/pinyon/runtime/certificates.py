@@ -34,8 +34,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import ANY, Identity, identity_from_names
 
-__all__ = ["Authority", "Wanted", "folder_of"]
-
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
 DAYS_MAX = 3650

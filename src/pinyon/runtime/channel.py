@@ -13,21 +13,6 @@ from pinyon.runtime.http2.client import Http2Channel
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
-__all__ = [
-    "CHANNEL_OPTIONS",
-    "KEEPALIVE_OPTIONS",
-    "MAX_MESSAGE_BYTES",
-    "PATIENT_CHANNEL_OPTIONS",
-    "PATIENT_KEEPALIVE_OPTIONS",
-    "PLAIN_CHANNELS",
-    "Channels",
-    "OpenChannel",
-    "OpenSession",
-    "open_channel",
-    "open_session",
-    "tls_options",
-]
-
 OpenChannel = Callable[[str], grpc.aio.Channel]
 """Opens a channel to ``host:port``. The caller closes it."""
 OpenSession = Callable[[str], Http2Channel]

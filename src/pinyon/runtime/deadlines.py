@@ -13,8 +13,6 @@ from typing import Final, Protocol
 
 from pinyon.core.timer_wheel import TimerWheel
 
-__all__ = ["TICK_S", "Deadline", "Deadlines", "TimeLimit", "Wait", "deadlines_of"]
-
 TICK_S: Final = 1 / 32
 """What is due may be told so much later."""
 _NEVER: Final = 1 << 60

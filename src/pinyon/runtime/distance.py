@@ -10,8 +10,6 @@ from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.http2.client import Http2Call, Http2Channel
 from pinyon.runtime.http2.messages import EOF
 
-__all__ = ["delayed"]
-
 
 def delayed(connect: OpenSession, seconds: float) -> OpenSession:
     """To a peer that is so far away, one way. What is known of a connection itself is known at once."""

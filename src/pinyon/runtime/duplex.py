@@ -42,8 +42,6 @@ from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "Accepted", "Dialed", "Duplex", "Messages", "Method", "Redialer"]
-
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 _REFUSALS = (InvalidArgument, Unauthenticated, PermissionDenied, FailedPrecondition)

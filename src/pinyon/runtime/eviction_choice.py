@@ -11,8 +11,6 @@ from pinyon.core.policies import split_choice
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
 
-__all__ = ["checked_eviction", "whole_choice"]
-
 FILE_BYTES_MAX = 1 << 20
 DAY_S = 86_400.0
 

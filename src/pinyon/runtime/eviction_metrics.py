@@ -12,8 +12,6 @@ from prometheus_client.registry import Collector
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Belief
 
-__all__ = ["CATEGORIES_MAX", "OTHER", "show_eviction"]
-
 CATEGORIES_MAX = 32
 """Series by category: clients name kinds and turns."""
 OTHER = "other"

@@ -17,8 +17,6 @@ import grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.runtime.arrivals import Arrivals
 
-__all__ = ["MESSAGE_S", "Doors", "FirstMessageInterceptor"]
-
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
 MESSAGE_S = 30.0

@@ -22,8 +22,6 @@ from pinyon.runtime.interceptors import ErrorInterceptor
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
-__all__ = ["GrpcServer"]
-
 MAX_CONCURRENT_STREAMS = 4096
 MAX_CONNECTIONS = 4096
 """Of one address that is listened on; more are closed."""

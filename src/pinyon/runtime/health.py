@@ -9,8 +9,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-__all__ = ["Health"]
-
 Status = health_pb2.HealthCheckResponse
 
 

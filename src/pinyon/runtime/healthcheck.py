@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["main", "probe"]
-
 TIMEOUT_S = 2.0
 _SERVING = b"\0\0\0\0\x02\x08\x01"
 """As gRPC frames it, grpc.health.v1.HealthCheckResponse{status: SERVING}. Importing grpc and protobuf would take three

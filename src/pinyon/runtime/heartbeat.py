@@ -9,8 +9,6 @@ import asyncio
 import os
 from typing import Final
 
-__all__ = ["BEAT_S", "Heartbeat"]
-
 BEAT_S: Final = 0.5
 """Between two."""
 

@@ -20,30 +20,6 @@ from typing import Any
 
 from pinyon.core.errors import InvalidArgument, PermissionDenied
 
-__all__ = [
-    "ADMIN",
-    "ANY",
-    "BLOCKS_NAME",
-    "CONDUCTOR",
-    "CONTROLLER",
-    "KVSTORE",
-    "LB",
-    "REDIS",
-    "ROLES",
-    "WORKER",
-    "Identity",
-    "caller",
-    "check_claim",
-    "check_region_claim",
-    "check_region_name",
-    "cluster_identities",
-    "hosts_of",
-    "identity_from_names",
-    "names_region",
-    "peer_name",
-    "region_name",
-]
-
 ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, REDIS, WORKER = ROLES = (
     *("admin", "conductor", "controller", "kvstore", "lb", "redis", "worker"),
 )

@@ -16,8 +16,6 @@ from pinyon.core.errors import Internal, InvalidArgument, PinyonError
 from pinyon.messages.error import ERROR_METADATA_KEY, error_from_status, error_to_proto
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ErrorInterceptor", "behaviour_of", "error_from_rpc"]
-
 ERROR_TEXT = 2000
 """Letters of an error's message on the wire; peers take 8 KiB of headers."""
 

@@ -21,8 +21,6 @@ from pinyon.core.journal import Codec, Journal
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import ServiceSettings, service_config
 
-__all__ = ["JournalFile", "JournalSettings"]
-
 BUFFER_BYTES = 1 << 16
 """So much is written at once, sooner than after ``FLUSH_S``."""
 WAITING_BYTES = 8 << 20

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["read_json"]
-
 FILE_BYTES_MAX = 4 << 20
 
 T = TypeVar("T")

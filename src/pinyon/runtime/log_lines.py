@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["JsonLines", "Lines", "TextLines"]
-
 _encode = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False).encode
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from pinyon.runtime.log_lines import JsonLines, Lines, TextLines
 
-__all__ = ["configure_logging", "get_logger", "log_line"]
-
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
     "message",
     "asctime",

@@ -19,8 +19,6 @@ from pinyon.core.compiled import compiled
 from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
 
-__all__ = ["MetricsServer", "new_registry", "show_certificate", "show_policies"]
-
 
 def new_registry() -> CollectorRegistry:
     """A registry with the process's own figures (CPU, memory, open files), and what runs."""

@@ -10,8 +10,6 @@ from google.protobuf.message import Message
 
 from pinyon.core.errors import ResourceExhausted
 
-__all__ = ["FRAME_BYTES", "MESSAGE_BYTES", "Outbox", "OutboxClosed", "in_messages"]
-
 MESSAGE_BYTES = 2 << 20
 """Of parts in one message at most, unless one part has more; gRPC takes 4 MiB."""
 FRAME_BYTES = 8

@@ -14,8 +14,6 @@ from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.runtime.pace import Pace
 from pinyon.runtime.turn_end import TurnEnd
 
-__all__ = ["Outgoing"]
-
 PARTS_MAX = 1 << 16
 
 Sent = TypeVar("Sent", bound=Message)

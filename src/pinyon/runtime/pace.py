@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from pinyon.core.clock import Clock
 
-__all__ = ["Pace"]
-
 EACH_S = 0.0001
 MOST_S = 0.0015
 # Timers of the loop have millisecond steps: less is not worth one.

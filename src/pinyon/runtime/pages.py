@@ -17,8 +17,6 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.settings import is_loopback
 
-__all__ = ["CONNECTIONS_MAX", "PageServer"]
-
 CONNECTIONS_MAX = 16
 TIMEOUT_S = 10.0
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pinyon
 
-__all__ = ["HUGE_PAGE_BYTES", "child_environment", "prefer_huge_pages", "spare_collector", "tune_process"]
-
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 64 << 20

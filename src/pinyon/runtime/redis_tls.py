@@ -10,8 +10,6 @@ from redis.asyncio.connection import ConnectionPool, SSLConnection
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
-__all__ = ["use_tls"]
-
 
 class _NewestContext:
     """Takes the place of redis-py's own, which reads the files once per connection object and trusts the system's

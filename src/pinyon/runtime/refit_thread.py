@@ -9,8 +9,6 @@ from typing import Any
 
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["RefitThread"]
-
 CLOSE_S = 5.0
 
 _log = get_logger("refit")

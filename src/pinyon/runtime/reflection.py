@@ -14,8 +14,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-__all__ = ["METHODS", "SERVICES", "enable_reflection"]
-
 _ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 _METHOD = "ServerReflectionInfo"
 

@@ -19,8 +19,6 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ReportSession", "ReportSource"]
-
 KEYS_PER_MESSAGE = 65536
 """1 MiB of keys; a message may have 4."""
 REQUESTS_PER_MESSAGE = 4096

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
     from pinyon.transfer import TlsContexts
 
-__all__ = ["NO_SECURITY", "Security", "load_security", "read_secret"]
-
 SECRET_BYTES_MAX = 4096
 
 

@@ -26,8 +26,6 @@ from pinyon.runtime.settings import ServiceSettings
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.watch import FileWatch
 
-__all__ = ["ServiceContext", "die_with_parent", "run_service"]
-
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
 _PR_SET_PDEATHSIG = 1

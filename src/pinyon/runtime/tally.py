@@ -21,8 +21,6 @@ from prometheus_client.utils import floatToGoString
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-__all__ = ["Count", "Tally"]
-
 _shown: Any = floatToGoString
 Labels = tuple[str | int, ...]
 

@@ -14,8 +14,6 @@ from pinyon.core.request import RequestClass
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-__all__ = ["Span", "Telemetry"]
-
 Attribute = str | bool | int | float
 
 

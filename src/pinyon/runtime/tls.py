@@ -19,8 +19,6 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import Identity, identity_from_names
 
-__all__ = ["Material", "Tls", "client_credentials", "read_material", "server_context"]
-
 FILE_BYTES_MAX = 1 << 20
 
 

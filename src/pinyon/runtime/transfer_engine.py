@@ -30,8 +30,6 @@ from pinyon.transfer import (
 from pinyon.transfer.host.discovery import configured_topology, discover, load_topology, rdma_nics, tcp_nics
 from pinyon.transfer.types.topology import build_topology
 
-__all__ = ["TransferSettings", "register_transfer_metrics", "start_transfer_engine"]
-
 
 class TransferSettings(ServiceSettings):
     """What a service that moves KV can be told about it."""

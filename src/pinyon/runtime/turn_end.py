@@ -10,8 +10,6 @@ from typing import Any
 from pinyon.runtime.duplex import Duplex
 from pinyon.runtime.pace import Pace
 
-__all__ = ["TurnEnd"]
-
 
 class TurnEnd:
     """While the peer takes what comes, no task has to be woken for it; else the stream's writer has it.

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["FileWatch"]
-
 PERIOD_S = 2.0
 
 _log = get_logger("files")

@@ -6,8 +6,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 
-__all__ = ["OffsetAllocator"]
-
 
 class OffsetAllocator:
     """Hands out ranges of ``[0, capacity_bytes)`` that never overlap; offsets and sizes are multiples of the alignment.

@@ -9,8 +9,6 @@ from typing import Any
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Background"]
-
 _log = get_logger("background")
 
 

@@ -29,8 +29,6 @@ from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, WriteOutcome
 from pinyon.transfer import Region, TransferEngine
 
-__all__ = ["PutOutcome", "PutResult", "StoreClient"]
-
 PUT_ATTEMPTS = 2
 """Nodes that are tried for one object."""
 LOOK_KEYS = 512

@@ -16,8 +16,6 @@ from pinyon.core.errors import Unavailable
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import NodeRecord, Replica
 
-__all__ = ["NODES_FRESH_S", "BlockDirectory"]
-
 NODES_FRESH_S = 0.5
 """How long the list of nodes is believed; a node's lease is a multiple of this."""
 FIRST_PAUSE_S = 0.25

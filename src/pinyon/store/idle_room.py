@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject
 
-__all__ = ["IdleRoom"]
-
 NO_RUN_S = 1.0
 """How long it is believed that no idle objects side by side make room for an object of some size."""
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from pinyon.eviction.policy import NO_TRAITS, Traits
 
-__all__ = ["KvObject", "Lease", "Put", "PutSlot", "SlotState", "TableCounters"]
-
 
 class SlotState(Enum):
     """What became of one key in ``put_start``."""

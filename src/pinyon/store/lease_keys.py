@@ -9,8 +9,6 @@ from pinyon.runtime.logging import get_logger
 from pinyon.store.background import Background
 from pinyon.transfer import Access, Grant, Region, RegionDescriptor, TransferEngine
 
-__all__ = ["LeaseKeys"]
-
 END_S = 30.0
 """Bound on ending all that is under way when the owner stops."""
 

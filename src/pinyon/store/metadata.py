@@ -52,8 +52,6 @@ from pinyon.store.records import Life, NodeRecord, Replica, parse_life, parse_no
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
-__all__ = ["StoreMetadata"]
-
 PREFIX = "pinyon:v1:"
 BATCH = 512
 """Blocks per pipeline: bounds one round trip and the reply's memory."""

@@ -8,8 +8,6 @@ our keys is as good as nothing and is replaced. The keys: ``pinyon.store.metadat
 
 from __future__ import annotations
 
-__all__ = ["ANNOUNCE", "FENCED", "FORGET", "LEAVE", "LOST", "OK", "UNLIST", "WRITE"]
-
 OK, FENCED, LOST = 1, -1, 0
 """How a script answers: done; another process has the name, or the life is back; not as we left it."""
 

@@ -16,9 +16,6 @@ from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.identity import BLOCKS_NAME, KVSTORE, peer_name
 from pinyon.runtime.interceptors import error_from_rpc
 
-__all__ = ["NodeChannels"]
-
-
 _STORE_NAME = peer_name(KVSTORE)
 
 

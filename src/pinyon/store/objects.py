@@ -27,8 +27,6 @@ from pinyon.store.idle_room import IdleRoom
 from pinyon.store.kv_object import KvObject, Lease, PutSlot, SlotState, TableCounters
 from pinyon.store.open_puts import OpenPuts
 
-__all__ = ["ObjectTable"]
-
 
 class ObjectTable:
     """Not thread-safe: one owner. Times are monotonic seconds; ids are unique for the life of the table."""

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pinyon.core.errors import ResourceExhausted
 from pinyon.store.kv_object import KvObject, Put
 
-__all__ = ["OpenPuts"]
-
 
 class OpenPuts:
     """At most ``most``; ids go up from ``first_id``. Times are monotonic seconds."""

@@ -24,8 +24,6 @@ from pinyon.store.background import Background
 from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
-__all__ = ["MAX_KEYS", "BlockReader", "Mover", "ReadResult", "ReadTerms"]
-
 MAX_KEYS = 4096
 """Keys in one Acquire or PutStart."""
 RELEASE_S = 2.0

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Life", "NodeRecord", "Replica", "parse_life", "parse_node", "parse_replica"]
-
 MAX_OBJECT_BYTES = 1 << 40
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["rank"]
-
 
 def rank(key: bytes, weights: Mapping[str, float]) -> list[str]:
     """The nodes from best to worst for this key. A node is the best one of a share of keys that is its share of the

@@ -16,8 +16,6 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.store.records import NodeRecord
 from pinyon.store.rendezvous import rank
 
-__all__ = ["RUN_TOKENS", "Run", "Runs", "choose_nodes", "leading_runs"]
-
 RUN_TOKENS = 4096
 """Tokens of a run. A prompt of 128k tokens is 32 runs, and one more for each turn in which it grew."""
 

@@ -19,8 +19,6 @@ from pinyon.store.background import Background
 from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferEngine, TransferRequest
 
-__all__ = ["BlockWriter", "WriteOutcome"]
-
 ABORT_S = 2.0
 """A PutEnd that gives room back and takes longer is given up: the put ends by its timeout."""
 PUT_SLACK_S = 0.5

@@ -16,8 +16,6 @@ from pinyon.transfer.small import SmallTransfers, Trip
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
-__all__ = ["AwaitedTransfers"]
-
 _GRACE_S = 1.0
 """A loop that is only busy notices within this time that a deadline has passed."""
 

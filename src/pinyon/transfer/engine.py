@@ -43,8 +43,6 @@ from pinyon.transfer.types.stats import TransferStats
 if TYPE_CHECKING:
     from pinyon.transfer.links.tls import TlsContexts
 
-__all__ = ["TransferEngine"]
-
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 

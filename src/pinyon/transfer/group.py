@@ -10,8 +10,6 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.types.request import TransferRequest, TransferResult
 
-__all__ = ["TransferGroup"]
-
 Submit = Callable[[Sequence[TransferRequest], float | None], TransferHandle]
 
 

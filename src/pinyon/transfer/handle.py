@@ -14,8 +14,6 @@ from pinyon.transfer.chains.batch import BatchState
 from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
-__all__ = ["TransferHandle"]
-
 _log = logging.getLogger(__name__)
 _CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 

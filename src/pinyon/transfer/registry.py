@@ -19,8 +19,6 @@ from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.nic import Nic
 from pinyon.transfer.types.options import TRANSPORTS, Transports
 
-__all__ = ["Built", "build_transports"]
-
 _log = logging.getLogger(__name__)
 
 _UNAVAILABLE: dict[str, Callable[[], str | None]] = {"shm": shm_available, "rdma": rdma_available}

@@ -19,8 +19,6 @@ from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, Transfer
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
-__all__ = ["SmallTransfers", "Trip"]
-
 
 class Trip:
     """One request on the short way, with the endpoint that it has to itself."""

@@ -16,8 +16,6 @@ from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, Transfer
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
-__all__ = ["Submissions"]
-
 
 class Submissions:
     """Checks requests, cuts them into chains, hands these to their peers and accounts for the end. Thread-safe.

@@ -8,8 +8,6 @@ from typing import Protocol
 from pinyon.eviction.policy import Traits
 from pinyon.eviction.runs import runs
 
-__all__ = ["Cache", "Chooser", "each_once", "leading_run"]
-
 
 class Chooser(Protocol):
     """The part of an eviction policy that a replay needs."""

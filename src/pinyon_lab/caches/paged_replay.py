@@ -16,8 +16,6 @@ from pinyon.paging.leases import LeaseTable
 from pinyon.paging.reservations import Reservations
 from pinyon.paging.second_tier import NO_SLOT, SecondTier
 
-__all__ = ["TierReplay"]
-
 KEY_BYTES = 16
 
 

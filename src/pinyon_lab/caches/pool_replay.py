@@ -24,8 +24,6 @@ from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.pool_routers import Router
 from pinyon_lab.caches.replay import CacheReplay, MakePolicy
 
-__all__ = ["NODES_MAX", "Coldest", "GlobalPool", "LastCopies", "LocalCaches", "PoolSize"]
-
 
 class LastCopies:
     """Of the next ``look_ahead`` victims of ``policy`` the first one goes that has another copy elsewhere; if none has,

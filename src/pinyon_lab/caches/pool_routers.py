@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Affinity", "CacheAffinity", "RoundRobin", "Router"]
-
 
 class Router(Protocol):
     def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:

@@ -13,8 +13,6 @@ from pinyon_lab.caches.pool_replay import Coldest, GlobalPool, LocalCaches, Pool
 from pinyon_lab.caches.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
 from pinyon_lab.caches.replay import MakePolicy
 
-__all__ = ["LOOK_AHEAD", "LOOK_AHEAD_MAX", "POOLS", "Build", "Pool", "pool"]
-
 LOOK_AHEAD = 8
 LOOK_AHEAD_MAX = 1024
 CANDIDATES_MAX = 16

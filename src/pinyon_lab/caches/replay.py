@@ -18,8 +18,6 @@ from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
 from pinyon.eviction.ranked import Rank, RankedPolicy
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 
-__all__ = ["BELADY", "Asked", "Belady", "CacheReplay", "Future", "MakePolicy", "replay", "replayed"]
-
 
 class Belady(RankedPolicy[Key]):
     """``next_use`` says when a key that is stored or used now will be used again (``inf``: never). Of what is used

@@ -16,8 +16,6 @@ from pinyon_lab.cli.trace_input import open_trace
 from pinyon_lab.simulator.models import Rows
 from pinyon_lab.simulator.workload import at_rate
 
-__all__ = ["add_command", "compare"]
-
 DEFAULT = ("random", "least_loaded", "cache_affinity", "min_ttft", "preble", "dualmap", "kvcache_centric", "pinyon")
 _DESCRIPTION = """\
 Run a trace as ``pinyon simulate`` does once for each placement policy, all else alike, and show the results side by

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["NUMBERS", "REFERENCE", "WARM_UP", "add_numbers", "check_numbers", "dest"]
-
 REFERENCE = "prefill-reference"
 INSTANCES_MAX = 1 << 16
 WARM_UP = 500

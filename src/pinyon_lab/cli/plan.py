@@ -17,8 +17,6 @@ from pinyon_lab.simulator.models import Limits, Rows
 from pinyon_lab.simulator.searches import fewest
 from pinyon_lab.simulator.workload import at_rate, one_by_one
 
-__all__ = ["add_command", "plan"]
-
 APART_S = 600.0
 """Between requests that shall not wait for each other, at least."""
 APART_INSTANCES = 1024

@@ -23,8 +23,6 @@ from pinyon_lab.replay import Player, Prompts, Replayed, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import at_rate
 
-__all__ = ["add_command", "replay"]
-
 LATE_S = 0.05
 REACHED_S = 30.0
 """Until the load balancer has said that it is one."""

@@ -20,8 +20,6 @@ from pinyon_lab.cli.trace_input import bar, open_file, tell_broken
 from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
 from pinyon_lab.pictures import svg
 
-__all__ = ["add_command", "reproduce"]
-
 _DESCRIPTION = """\
 Make a figure of a paper again: a table of our numbers and, beside what the paper's text says, what we find. Only
 numbers that are printed there count as the paper's. Traces do not come with pinyon: --traces names a folder that has

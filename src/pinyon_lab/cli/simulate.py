@@ -18,8 +18,6 @@ from pinyon_lab.simulator.models import Rows
 from pinyon_lab.simulator.searches import Bounds, goodput
 from pinyon_lab.simulator.workload import at_rate
 
-__all__ = ["add_command", "simulate"]
-
 _DESCRIPTION = """\
 Send the requests of a trace to simulated instances, on a virtual clock, through the very modules that place, queue,
 batch and evict in a running suite. The same arguments and seed give the same numbers. The last line is one JSON object.

@@ -20,8 +20,6 @@ from pinyon_lab.caches.pools import LOOK_AHEAD, POOLS, Build, pool
 from pinyon_lab.caches.replay import BELADY, Asked, replayed
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, tell_broken
 
-__all__ = ["add_command", "simulate_cache"]
-
 DEFAULT_ROUTER = "cache_affinity"
 NODES_SHOWN = 16
 

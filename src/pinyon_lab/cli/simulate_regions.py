@@ -26,8 +26,6 @@ from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
 from pinyon_lab.simulator.regions.world import World
 
-__all__ = ["add_arguments", "check", "simulate"]
-
 MODEL, REFERENCE = "l4-llama-8b", "prefill-reference"
 """The second is what ``--model`` is by default: it has no batches."""
 TABLE_WIDTH_MAX = 200

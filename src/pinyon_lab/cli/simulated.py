@@ -27,19 +27,6 @@ from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.workload import Arrival, cut, native_rate, shrunk
 from pinyon_lab.traces.reader import TraceFile
 
-__all__ = [
-    "Load",
-    "add_cluster",
-    "add_load",
-    "add_output",
-    "block_tokens_of",
-    "check",
-    "model_of",
-    "policy_of",
-    "read",
-    "run_model",
-]
-
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 WITH_MEMORY = "l4-llama-8b"
 """A model to begin with."""

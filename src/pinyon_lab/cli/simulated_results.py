@@ -15,8 +15,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.models import Limits, Rows
 
-__all__ = ["draw", "print_result", "print_side_by_side", "write_rows"]
-
 POINTS = 200
 """Of a course in a picture."""
 _FACTS = (

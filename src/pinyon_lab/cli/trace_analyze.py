@@ -17,8 +17,6 @@ from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, o
 from pinyon_lab.pictures import Picture, svg
 from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures
 
-__all__ = ["add_command", "analyze"]
-
 _DESCRIPTION = """\
 Section 3 of "KVCache cache in the wild" for any trace: ideal hit ratio, users, turns, reuse times and their fits, where
 in a prompt the reused blocks are, lifespans, sizes, capacity; and DualMap's Fig. 14. A hit is a block of the longest

@@ -13,8 +13,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
 from pinyon_lab.traces.analysis import day_fits
 
-__all__ = ["add_command", "fit"]
-
 _DESCRIPTION = """\
 Fit an exponential to the reuse times of the trace's last 24 hours, by hour of the day and category (type and turn), as
 "KVCache cache in the wild" does offline with the log of the last day (appendix A.1). The file is for the eviction

@@ -18,8 +18,6 @@ from pinyon_lab.cli.trace_input import bar, seed_of
 from pinyon_lab.traces import TraceWriter
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
 
-__all__ = ["add_command", "trace_generate"]
-
 _DESCRIPTION = """\
 Write a trace with the published statistics of a workload whose own traces are not public, or not long enough. The same
 profile, parameters and seed make the same file everywhere. What nobody published is a parameter with a range

@@ -16,8 +16,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.analysis import Columns, read_columns
 
-__all__ = ["add_memory", "add_trace", "bar", "columns_of", "open_file", "open_trace", "seed_of", "tell_broken"]
-
 MEMORY_GIB = (1e-6, float(1 << 20))
 SEED_MAX = (1 << 64) - 1
 

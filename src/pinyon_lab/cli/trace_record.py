@@ -35,8 +35,6 @@ from pinyon_lab.traces.recording import Recorded, Renumbering, in_sessions
 from pinyon_lab.traces.row import TraceRow
 from pinyon_lab.traces.writer import line_of
 
-__all__ = ["add_command", "record"]
-
 REQUESTS_MAX = 1_000_000
 LBS_MAX = 16
 MESSAGES_MAX = 64

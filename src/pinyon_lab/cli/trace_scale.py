@@ -15,8 +15,6 @@ from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of, tell
 from pinyon_lab.traces import TraceFile, TraceRow, TraceWriter
 from pinyon_lab.traces.scaling import Unit, Units
 
-__all__ = ["add_command", "scale"]
-
 _DESCRIPTION = """\
 Keep whole users, or whole sessions, or requests, chosen at random, at their own times: what they reuse of their own
 stays, and so do bursts and the course of the day; what they would reuse of others' falls with them. The rows are

@@ -14,23 +14,6 @@ from typing import Any
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Picture
 
-__all__ = [
-    "Basis",
-    "Claim",
-    "Clock",
-    "Column",
-    "Figure",
-    "Measure",
-    "Result",
-    "Row",
-    "Rows",
-    "Section",
-    "Simulated",
-    "Tell",
-    "Value",
-    "figure",
-]
-
 Value = str | int | float | None
 Row = Mapping[str, Value]
 Rows = Sequence[Row]

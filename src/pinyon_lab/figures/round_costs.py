@@ -19,8 +19,6 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon_lab.figures.figure import Clock
 
-__all__ = ["CHOICES", "PER_TOKEN", "RoundCosts", "RoundLoad", "engine_s", "round_costs"]
-
 CHOICES = {
     "fcfs": "fcfs",
     "oracle": "oracle",

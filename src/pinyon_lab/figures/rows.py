@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pinyon_lab.figures.figure import Basis, Row, Rows, Tell, Value
 from pinyon_lab.figures.workload import Workload
 
-__all__ = ["basis", "cell", "claimed", "close", "counting", "number", "points", "share", "shown", "those", "up_to"]
-
 
 def basis(workload: Workload) -> Basis:
     return Basis.CONSTRUCTION if workload.generated else Basis.MEASURED

@@ -18,20 +18,6 @@ from pinyon_lab.simulator.models import ClusterModel
 from pinyon_lab.simulator.outcome import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate
 
-__all__ = [
-    "MODEL_NOTE",
-    "UTILISATION",
-    "System",
-    "arrivals_of",
-    "effective",
-    "mean_ttft_s",
-    "mixed",
-    "node",
-    "reused",
-    "seldom",
-    "split",
-]
-
 MACHINE = "a800x8-llama-70b"
 UTILISATION = 0.5
 """Ours: Table 1 has peak FLOP/s, and machines reach about half of that on prompts."""

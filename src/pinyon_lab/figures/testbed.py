@@ -21,8 +21,6 @@ from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS, Served
 from pinyon_lab.traces.scaling import Unit, Units
 
-__all__ = ["HOUR_S", "capacity_blocks", "computed_per_s", "served"]
-
 HOUR_S = 3600.0
 """Of a longer trace its first hour counts, as Fig. 22 takes one."""
 REFERENCE = MODELS[0]

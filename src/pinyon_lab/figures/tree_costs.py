@@ -17,8 +17,6 @@ import numpy.typing as npt
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
 from pinyon_lab.figures.figure import Clock
 
-__all__ = ["ASKED", "OPERATIONS", "PRINTED_US", "OperationCost", "TreeLoad", "tree_costs"]
-
 PRINTED_US = {"insert": 153.714, "add": 11.143, "finish": 38.952, "find": 6.641}
 """Mean times of Table 5.1, in C++: 5,000 requests of 5,000 tokens."""
 OPERATIONS = ("insert", "add", "finish", "find", "find_first", "find_known")

@@ -11,8 +11,6 @@ from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import Asked
 from pinyon_lab.traces import TraceRow
 
-__all__ = ["SOURCES", "Source", "Workload", "together"]
-
 
 class Source(NamedTuple):
     """Of a workload: its file's name without ``.jsonl`` or ``.jsonl.gz``."""

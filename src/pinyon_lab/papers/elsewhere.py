@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from pinyon_lab.papers import dualmap, feather, mooncake, skywalker, wild
 
-__all__ = ["ELSEWHERE", "NOT_MADE", "Elsewhere", "NotMade"]
-
 
 class Elsewhere(NamedTuple):
     """``command`` makes it."""

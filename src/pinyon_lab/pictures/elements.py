@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["COLOURS", "line", "page", "polyline", "rect", "round_ticks", "text", "ticks_from_zero"]
-
 COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#2aa3a3", "#c04a6e", "#222222")
 NEARLY = 1e-9
 """What rounding may have added."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from pinyon_lab.pictures.elements import COLOURS, line, page, polyline, rect, round_ticks, text, ticks_from_zero
 
-__all__ = ["Bars", "Course", "Courses", "Heat", "Mark", "Panel", "Picture", "clock", "svg"]
-
 _WIDTH, _HEIGHT, _LEFT, _GAP, _TOP, _BOTTOM = 560, 300, 64, 78, 40, 56
 _ACROSS = 2
 """Panels."""

@@ -14,8 +14,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["Algorithm1", "Algorithm1Settings"]
-
 
 @dataclass(frozen=True, slots=True)
 class Algorithm1Settings:

@@ -22,8 +22,6 @@ from pinyon_lab.policies.dynamic_batch import DynamicBatch, DynamicBatchSettings
 from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSettings
 from pinyon_lab.policies.tip_tree import LabFeatherSettings, TipTree
 
-__all__ = ["Dynamic", "Feather", "Lpm", "Oracle", "SglangDfsWeight", "SglangFcfs"]
-
 
 class Oracle(Batching):
     """``oracle``: knows the groups, and compares nothing else."""

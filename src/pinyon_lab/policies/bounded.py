@@ -8,8 +8,6 @@ from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.policy import BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.core.block_keys import BlockKey
 
-__all__ = ["AdmissionBound", "Bounded", "BoundedFcfs", "DoubleCounting"]
-
 
 class Bounded(NamedTuple):
     """What those that wait may take; nothing where it is less than one."""

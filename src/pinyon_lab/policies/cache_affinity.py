@@ -17,8 +17,6 @@ from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.pool_rings import PoolRings
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["CacheAffinity", "CacheAffinitySettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class CacheAffinitySettings:

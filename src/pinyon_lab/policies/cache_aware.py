@@ -12,8 +12,6 @@ from pinyon.routing.cache_aware import CacheAware, CacheAwareSettings
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
 
-__all__ = ["LabCacheAware", "LabCacheAwareSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class LabCacheAwareSettings(CacheAwareSettings):

@@ -14,8 +14,6 @@ from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst
 from pinyon_lab.policies.radix_tree import RadixNode, RadixTree
 
-__all__ = ["ByCachedPrefix", "CachedPrefixSettings", "DfsWeight", "LongestMatch", "LongestMatchSettings", "PrefixOrder"]
-
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefixSettings:

@@ -11,8 +11,6 @@ from pinyon.placement.dualmap import DualMap, DualMapSettings, less_loaded, reus
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["Choice", "LabDualMap", "LabDualMapSettings"]
-
 
 class Choice(StrEnum):
     """Which of the two."""

@@ -16,8 +16,6 @@ from typing import Final
 from pinyon.batching.policy import BatchRequest, StepSeen
 from pinyon_lab.policies.bounded import Bounded
 
-__all__ = ["DynamicBatch", "DynamicBatchSettings"]
-
 STEPS: Final = 16
 """That are looked at together: one alone may have a prompt in it."""
 REACHED: Final = 0.9

@@ -11,8 +11,6 @@ from pinyon.batching.prefix_line import BySharedPrefix, SharedPrefixSettings
 from pinyon.batching.rounds import BATCHES_MAX, Formed
 from pinyon.batching.stopping import Always, StoppingPolicy
 
-__all__ = ["ByFirstLevel", "GroupRounds", "OracleSettings"]
-
 NO_GROUP: Final = -1
 
 

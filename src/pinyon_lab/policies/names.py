@@ -20,8 +20,6 @@ from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
 from pinyon_lab.policies.preble import Preble, PrebleSettings
 from pinyon_lab.policies.tip_tree import LabFeatherSettings
 
-__all__ = ["BATCHING", "PLACEMENT"]
-
 PLACEMENT = (Algorithm1.name, CacheAffinity.name, Preble.name, Dynamo.name)
 PLACEMENT_POLICIES.offer(
     {

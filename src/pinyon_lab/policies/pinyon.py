@@ -9,8 +9,6 @@ from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.pinyon import BatchSharing, Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementRequest, Pool
 
-__all__ = ["LabPinyon", "LabPinyonSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class LabPinyonSettings(PinyonSettings):

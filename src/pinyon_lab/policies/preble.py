@@ -12,8 +12,6 @@ from pinyon.placement.at_one import at_one
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
-__all__ = ["Preble", "PrebleSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrebleSettings:

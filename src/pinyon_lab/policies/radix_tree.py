@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 
 from pinyon.core.block_keys import BlockKey
 
-__all__ = ["Match", "RadixNode", "RadixTree"]
-
 KEPT_SHARE: Final = 0.875
 """Of the limit, after it was passed: each time all leaves are looked at."""
 

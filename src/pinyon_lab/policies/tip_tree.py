@@ -8,8 +8,6 @@ from typing import TypeVar
 from pinyon.batching.chunked_hash_tree import ARRIVALS, BestRequest, ChunkedHashTree
 from pinyon.batching.feather_settings import FeatherSettings
 
-__all__ = ["LabFeatherSettings", "TipTree"]
-
 R = TypeVar("R")
 
 

@@ -21,8 +21,6 @@ from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.outcome import FINISHED, Outcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["Player", "Replayed", "Sending"]
-
 ERRORS_MAX = 16
 """Different ones that are told."""
 OTHERS = "other errors"

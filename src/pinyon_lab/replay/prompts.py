@@ -17,8 +17,6 @@ import numpy.typing as npt
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["Prompts", "TokenRange"]
-
 Tokens = npt.NDArray[np.uint32]
 
 ID_MASK = (1 << 64) - 1

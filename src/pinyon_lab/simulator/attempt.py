@@ -11,8 +11,6 @@ from pinyon.paging import Reservation
 from pinyon.placement.policy import PlacementDecision
 from pinyon_lab.simulator.workload import key_of
 
-__all__ = ["Attempt", "Request"]
-
 OWN_IDS = -(1 << 100)
 """Below it, those of blocks that no trace names."""
 

@@ -15,8 +15,6 @@ from pinyon_lab.simulator.kv_moves import KvMoves
 from pinyon_lab.simulator.members import Members
 from pinyon_lab.simulator.world import World
 
-__all__ = ["AttemptLifecycle"]
-
 
 class AttemptLifecycle:
     """Owner of the engines of one cluster, which it starts and whose KV it moves."""

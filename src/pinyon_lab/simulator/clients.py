@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["Clients"]
-
 
 class Clients:
     """Open loop: at the trace's times, but nobody sends the next turn of a conversation before the last one has ended.

@@ -34,8 +34,6 @@ from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
 from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
 
-__all__ = ["Cluster"]
-
 RETRY_S = 0.25
 """Until a request that no instance takes is placed again."""
 

@@ -13,8 +13,6 @@ from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig
 from pinyon.placement.scaling import ScalingSettings
 
-__all__ = ["KERNELS", "NO_COST", "ClusterSettings", "SchedulingCost", "StepRule"]
-
 COST_S_MAX = 60.0
 
 

@@ -13,8 +13,6 @@ from pinyon_lab.simulator.engine import Engine
 from pinyon_lab.simulator.members import Members
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Elasticity"]
-
 LOOK_S = 1.0
 
 

@@ -26,8 +26,6 @@ from pinyon_lab.simulator.engine_memory import EngineMemory
 from pinyon_lab.simulator.leap import Leap
 from pinyon_lab.simulator.world import World
 
-__all__ = ["DecodeSums", "Engine", "Owner", "shared_blocks"]
-
 
 @dataclass(slots=True)
 class DecodeSums:

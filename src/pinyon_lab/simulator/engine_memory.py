@@ -11,8 +11,6 @@ from pinyon.paging import Reservation
 from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["EngineMemory"]
-
 
 class EngineMemory:
     """Who has the engine's steps says when one is under way, and is told when there may be something to compute."""

@@ -16,8 +16,6 @@ from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival, answers, key_of
 
-__all__ = ["Front"]
-
 
 class Front:
     """``place`` gets each request that is let in, with the time at which to give up; ``withdraw`` the attempt of one

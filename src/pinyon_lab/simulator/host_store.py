@@ -13,8 +13,6 @@ from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.simulator.workload import ids_of, key_of
 
-__all__ = ["HostStore"]
-
 
 class HostStore:
     """A store node on ``host``."""

@@ -13,8 +13,6 @@ from pinyon_lab.simulator.links import Links
 from pinyon_lab.simulator.members import Members
 from pinyon_lab.simulator.world import World
 
-__all__ = ["KvMoves"]
-
 
 class KvMoves:
     """Between the ``members`` that live."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-__all__ = ["Leap"]
-
 
 @dataclass(slots=True)
 class Leap:

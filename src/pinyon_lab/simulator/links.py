@@ -14,8 +14,6 @@ from itertools import count
 
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Links"]
-
 ROUNDING = 1e-6
 """Of a byte: less is nothing."""
 STALE_MAX = 64

@@ -15,8 +15,6 @@ from pinyon_lab.simulator.engine import Engine, Owner
 from pinyon_lab.simulator.host_store import HostStore
 from pinyon_lab.simulator.world import World
 
-__all__ = ["MODEL", "Members", "endless_fleet"]
-
 MODEL = "simulated"
 UNLIMITED = 1 << 40
 FOREVER_S = 1e15

@@ -17,8 +17,6 @@ from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSe
 from pinyon_lab.simulator.report import cluster_report, report
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["ClusterModel", "Limits", "Model", "ReferenceModel"]
-
 Rows = Sequence[Any]
 """A named tuple for each request, in order."""
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from pinyon_lab.simulator.attempt import Request
 
-__all__ = ["FINISHED", "Outcome", "longest_tenth"]
-
 FINISHED = "finished"
 
 

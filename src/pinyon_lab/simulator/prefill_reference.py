@@ -41,8 +41,6 @@ from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRul
 from pinyon_lab.simulator.report import Served
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["PrefillReference", "ReferenceSettings"]
-
 TOKEN_US = 127
 MODEL = "prefill-reference"
 FOREVER_S = 1e18

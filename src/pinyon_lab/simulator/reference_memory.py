@@ -20,8 +20,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.simulator.workload import key_of
 
-__all__ = ["FETCH_US", "SSD_US", "OwnCache", "PoolRules", "PooledCache", "Reuse", "packed"]
-
 FETCH_US, SSD_US = 4.6, 19.1
 """Of Qwen2.5-7B, 57,344 bytes of KV per token, at 12.5 GB/s of a NIC and 3 GB/s of an SSD."""
 

@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 
 from pinyon_lab.simulator.outcome import FINISHED, Outcome
 
-__all__ = ["Served", "cluster_report", "report"]
-
 LONGEST = 0.1
 """Of the requests, by prompt: whom a policy may starve to look good."""
 PERCENTS = (50, 90, 99)

@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["Bounds", "fewest", "goodput"]
-
 EXACT = 1.005
 """So many times too low at most."""
 FACTOR_MAX = 2.0**20

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable
 from itertools import count
 
-__all__ = ["VirtualTime"]
-
 
 class VirtualTime:
     """Events of one time happen in the order in which they were asked for."""

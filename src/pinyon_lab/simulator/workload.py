@@ -10,8 +10,6 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
 from pinyon_lab.traces import TraceRow
 
-__all__ = ["Arrival", "answers", "at_rate", "cut", "ids_of", "key_of", "native_rate", "one_by_one", "shrunk"]
-
 
 class Arrival(NamedTuple):
     time_s: float

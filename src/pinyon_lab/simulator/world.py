@@ -14,8 +14,6 @@ from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Faults", "JournalOf", "World", "no_journal"]
-
 JournalOf = Callable[[str, InstanceConfig | FrontConfig], Journal | None]
 """Where the decisions of a part, by its name, are written."""
 

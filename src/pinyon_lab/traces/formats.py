@@ -21,8 +21,6 @@ from xxhash import xxh3_64_intdigest
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["FORMATS", "Format", "detect_format"]
-
 LINE_CHARS_MAX = 64 << 20
 """Longest row: a million ids and more."""
 COUNT_END = 1 << 36

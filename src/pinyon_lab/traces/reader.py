@@ -13,8 +13,6 @@ from pinyon.core.near import did_you_mean
 from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, detect_format
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["TraceFile"]
-
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)

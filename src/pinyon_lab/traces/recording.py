@@ -15,8 +15,6 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.trace_hashes import BLOCK_TOKENS
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["Recorded", "Renumbering", "in_sessions"]
-
 BLOCKS_MAX = 1 << 22
 """Different blocks of one trace: 67 million tokens, and half a gigabyte to number them."""
 NAMES_MAX = 1 << 20

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["TraceRow"]
-
 
 class TraceRow(NamedTuple):
     """No text, only ids. What a format does not tell is empty, 0 or -1."""

@@ -14,8 +14,6 @@ from typing import Literal
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["Unit", "Units"]
-
 Unit = Literal["user", "session", "request"]
 ROWS_MAX = 1 << 24
 """Rows of a trace; at some 200 bytes each, for the names of chats, 3 GiB."""

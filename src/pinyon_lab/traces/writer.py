@@ -15,8 +15,6 @@ from typing import IO, cast
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["TraceWriter", "line_of"]
-
 STDOUT = Path("-")
 
 

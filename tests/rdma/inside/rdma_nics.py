@@ -5,8 +5,6 @@ from __future__ import annotations
 from pinyon.transfer import Nic
 from tests.rdma.inside.nics import NICS
 
-__all__ = ["rdma_nic"]
-
 
 def rdma_nic(name: str) -> Nic:
     """Of ``a0``, ``a1``, ``b0`` or ``b1``."""

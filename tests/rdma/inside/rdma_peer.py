@@ -17,8 +17,6 @@ from pinyon.transfer import Access, Network, TransferEngine
 from pinyon.transfer.transports.rdma import server  # noqa: F401 - what the engine imports at its start
 from tests.rdma.inside.rdma_nics import rdma_nic
 
-__all__ = ["SPARES", "fork_spares", "spare"]
-
 SPARES = 3
 ACCESS = (Access.READ_WRITE, Access.READ, Access.NONE)
 

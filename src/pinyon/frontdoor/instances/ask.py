@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from pinyon.core.request import RequestClass, SamplingParams
 
-__all__ = ["Ask", "Wishes"]
-
 _UTF8_MAX = 4
 FIXED_BYTES = 1216
 """Numbers, the kind, the fingerprint, tags and lengths of a submission, and what a retry and a trace add to its id and

@@ -19,8 +19,6 @@ from pinyon.routing.groups import Candidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
 
-__all__ = ["AskedInstances"]
-
 ASK_EVERY_S = 1.0
 ASK_EACH_S = 0.02
 """More between two rounds, for each instance that is asked: five hundred of them are asked every 11 s."""

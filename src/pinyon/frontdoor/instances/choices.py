@@ -25,8 +25,6 @@ from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoice
 from pinyon.openai.format import DONE, Facts
 from pinyon.openai.parse import Call
 
-__all__ = ["AnswerTools", "ChoicesAnswer", "begin_events"]
-
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""

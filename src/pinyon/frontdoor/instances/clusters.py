@@ -20,8 +20,6 @@ from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.target import Report
 
-__all__ = ["HOME", "Cluster", "Clusters"]
-
 HOME = ""
 """The name of the region's own cluster."""
 

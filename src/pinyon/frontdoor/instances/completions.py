@@ -26,8 +26,6 @@ from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 from pinyon.runtime.deadlines import TimeLimit
 
-__all__ = ["Completions"]
-
 Parse = Callable[[bytes | bytearray], Call]
 
 

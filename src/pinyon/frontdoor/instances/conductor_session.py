@@ -22,8 +22,6 @@ from pinyon.runtime.outbox import FRAME_BYTES
 from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
 
-__all__ = ["ConductorAway", "ConductorSession"]
-
 WRITE_S = 5.0
 MESSAGES_MAX = 1024
 """That wait for a conductor which does not keep up."""

@@ -11,8 +11,6 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["Dispatcher", "Routing"]
-
 ROOTS_MAX = 4096
 
 

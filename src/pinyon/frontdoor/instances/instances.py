@@ -23,8 +23,6 @@ from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["InstanceView", "ModelView"]
-
 TENANTS_MAX = 4096
 INSTANCES_MAX = 4096
 FIRST_PAUSE_S = 2.5

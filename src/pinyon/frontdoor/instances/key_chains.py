@@ -14,8 +14,6 @@ from xxhash import xxh3_128_digest
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys
 
-__all__ = ["KeyChains"]
-
 RUN_BLOCKS = 32
 """Blocks that are looked up together."""
 RUNS_MAX = 8192

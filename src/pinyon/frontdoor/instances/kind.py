@@ -27,8 +27,6 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["InstanceKind"]
-
 RETRY_AFTER_S: Final = 1.0
 
 _log = get_logger("lb")

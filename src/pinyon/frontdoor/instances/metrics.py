@@ -15,8 +15,6 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import RequestMetrics
 from pinyon.runtime.tally import Count, Tally
 
-__all__ = ["LbMetrics"]
-
 TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from pinyon.core.errors import NotFound
 from pinyon.frontdoor.instances.prompts import Prompts
 
-__all__ = ["Models"]
-
 SHOWN_MAX = 8
 """Names in an error."""
 

@@ -27,8 +27,6 @@ from pinyon.openai.format import ContextExceeded
 from pinyon.openai.parse import Call, PromptInput, Rendering
 from pinyon.openai.token_texts import TokenTexts
 
-__all__ = ["Prompts"]
-
 INLINE_CHARS = 2048
 NEW_CHARS = 2 * INLINE_CHARS
 """Where a tokenizer remembers what it has seen: of what it has not; about 1 ms."""

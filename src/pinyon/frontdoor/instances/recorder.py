@@ -17,8 +17,6 @@ from pinyon.core.trace_hashes import hashed_blocks, hashed_name
 from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.request import Request
 
-__all__ = ["Recorder"]
-
 RECORDINGS_MAX = 4
 WAITING_MAX = 4096
 WAITING_BYTES_MAX = 32 << 20

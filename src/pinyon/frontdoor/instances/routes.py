@@ -12,8 +12,6 @@ from pinyon.http.answer import JSON
 from pinyon.openai.format import model_object
 from pinyon.openai.openapi import openapi_document
 
-__all__ = ["OwnRoutes"]
-
 _OTHERS = {
     "assistants": "The Assistants API",
     "audio": "Speech",

@@ -34,8 +34,6 @@ from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.sampling import sampling_from_proto
 
-__all__ = ["TokenServing"]
-
 REQUEST_BYTES = 4096
 """What a request holds beside its prompt, about."""
 

@@ -15,8 +15,6 @@ from pinyon.http.answer import JSON, Reply
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import parse_detokenize, parse_tokenize
 
-__all__ = ["Tokenization"]
-
 PIECE_TOKENS = 4096
 """Written at once: less than 1 ms."""
 PIECE_CHARS = 64 << 10

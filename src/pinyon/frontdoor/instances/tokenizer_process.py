@@ -22,8 +22,6 @@ from pinyon.model import ModelCard, load_card
 from pinyon.openai.parse import PLAIN, PromptInput, Rendering
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["TokenizerProcess", "strftime_now", "tokenize"]
-
 WAITING_MAX = 64
 ANSWER_S = 60.0
 """Longer than any prompt that is allowed takes."""

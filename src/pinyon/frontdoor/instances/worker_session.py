@@ -16,8 +16,6 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
 
-__all__ = ["LoadWatch", "WorkerSession"]
-
 WRITE_S = 10.0
 MESSAGES_MAX = 32
 CANCEL_BYTES = 16

@@ -18,8 +18,6 @@ from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S
 from pinyon.runtime.identity import WORKER, peer_name
 
-__all__ = ["OnLoad", "WorkerSessions"]
-
 SESSIONS_MAX = 4096
 DIALS = 16
 """Sessions that are opened in one turn of the loop, for those that are only watched: each takes it some 0.7 ms."""

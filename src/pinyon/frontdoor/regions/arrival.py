@@ -15,8 +15,6 @@ from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.geography import Geography
 from pinyon.routing.two_layers import Room
 
-__all__ = ["Arrivals", "ForwardedTurn"]
-
 
 @dataclass(slots=True, eq=False)
 class Arrivals:

@@ -25,8 +25,6 @@ from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 
-__all__ = ["REQUESTS_MAX", "Inbound", "InboundParts", "Requests", "Serving"]
-
 STATE_S = 0.1
 """Between two states, if something has changed (SkyWalker §4.1)."""
 STATE_TICKS_MAX = 5

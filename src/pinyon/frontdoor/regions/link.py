@@ -18,8 +18,6 @@ from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
 
-__all__ = ["PEER_VERSION", "RegionLink"]
-
 PEER_VERSION = 2
 WRITE_S = 5.0
 TICK_S = 0.25

@@ -18,8 +18,6 @@ from pinyon.routing.target import UNKNOWN, Report
 from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["PEERS_MAX", "RegionLinks"]
-
 PEERS_MAX = 256
 
 _log = get_logger("lb.regions")

@@ -19,8 +19,6 @@ from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Membership"]
-
 LOOK_S = 1.0
 INSTANCES_MAX = 256
 

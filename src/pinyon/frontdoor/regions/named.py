@@ -8,8 +8,6 @@ from pinyon.core.request import check_geography
 from pinyon.federation.position import Position
 from pinyon.frontdoor.regions.peer import Peer
 
-__all__ = ["parse_delays", "parse_peers", "parse_position"]
-
 DELAY_MS_MAX = 5000.0
 
 

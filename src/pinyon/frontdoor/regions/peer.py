@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from pinyon.api.lb.v1 import peer_pb2
 
-__all__ = ["Peer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:

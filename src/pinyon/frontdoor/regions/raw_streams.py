@@ -12,8 +12,6 @@ from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD, Broke, NoRoom
 from pinyon.messages.error import error_from_proto
 
-__all__ = ["PIECE_BYTES", "WINDOW_BYTES", "RawStreams", "read_fields"]
-
 PIECE_BYTES: Final = 256 << 10
 """Of a body in one part of a message."""
 WINDOW_BYTES: Final = 256 << 10

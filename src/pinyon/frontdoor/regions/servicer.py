@@ -14,8 +14,6 @@ from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import LB, check_claim, check_region_claim
 
-__all__ = ["PEER_CALLERS", "PeerServicer"]
-
 PEER_CALLERS: Callers = {"Session": frozenset({LB})}
 WRITE_S = 5.0
 FIRST_S = 5.0

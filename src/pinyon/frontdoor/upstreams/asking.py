@@ -10,8 +10,6 @@ from pydantic_core import from_json
 from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.server import Server
 
-__all__ = ["Said", "ask", "ask_json"]
-
 
 class Said(NamedTuple):
     status: int

@@ -16,8 +16,6 @@ from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
 from pinyon.frontdoor.upstreams.watch import Watch, WatchTimes
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["UpstreamClusters"]
-
 _log = get_logger("lb.clusters")
 
 

@@ -19,8 +19,6 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from pinyon.frontdoor.answer import Answer
 from pinyon.runtime.deadlines import Deadline
 
-__all__ = ["ConnectionLimits", "UpstreamConnection"]
-
 HEAD_BYTES_MAX = 64 << 10
 """Trailers among them."""
 HEAD_FIELDS_MAX = 256

@@ -10,8 +10,6 @@ from pinyon.frontdoor.upstreams.asking import ask, ask_json
 from pinyon.frontdoor.upstreams.reading import MODEL_CHARS_MAX
 from pinyon.frontdoor.upstreams.server import Server
 
-__all__ = ["discover_capacity", "discover_models"]
-
 ANSWER_S: Final = 5.0
 BYTES_MAX: Final = 1 << 20
 SERVER_MODELS_MAX: Final = 256

@@ -12,8 +12,6 @@ from pinyon.frontdoor.served import Served
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["Outgoing", "Targets"]
-
 
 class Outgoing(NamedTuple):
     """A request's head as it goes on, to whatever target. ``fields`` are lines: all but the host, the key and the

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Fields", "from_server", "to_server"]
-
 Fields = Sequence[tuple[bytes, bytes]]
 
 _HOP = frozenset(

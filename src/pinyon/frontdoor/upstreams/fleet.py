@@ -18,8 +18,6 @@ from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Fleet"]
-
 REST_MAX_S = 10.0
 """A server that wants to be left alone for longer is asked sooner all the same."""
 

@@ -17,8 +17,6 @@ from pinyon.http.answer import Reply
 from pinyon.routing.two_layers import Where
 from pinyon.runtime.telemetry import Span
 
-__all__ = ["Forward", "Incoming"]
-
 
 class Incoming(NamedTuple):
     """How a request has come: its place in the line, how long it may take (s), and of one from another region which one

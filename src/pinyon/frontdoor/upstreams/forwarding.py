@@ -29,8 +29,6 @@ from pinyon.openai.large import is_large
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.deadlines import TimeLimit
 
-__all__ = ["Forwarding", "ForwardingLimits"]
-
 SHOWN_CHARS: Final = 200
 
 

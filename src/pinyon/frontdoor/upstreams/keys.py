@@ -9,8 +9,6 @@ from pathlib import Path
 from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.upstreams.url import parse_upstreams
 
-__all__ = ["NO_KEYS", "UpstreamKeys", "read_upstream_keys"]
-
 FILE_BYTES_MAX = 1 << 20
 _KEY = re.compile(r"[!-~]{1,4096}")
 

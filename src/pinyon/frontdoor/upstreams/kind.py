@@ -27,8 +27,6 @@ from pinyon.openai.format import error_body
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["ServerKind"]
-
 NO_ROOM: Final = frozenset((429, 502, 503))
 """Another server may have some."""
 REFUSED: Final = "The server refused the request."

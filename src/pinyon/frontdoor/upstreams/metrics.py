@@ -15,9 +15,6 @@ from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.runtime.tally import Count
 
-__all__ = ["UpstreamMetrics"]
-
-
 Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
 """All there are now, each name once."""
 

@@ -14,8 +14,6 @@ from pinyon.frontdoor.upstreams.stream_error import has_ended
 from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, read_usage
 from pinyon.http.answer import STREAM, Reply
 
-__all__ = ["WHOLE_BYTES", "Passing"]
-
 WHOLE_BYTES: Final = 256 << 10
 """An answer that is no stream of events and not larger is passed on when all of it is here: if it breaks off before,
 the client is told so with a status."""

@@ -11,8 +11,6 @@ from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, WINDOW_BYTES
 from pinyon.http.answer import JSON, STREAM
 from pinyon.messages.error import error_to_proto
 
-__all__ = ["PeerReply"]
-
 
 class PeerReply:
     """The :class:`pinyon.http.answer.Reply` of one request. Whoever does not take what was sent makes it wait."""

@@ -11,8 +11,6 @@ from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
 
-__all__ = ["Pool"]
-
 STALE_S = 1.0
 """A connection that was kept and breaks so soon after a request was sent, without a byte, was closed before that."""
 

@@ -14,8 +14,6 @@ from pinyon.openai.large import read_large
 from pinyon.routing.prompt_text import prompt_text
 from pinyon.routing.routing_keys import byte_keys, routing_root
 
-__all__ = ["Asked", "read_asked"]
-
 MODEL_CHARS_MAX: Final = 256
 USER_CHARS_MAX: Final = 512
 TOKENS_MAX: Final = 1 << 20

@@ -20,8 +20,6 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
 
-__all__ = ["RegionTargets"]
-
 
 class RegionTargets:
     """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.exchange.Targets`"""

@@ -7,8 +7,6 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 
-__all__ = ["UpstreamRoutes", "passes"]
-
 LABELS = {
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat",

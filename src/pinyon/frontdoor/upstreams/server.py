@@ -16,8 +16,6 @@ from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
 from pinyon.routing.server_load import ServerKind
 from pinyon.routing.target import Report
 
-__all__ = ["Server"]
-
 PROBE_CONNECTIONS = 4
 """Of its own: how a server is must be found out also while all others are taken."""
 

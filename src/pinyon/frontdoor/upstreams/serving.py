@@ -35,8 +35,6 @@ from pinyon.http.request import parse_head
 from pinyon.messages.checks import check_id
 from pinyon.messages.request_class import class_from_proto
 
-__all__ = ["RawServing"]
-
 ADDED_FIELDS: Final = 4
 """To those that the client may send."""
 

@@ -8,8 +8,6 @@ from typing import Final
 from pinyon.core.errors import PinyonError
 from pinyon.openai.format import DONE, error_event, error_object
 
-__all__ = ["has_ended", "stream_error"]
-
 _LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
                 b"event: response.incomplete")  # fmt: skip
 """How the last event of a stream begins: of completions and chats, of Anthropic's messages, of responses."""

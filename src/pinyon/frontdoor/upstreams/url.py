@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["UPSTREAMS_MAX", "UpstreamUrl", "parse_upstreams"]
-
 UPSTREAMS_MAX = 1024
 _PORTS = {"http": 80, "https": 443}
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")

@@ -8,8 +8,6 @@ from pydantic_core import from_json
 
 from pinyon.core.request import Usage
 
-__all__ = ["TAIL_BYTES", "read_usage"]
-
 TAIL_BYTES: Final = 4 << 10
 """Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
 TOKENS_MAX: Final = 1 << 40

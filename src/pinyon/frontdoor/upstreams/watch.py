@@ -22,8 +22,6 @@ from pinyon.routing.server_load import kind_of_page, read_load
 from pinyon.routing.target import Report
 from pinyon.runtime.logging import get_logger
 
-__all__ = ["Watch", "WatchTimes"]
-
 PAGE_BYTES_MAX = 4 << 20
 HEALTH_BYTES_MAX = 64 << 10
 FAILURES = 2

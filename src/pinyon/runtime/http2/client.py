@@ -20,8 +20,6 @@ from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 
-__all__ = ["CONNECT_S", "Http2Channel"]
-
 CONNECT_S = 2.0
 """For all of it: name, TCP, TLS, and the peer's settings."""
 FAREWELL_S = 0.2

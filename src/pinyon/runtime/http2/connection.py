@@ -56,8 +56,6 @@ from pinyon.runtime.http2.wire import (
     window_update,
 )
 
-__all__ = ["MESSAGE_BYTES", "Connection"]
-
 MESSAGE_BYTES: Final = 4 << 20
 STREAM_WINDOW: Final = 1 << 20
 STREAMS_MAX: Final = 64

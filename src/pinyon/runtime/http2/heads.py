@@ -14,18 +14,6 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from pinyon.runtime.http2.stream import Field
 
-__all__ = [
-    "ANSWER",
-    "Metadata",
-    "RequestHead",
-    "Trailers",
-    "is_answer",
-    "parse_request",
-    "parse_trailers",
-    "request_head",
-    "trailers",
-]
-
 Metadata = Sequence[tuple[str, str | bytes]]
 
 CODES = (

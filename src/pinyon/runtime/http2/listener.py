@@ -15,8 +15,6 @@ from pinyon.core.address import network_of, parse_address
 from pinyon.runtime.http2.newcomers import Newcomers
 from pinyon.runtime.http2.protocol import Http2Protocol
 
-__all__ = ["Listener", "MakeProtocol"]
-
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 64
 """Then others have their turn."""

@@ -14,8 +14,6 @@ from pinyon.runtime.http2.connection import MESSAGE_BYTES
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 
-__all__ = ["EOF", "MessageStream"]
-
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 """What ``read`` gives when no more messages come, as with grpcio."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-__all__ = ["Newcomers"]
-
 
 class Newcomers:
     """Those that are known are no part of it: they are displaced by nobody."""

@@ -10,8 +10,6 @@ from typing import cast
 from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.wire import ConnectionFailed
 
-__all__ = ["TICK_S", "Http2Protocol"]
-
 TICK_S = 0.25
 PING_TICKS = 1
 """After so long a silence the peer is asked whether it is there."""

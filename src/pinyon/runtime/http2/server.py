@@ -22,8 +22,6 @@ from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 
-__all__ = ["Http2Server", "ServerProtocol", "SessionContext"]
-
 IDLE_S = 10.0
 """A connection on which no call has come is ended after this long."""
 IDLE_DEAD_TICKS = 40

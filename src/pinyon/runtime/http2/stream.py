@@ -19,8 +19,6 @@ from pinyon.runtime.http2.wire import (
     window_update,
 )
 
-__all__ = ["NOBODY", "Ended", "Field", "Link", "Receiver", "Stream", "StreamFailed"]
-
 Field = tuple[bytes, bytes]
 """Name and value of a header."""
 

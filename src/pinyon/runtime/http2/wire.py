@@ -6,20 +6,6 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-__all__ = [
-    "DATA",
-    "FRAME_HEAD",
-    "PREFACE",
-    "Code",
-    "ConnectionFailed",
-    "frame",
-    "goaway",
-    "ping",
-    "reset",
-    "settings",
-    "window_update",
-]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 HEAD_BYTES: Final = 9

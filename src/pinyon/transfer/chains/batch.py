@@ -8,8 +8,6 @@ from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.types.errors import InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
-__all__ = ["BatchState"]
-
 _WAITING = TransferResult(TransferStatus.WAITING, 0)
 
 

@@ -12,21 +12,6 @@ from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = [
-    "BAD_BYTES",
-    "DONE",
-    "GONE",
-    "LATE",
-    "LOST",
-    "NO_CONNECTION",
-    "NO_ROOM",
-    "SHUTDOWN",
-    "STALLED",
-    "UNDER_WAY",
-    "Chain",
-    "Outcome",
-]
-
 _NONE: frozenset[Path] = frozenset()
 _NO_TRANSPORT: frozenset[str] = frozenset()
 

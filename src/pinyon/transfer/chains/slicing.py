@@ -15,8 +15,6 @@ from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, TransferRequest
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
-__all__ = ["ChainPlan", "Slice", "chain_bytes", "plan_chains"]
-
 _CHAINS_PER_NIC = 4
 _NIC_STRIPE_MIN_BYTES = 1 << 20
 

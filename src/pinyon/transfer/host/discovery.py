@@ -22,8 +22,6 @@ from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, Nu
 from pinyon.transfer.types.nic import Nic
 from pinyon.transfer.types.topology import MAX_JSON_CHARS, Topology
 
-__all__ = ["TOPOLOGY_ENV", "configured_topology", "discover", "load_topology", "rdma_nics", "tcp_nics"]
-
 TOPOLOGY_ENV = "PINYON_TRANSFER_TOPOLOGY"
 """A topology matrix as JSON text, or the path of a JSON file: used instead of what discovery finds."""
 

@@ -14,8 +14,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 
-__all__ = ["LinkMonitor", "link_is_up"]
-
 _log = logging.getLogger(__name__)
 _RTMGRP_LINK = 1
 _SIOCGIFFLAGS = 0x8913

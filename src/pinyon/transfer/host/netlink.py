@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-__all__ = ["Interface", "interfaces"]
-
 _WAIT_S = 2.0
 """The kernel answers at once; this only bounds what must not happen."""
 _RECEIVE_BYTES = 1 << 16

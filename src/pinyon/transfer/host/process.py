@@ -7,8 +7,6 @@ import socket
 
 import xxhash
 
-__all__ = ["available_cores", "host_id"]
-
 
 def available_cores() -> int:
     """Cores that this process may run on."""

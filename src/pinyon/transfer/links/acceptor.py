@@ -22,8 +22,6 @@ from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
 from pinyon.transfer.types.errors import WireError
 
-__all__ = ["Acceptor", "Inbound", "LinkService"]
-
 _log = logging.getLogger(__name__)
 _TLS_RECORD = b"\x16\x03"
 """How a TLS handshake begins (RFC 8446, section 5.1: type handshake, version 3.x)."""

@@ -14,8 +14,6 @@ from pinyon.transfer.types.stats import Meter
 if TYPE_CHECKING:
     from pinyon.transfer.links.tls import TlsContexts
 
-__all__ = ["EngineContext"]
-
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:

@@ -17,8 +17,6 @@ from pinyon.transfer.links.tls import TlsStream
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason, TransferStatus
 
-__all__ = ["DialRefused", "Link", "dial", "dial_failure"]
-
 _link_ids = itertools.count(1)
 
 LinkAddress = tuple[str, int] | str

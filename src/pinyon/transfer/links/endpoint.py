@@ -13,8 +13,6 @@ from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import PeerId
 
-__all__ = ["Endpoint", "EndpointKey", "TryAgain"]
-
 EndpointKey = tuple[PeerId, Path]
 """Whose an endpoint is, and over which path."""
 

@@ -13,8 +13,6 @@ from typing import Generic, TypeVar
 
 from pinyon.core.sieve import Sieve
 
-__all__ = ["EndpointPool"]
-
 K = TypeVar("K", bound=Hashable)
 E = TypeVar("E", bound=Hashable)
 

@@ -37,8 +37,6 @@ from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = ["Endpoints"]
-
 _log = logging.getLogger(__name__)
 _TRIES = 3
 """Endpoints that one run may use up: one that the peer had closed, and when what it granted has changed."""

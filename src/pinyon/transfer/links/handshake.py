@@ -23,8 +23,6 @@ from typing import NamedTuple
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.segment import BOOT_ID_BYTES
 
-__all__ = ["VERSION", "Hello", "HelloCode", "HelloReply", "Marks", "Service"]
-
 MAGIC = b"PNYN"
 VERSION = 4
 FLAG_AUTH = 1

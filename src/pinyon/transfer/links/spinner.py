@@ -19,8 +19,6 @@ from typing import Final
 from pinyon.core.clock import Clock
 from pinyon.transfer.host.process import available_cores
 
-__all__ = ["Spinner"]
-
 _IDLE_MOST: Final = 6
 """After n waits in a row that were longer than the polling, 2^n waits sleep at once, for n up to this: a pause among
 many requests costs next to nothing, and an idle link polls at one wait of 65. Of waits that alternate it polls for each

@@ -19,8 +19,6 @@ from typing import Final, TypeVar
 from pinyon.core.clock import Clock
 from pinyon.transfer.links.spinner import Spinner
 
-__all__ = ["DeadlineReached", "Stalled", "Stream"]
-
 _TICKS_PER_STALL: Final = 4
 """The kernel's timeout is this fraction of the stall limit: a stall is found between 1 and 1.25 limits after the last
 byte, because the call during which the peer froze returns first with what it had moved."""

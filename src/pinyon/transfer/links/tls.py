@@ -17,8 +17,6 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.links.stream import DeadlineReached, Stream
 from pinyon.transfer.types.errors import InvalidTransfer
 
-__all__ = ["TlsContexts", "TlsFiles", "TlsStream"]
-
 _JOIN_BYTES = 16 << 10
 """Small buffers are joined into one record."""
 _WRITE_BYTES = 64 << 10

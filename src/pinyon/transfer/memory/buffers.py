@@ -12,8 +12,6 @@ from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemor
 from pinyon.transfer.memory.dlpack import HOST_TYPES, DlpackTensor, is_dlpack
 from pinyon.transfer.types.errors import InvalidTransfer
 
-__all__ = ["DEFAULT_LOCATION", "DRIVERS", "HOST_PREFIX", "Opened", "open_buffer"]
-
 DEFAULT_LOCATION = "cpu:0"
 HOST_PREFIX = "cpu:"
 """Locations that begin so are host memory, always; others may be of a device."""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
 
-__all__ = ["CudaDriver"]
-
 # Names and numbers of cuda.h.
 _LIBRARY = "libcuda.so.1"
 _MEMORYTYPE_DEVICE = 2

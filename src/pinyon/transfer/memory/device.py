@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["DeviceDriver", "DeviceError", "DeviceMemory"]
-
 
 class DeviceError(Exception):
     """A device or its driver said no, or there is none; the text is for people."""

@@ -13,8 +13,6 @@ from typing import Any
 from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.segment import MAX_LENGTH
 
-__all__ = ["CPU", "HOST_TYPES", "DlpackTensor", "is_dlpack"]
-
 CPU = 1
 HOST_TYPES = (CPU, 3, 11)
 """``kDLCPU``, ``kDLCUDAHost``, ``kDLROCMHost``: the processor may read and write it."""

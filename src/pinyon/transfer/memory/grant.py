@@ -15,8 +15,6 @@ from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.types.segment import KEY_BYTES, RegionDescriptor
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["Grant"]
-
 
 class Grant:
     """Made by ``TransferEngine.grant``; treat it as read-only. Offsets that peers name are those of the region."""

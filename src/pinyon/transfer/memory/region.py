@@ -13,8 +13,6 @@ from pinyon.transfer.memory.device import DeviceMemory
 from pinyon.transfer.types.errors import TransferError
 from pinyon.transfer.types.segment import KEY_BYTES, RegionDescriptor
 
-__all__ = ["Access", "DeviceRegion", "Region"]
-
 
 class Access(IntEnum):
     """What peers that know a key may do with what it opens. The numbers are bits, and on the wire."""

@@ -13,8 +13,6 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
 from pinyon.transfer.memory.region import Access, Region
 
-__all__ = ["Staging", "StagingBuffer", "StagingPool"]
-
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 """Most of a chain that is staged at a time: a whole one, with the usual limits."""

@@ -26,8 +26,6 @@ from pinyon.transfer.types.request import Opcode, Reason
 from pinyon.transfer.types.segment import Range
 from pinyon.transfer.types.spans import Spans, merge_ranges
 
-__all__ = ["SMALL_BYTES", "MemoryTable"]
-
 SMALL_BYTES = 64 << 10
 """Of a request that needs no pin: its bytes are copied while the table is locked."""
 STAGING_BYTES = 64 << 20

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from pinyon.transfer.types.path import Path, Tiers
 
-__all__ = ["PathBoard", "PathLimits", "PathState"]
-
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pinyon.transfer.chains.chain import Chain
 from pinyon.transfer.types.path import Path
 
-__all__ = ["Lane"]
-
 _log = logging.getLogger(__name__)
 _IDLE_S = 5.0
 """A thread without work ends after this time."""

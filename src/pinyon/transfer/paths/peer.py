@@ -22,8 +22,6 @@ from pinyon.transfer.types.path import Path, Tiers
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = ["Peer", "Retired"]
-
 _log = logging.getLogger(__name__)
 _DEFECT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 _SILENT_S = 0.25

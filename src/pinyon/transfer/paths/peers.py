@@ -19,8 +19,6 @@ from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
-__all__ = ["Peers"]
-
 _log = logging.getLogger(__name__)
 _TEND_S = 0.1
 _MAINTAIN_S = 1.0

@@ -17,8 +17,6 @@ from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.types.path import Path, Tiers
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
-__all__ = ["NO_THREAD", "PeerQueue"]
-
 NO_THREAD = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 _NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
 _JUST_NOW_S = 1.0

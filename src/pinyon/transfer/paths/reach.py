@@ -14,8 +14,6 @@ from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 
-__all__ = ["NIXL", "End", "PeerPaths", "Reach", "candidate_paths", "most_read_bytes", "roads"]
-
 MAX_TIER_PATHS = 64
 """Of more pairs of NICs the first are kept; every NIC is in one of them as long as no end has more NICs than this."""
 

@@ -7,8 +7,6 @@ from typing import Any
 from pinyon.transfer.links.endpoint import EndpointKey
 from pinyon.transfer.links.endpoints import Endpoints
 
-__all__ = ["ShortWay"]
-
 
 class ShortWay:
     """The only path of the best tier between two memory locations, of a transport whose endpoints move a request

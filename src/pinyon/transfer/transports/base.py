@@ -8,8 +8,6 @@ from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = ["Transport"]
-
 
 class Transport(Protocol):
     """Moves chains over the paths it knows. Paths are chosen, retried and avoided by the peer's queue. What has a body

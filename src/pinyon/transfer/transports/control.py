@@ -10,8 +10,6 @@ from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import Stream
 
-__all__ = ["ControlEndpoint", "LinkWatch"]
-
 _TOUCH_S = 1.0
 """The peer hears at least this often that the link is in use: it evicts only what was silent for longer."""
 

@@ -11,8 +11,6 @@ from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.types.request import Reason
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["KnownKeys", "tell"]
-
 
 class Opened(Protocol):
     """What a key opens, as a transport's peers tell each other."""

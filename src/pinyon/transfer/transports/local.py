@@ -16,8 +16,6 @@ from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import Range
 
-__all__ = ["LocalTransport"]
-
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
 """Between two pieces a copy looks whether it was stopped."""

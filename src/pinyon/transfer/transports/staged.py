@@ -26,8 +26,6 @@ from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import Range
 
-__all__ = ["needs_staging", "run_staged", "stage_ranges"]
-
 _log = logging.getLogger(__name__)
 _INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 

@@ -13,18 +13,6 @@ from pinyon.core.errors import (
     Unavailable,
 )
 
-__all__ = [
-    "EngineClosed",
-    "InvalidTransfer",
-    "TransferCancelled",
-    "TransferError",
-    "TransferFailed",
-    "TransferLimitReached",
-    "TransferRefused",
-    "TransferTimeout",
-    "WireError",
-]
-
 
 class TransferError(PinyonError):
     """Base of everything this room raises on purpose."""

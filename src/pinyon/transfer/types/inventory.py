@@ -11,18 +11,6 @@ from enum import IntEnum
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
-__all__ = [
-    "Distance",
-    "Gid",
-    "GpuInfo",
-    "Inventory",
-    "NicInfo",
-    "NumaNode",
-    "choose_gid",
-    "pci_distance",
-    "usable_nics",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Gid:

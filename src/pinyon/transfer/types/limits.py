@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from pinyon.transfer.types.errors import InvalidTransfer
 
-__all__ = ["MAX_FRAME_BYTES", "MAX_FRAME_REQUESTS", "TransferLimits"]
-
 _MIB = 1 << 20
 MAX_FRAME_BYTES = 64 * _MIB
 MAX_FRAME_REQUESTS = 1024

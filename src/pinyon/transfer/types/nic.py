@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from pinyon.transfer.types.errors import InvalidTransfer
 
-__all__ = ["MAX_NIC_CHARS", "Nic", "check_name", "check_nic", "nic_from_dict", "nic_to_dict", "same_network"]
-
 MAX_NIC_CHARS = 64
 """Of a name: the kernel's own bounds are 15 (interfaces) and 63 (RDMA devices)."""
 MAX_ADDRESS_CHARS = 64

@@ -9,8 +9,6 @@ from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology
 
-__all__ = ["NIXL_MODES", "TRANSPORTS", "Network", "Transports"]
-
 TRANSPORTS = ("local", "shm", "rdma", "tcp")
 """All that are used unless said otherwise, fastest first. ``nixl`` is asked for by a setting of its own."""
 NIXL_MODES = ("off", "auto", "prefer")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Path", "Tiers"]
-
 
 class Path(NamedTuple):
     """One way for bytes between two hosts. NIC names are empty for ``local``, ``shm`` and ``nixl``, and where no NIC is

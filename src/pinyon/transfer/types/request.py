@@ -19,8 +19,6 @@ from pinyon.transfer.types.errors import (
 )
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = ["Opcode", "Reason", "TransferRequest", "TransferResult", "TransferStatus", "raise_for_failure"]
-
 
 class Opcode(IntEnum):
     """Direction, seen from the caller. The numbers are on the wire."""

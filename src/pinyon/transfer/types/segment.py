@@ -14,16 +14,6 @@ from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
 from pinyon.transfer.types.topology import Topology
 
-__all__ = [
-    "BOOT_ID_BYTES",
-    "KEY_BYTES",
-    "MAX_LOCATION_CHARS",
-    "PeerId",
-    "Range",
-    "RegionDescriptor",
-    "SegmentDescriptor",
-]
-
 KEY_BYTES = 16
 """128 random bits: unguessable."""
 BOOT_ID_BYTES = 16

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from pinyon.transfer.types.errors import InvalidTransfer
 
-__all__ = ["Spans", "merge_ranges"]
-
 
 class Spans(NamedTuple):
     """None empty, none touching the next."""

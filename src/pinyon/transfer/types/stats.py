@@ -11,8 +11,6 @@ from typing import Final
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
-__all__ = ["LATENCY_BUCKETS_S", "Meter", "PathStats", "TransferStats"]
-
 LATENCY_BUCKETS_S: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),

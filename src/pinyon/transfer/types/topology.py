@@ -15,8 +15,6 @@ from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.inventory import Inventory, NicInfo, pci_distance, usable_nics
 from pinyon.transfer.types.nic import check_name
 
-__all__ = ["WILDCARD", "Topology", "build_topology"]
-
 WILDCARD = "*"
 """The row for every location that has no row of its own."""
 MAX_LOCATION_CHARS = 64

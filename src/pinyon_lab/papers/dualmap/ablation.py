@@ -10,8 +10,6 @@ from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import DECODING, DUALMAP, MODEL_NOTE, PAPER, SEEDS_NOTE, all_seeds, load_of, means
 from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["VARIANTS", "fig5"]
-
 VARIANTS = {
     "cache affinity": "dualmap:choice=cache_affinity,rebalance=false",
     "least loaded": "dualmap:choice=least_loaded,rebalance=false",

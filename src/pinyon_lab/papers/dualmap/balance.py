@@ -29,8 +29,6 @@ from pinyon_lab.papers.dualmap.runs import (
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = ["fig1", "fig8", "fig10", "fig11"]
-
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """Of Figs. 1, 8, 10 and 11, where systems fill up."""
 

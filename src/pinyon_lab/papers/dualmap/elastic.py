@@ -35,8 +35,6 @@ from pinyon_lab.simulator.outcome import Outcome
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
-__all__ = ["a6", "fig12", "fig13"]
-
 # -- Fig. 12
 
 FEW, MANY = 4, 8

@@ -21,37 +21,6 @@ from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.report import cluster_report, report
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut
 
-__all__ = [
-    "DECODING",
-    "DUALMAP",
-    "INSTANCES",
-    "MACHINES",
-    "MODEL_NOTE",
-    "ONE_SEED_NOTE",
-    "PAPER",
-    "POLICIES",
-    "PREFILL_ONLY",
-    "REQUESTS",
-    "SEEDS",
-    "SEEDS_NOTE",
-    "SHARE",
-    "SLO_S",
-    "WARM_UP",
-    "Load",
-    "PendingSamples",
-    "Ran",
-    "System",
-    "all_seeds",
-    "cluster_of",
-    "goodput",
-    "label",
-    "load_of",
-    "mean",
-    "means",
-    "ran",
-    "seeds_of",
-]
-
 PAPER = "DualMap"
 INSTANCES = 8
 SLO_S = 5.0

@@ -25,8 +25,6 @@ from pinyon_lab.papers.dualmap.runs import (
 )
 from pinyon_lab.pictures import Course, Courses, Picture
 
-__all__ = ["fig3", "fig4"]
-
 SECTION = Section("§4.2")
 
 RATES: dict[tuple[str, str, str], tuple[float, ...]] = {

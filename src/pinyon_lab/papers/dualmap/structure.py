@@ -18,8 +18,6 @@ from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.workload import key_of
 
-__all__ = ["a4", "fig6", "fig15", "table1"]
-
 # -- Fig. 6
 
 RULES = {"published code": HotnessSettings(), "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0)}

@@ -21,8 +21,6 @@ from pinyon_lab.papers.feather.locality import (
 from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, PAPER, Parts, Server, batches, one_batch
 from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["fig3_8", "fig3_9", "fig3_10", "fig3_11"]
-
 # -- Experiment 5
 
 SMALL_MODEL = "rtx6000ada-qwen-0.5b"

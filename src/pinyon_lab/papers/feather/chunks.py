@@ -10,8 +10,6 @@ from pinyon_lab.papers.feather.sweeps import FEATHER
 from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["fig5_11"]
-
 CHUNKS = (1, 16, 64)
 """Tokens. Ours but for 1: the text prints no other."""
 PREFIXES = (1_000, 5_000, 10_000)

@@ -13,8 +13,6 @@ from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["COSTS_NOTE", "RADIX", "SEED", "fig5_9", "table5_1", "tokens_round", "waits"]
-
 COSTS_NOTE = (
     "Measured: CPU time of this code in this process, on the machine at hand; the paper's is of another one and, of "
     "its tree, in C++. SGLang's trees are of tokens: so are those that a server here waits for. "

@@ -11,8 +11,6 @@ from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, SERVED_NOTE,
 from pinyon_lab.papers.feather.sweeps import FEATHER, drawn, table, told
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["fig5_8"]
-
 A100 = "a100-llama-8b"
 RATES = (5, 20, 100)
 PAT, PAT_COST, BOTH = "PAT", "PAT, 29 % in its batches", "feather and PAT"

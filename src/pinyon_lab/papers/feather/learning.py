@@ -11,8 +11,6 @@ from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load,
 from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
 from pinyon_lab.pictures import Course, Courses, Picture
 
-__all__ = ["fig5_12", "fig5_13", "fig5_14", "fig5_17"]
-
 # -- Fig. 5.12
 
 CONVERGING = Load(rate=5.0)

@@ -11,8 +11,6 @@ from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, Load
 from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, SOME, apart, columns, picture, ratios, sweep, told, value
 
-__all__ = ["fig5_1", "fig5_2", "fig5_3", "fig5_4", "fig5_5"]
-
 # -- Fig. 5.1
 
 RATES = (5, 10, 20, 50, 100)

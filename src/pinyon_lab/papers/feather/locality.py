@@ -12,9 +12,6 @@ from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, MAX_BATCH, PAPER, BatchRun, Parts, Server, one_batch, tree
 from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["fig3_2", "fig3_4", "fig3_5", "fig3_6"]
-
-
 REQUESTS = MAX_BATCH
 OUTPUT_TOKENS = 50
 """Experiment 1; what the others have is not printed."""

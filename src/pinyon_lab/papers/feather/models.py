@@ -10,8 +10,6 @@ from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER, Load
 from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, SOME, columns, picture, ratios, sweep, told, value
 
-__all__ = ["fig5_6", "fig5_7"]
-
 # -- Fig. 5.6
 
 MODELS = {

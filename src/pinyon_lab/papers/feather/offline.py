@@ -13,8 +13,6 @@ from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, PAPER, Load, Server
 from pinyon_lab.papers.feather.sweeps import SERVED, numbers
 from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["table3_1"]
-
 PAT = "PAT"
 TABLED = {
     label(FCFS): (Server(FCFS), "vLLM FCFS", 229.36, 0.0),

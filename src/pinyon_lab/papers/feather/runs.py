@@ -19,31 +19,6 @@ from pinyon_lab.simulator.models import ClusterModel
 from pinyon_lab.simulator.outcome import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival
 
-__all__ = [
-    "BLOCK",
-    "CHAPTER_3_NOTE",
-    "FCFS",
-    "MACHINE",
-    "MAX_BATCH",
-    "MODEL_NOTE",
-    "NEVER",
-    "OWN_TOKENS",
-    "PAPER",
-    "POLICIES",
-    "SERVED_NOTE",
-    "SERVER_NOTE",
-    "BatchRun",
-    "Load",
-    "Prompts",
-    "Sample",
-    "Served",
-    "Server",
-    "batches",
-    "label",
-    "one_batch",
-    "served",
-]
-
 PAPER: Final = "FEATHER"
 BLOCK: Final = 16
 """§3.1: tokens."""

@@ -11,8 +11,6 @@ from pinyon_lab.papers.feather.runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE
 from pinyon_lab.papers.feather.sweeps import FEATHER, Runs, drawn, table, told
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
-__all__ = ["fig5_10", "fig5_15", "fig5_16"]
-
 STALLS_NOTE = (
     "In this figure the engine waits before each step for its scheduler, as long as was measured here before: "
     "for `lpm` and `dfs_weight` by tokens, with all that wait and before each step, as the paper describes it (the "

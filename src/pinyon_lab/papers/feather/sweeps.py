@@ -22,24 +22,6 @@ from pinyon_lab.papers.feather.runs import (
 )
 from pinyon_lab.pictures import Bars, Picture
 
-__all__ = [
-    "FEATHER",
-    "NOTES",
-    "SERVED",
-    "SOME",
-    "Runs",
-    "apart",
-    "columns",
-    "drawn",
-    "numbers",
-    "picture",
-    "ratios",
-    "sweep",
-    "table",
-    "told",
-    "value",
-]
-
 Runs = Mapping[tuple[str, str], Served]
 """By what varies, and by what it is called in tables."""
 

@@ -14,8 +14,6 @@ from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster_settings import StepRule
 
-__all__ = ["fig1", "fig6", "fig7", "fig15"]
-
 CHUNK_TOKENS = 512
 """Of vLLM 0.5.1 with chunked prefill, by default; §5.2 names none."""
 TTFT_S = 30.0

@@ -17,8 +17,6 @@ from pinyon_lab.figures.rows import basis, claimed, close, number, share, shown
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 
-__all__ = ["NODE_TOKENS", "PAPER", "WIDTH", "A", "B", "fig9", "fig10", "prefill_flops"]
-
 PAPER = "Mooncake (FAST '25)"
 M = 1_000_000
 NODE_TOKENS = 3 * M

@@ -16,8 +16,6 @@ from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.cluster import Cluster
 
-__all__ = ["fig5", "fig8", "fig11"]
-
 PREFILLS = 8
 LOCAL = {"dram_tokens": NODE_TOKENS}
 """Each instance's cache is its own DRAM; others fetch from it by the scheduler's word."""

@@ -23,8 +23,6 @@ from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 
-__all__ = ["eq2", "fig13", "fig14", "least_bytes_s"]
-
 GQA, ITEM_BYTES = 8, 2
 """Table 1: gqa, s."""
 A800_FLOPS = 8 * 312e12

@@ -10,8 +10,6 @@ from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Picture
 
-__all__ = ["table2"]
-
 PRINTED: Mapping[str, Mapping[str, float]] = {
     "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
     "toolagent": {"requests": 23_608, "input": 8_596, "output": 182, "ratio": 0.59},

@@ -12,8 +12,6 @@ from pinyon_lab.papers.skywalker.runs import PAPER
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
 
-__all__ = ["fig3"]
-
 PER_INSTANCE: Final = 0.01
 """Of the largest region's peak: so many instances that whole ones make no difference."""
 

@@ -23,8 +23,6 @@ from pinyon_lab.papers.skywalker.runs import (
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
 
-__all__ = ["fig4b", "fig9", "fig10"]
-
 # -- Fig. 4b
 
 LOAD4B: Final = Load("wildchat", (("us", 4),), (("us", 50),), 120.0, 720.0)

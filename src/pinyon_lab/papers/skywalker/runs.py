@@ -16,20 +16,6 @@ from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
 from pinyon_lab.simulator.regions.workloads import sources
 from pinyon_lab.simulator.regions.world import World
 
-__all__ = [
-    "COLUMNS",
-    "LENGTHS_NOTE",
-    "MODEL_NOTE",
-    "PAPER",
-    "QUICK_NOTE",
-    "Load",
-    "Ran",
-    "gained",
-    "ran",
-    "row",
-    "within",
-]
-
 PAPER: Final = "SkyWalker"
 MACHINE: Final = "l4-llama-8b"
 SEED: Final = 1

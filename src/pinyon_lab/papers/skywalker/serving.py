@@ -23,8 +23,6 @@ from pinyon_lab.papers.skywalker.runs import (
 from pinyon_lab.pictures import Bars, Picture
 from pinyon_lab.simulator.regions.measures import Measured
 
-__all__ = ["LOADS", "OTHERS", "OURS", "Runs", "fig8", "serving_claims"]
-
 CHATS: Final = ("arena", "wildchat")
 TREES: Final = ("tree", "mixed-tree")
 WORKLOADS: Final = (*CHATS, *TREES)

@@ -16,8 +16,6 @@ from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAP
 from pinyon_lab.simulator.regions.similarity import similarities
 from pinyon_lab.simulator.regions.workloads import sources
 
-__all__ = ["fig5", "fig6"]
-
 # -- Fig. 5
 
 REGIONS = ("us", "eu", "asia")

@@ -20,8 +20,6 @@ from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 from pinyon_lab.traces.analysis.models import MODELS
 
-__all__ = ["LIFE_S", "LIVES_S", "HeadFirst", "claims", "fig28"]
-
 MODEL = MODELS[0]
 RATIO = 1.0
 LIFE_S = WorkloadAwareSettings().life_s

@@ -21,8 +21,6 @@ from pinyon_lab.pictures import Bars, Course, Courses, Picture
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
-__all__ = ["WITHIN_S", "fig29", "reused_within"]
-
 PAPER = "KVCache cache in the wild"
 DAY_S = HOURS * HOUR_S
 SHOWN = (9, 10)

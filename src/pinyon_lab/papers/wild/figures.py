@@ -16,8 +16,6 @@ from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Course, Courses, Picture
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
 
-__all__ = ["BASELINES", "BY_RATIO", "PAPER", "SEED", "TESTBED_NOTES", "claims"]
-
 SECTION = Section("§4.3")
 
 BASELINES = ("lru", "fifo", "lfu", "s3fifo")

@@ -16,8 +16,6 @@ from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut
 from pinyon_lab.traces.analysis.models import MODELS, Served
 
-__all__ = ["qttft"]
-
 RATIOS = (1.0, 2.0)
 """Ours: the paper's are in its pictures only."""
 POLICIES = (*BASELINES, "workload_aware", "reuse_hazard")

@@ -12,8 +12,6 @@ from pinyon_lab.simulator.regions.calls import Call
 from pinyon_lab.simulator.regions.doors import Door
 from pinyon_lab.simulator.regions.probes import Probed, Probes
 
-__all__ = ["Breaks"]
-
 FORGIVEN_S = 1.0
 """Until what a call broke at last is asked again."""
 

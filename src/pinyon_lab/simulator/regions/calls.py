@@ -11,8 +11,6 @@ from pinyon.routing.target_policy import Routed
 from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.regions.programs import Step, routing_keys
 
-__all__ = ["Call", "Hop", "Served"]
-
 
 class Hop:
     """One push: by the load balancer of ``region`` to ``name``, an instance or another region."""

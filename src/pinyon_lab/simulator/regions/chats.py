@@ -11,8 +11,6 @@ from typing import Final
 from pinyon_lab.simulator.regions.programs import Fresh, Program, Step, Text, fresh_keys
 from pinyon_lab.traces.generate.draws import log_normal
 
-__all__ = ["ARENA", "WILDCHAT", "ChatSettings", "ChatSource", "Chats", "Together"]
-
 TEMPLATE_TOKENS = 32
 """What Llama 3.1's chat template puts before the first message, in whole blocks of 16: all requests have it."""
 OPENING, OPENING_SIGMA, OPENING_REST = 0.75, 0.5, 0.2

@@ -10,8 +10,6 @@ from random import Random
 from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Clients", "Send"]
-
 Send = Callable[[str, Program, int, Callable[[bool], None]], None]
 """A region, a program and the place of one of its steps; and who hears once whether that was answered."""
 SPREAD_S = 5.0

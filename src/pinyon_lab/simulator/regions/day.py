@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["DAY_H", "ON_DEMAND", "RESERVED", "WILDCHAT_DAY", "Costs", "Course", "aggregate", "costs", "variance"]
-
 DAY_H: Final = 24.0
 RESERVED: Final = 37.56
 ON_DEMAND: Final = 98.32

@@ -20,8 +20,6 @@ from pinyon_lab.simulator.regions.programs import block_keys
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Door", "GlobalView"]
-
 
 class GlobalView:
     """Whoever really holds the longest prefix of a prompt now; of those the least busy."""

@@ -21,8 +21,6 @@ from pinyon_lab.simulator.members import endless_fleet
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults, World
 
-__all__ = ["Heard", "Instances"]
-
 LB = "lb"
 
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from pinyon_lab.simulator.regions.calls import Served
 from pinyon_lab.simulator.regions.world import World
 
-__all__ = ["Measured", "Samples", "Spread", "measured", "spread"]
-
 SAMPLE_S = 1.0
 
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from pinyon.core.errors import InvalidArgument
 
-__all__ = ["LOCAL_S", "ROUND_TRIPS_S", "Network"]
-
 LOCAL_S: Final = 0.0005
 """One way inside a region."""
 ROUND_TRIPS_S: Final[Mapping[tuple[str, str], float]] = {("us", "eu"): 0.09, ("us", "asia"): 0.15, ("eu", "asia"): 0.2}

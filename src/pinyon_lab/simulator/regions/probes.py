@@ -12,8 +12,6 @@ from pinyon_lab.simulator.regions.network import Network
 from pinyon_lab.simulator.regions.settings import System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
-__all__ = ["Probed", "Probes"]
-
 
 class Probed(Protocol):
     """What of a world is looked at."""

@@ -14,8 +14,6 @@ from typing import NamedTuple, Protocol
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.routing.routing_keys import KEY_BYTES as ROUTING_KEY_BYTES
 
-__all__ = ["Fresh", "Program", "Source", "Step", "Text", "block_keys", "fresh_keys", "routing_keys"]
-
 _REST = bytes(KEY_BYTES - ROUTING_KEY_BYTES)
 
 Fresh = Callable[[int], tuple[BlockKey, ...]]

@@ -14,8 +14,6 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.regions.network import ROUND_TRIPS_S
 
-__all__ = ["BLOCK_TOKENS", "GLOBAL_VIEW", "SGLANGS", "SYSTEMS", "System", "WorldSettings", "sglang_instance"]
-
 BLOCK_TOKENS: Final = 16
 """Of KV blocks, and of the chunks that load balancers tell prompts by: theirs are of text in the paper."""
 

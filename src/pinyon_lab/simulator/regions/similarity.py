@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from pinyon_lab.simulator.regions.programs import Program, Step
 
-__all__ = ["Similarities", "similarities", "similarity"]
-
 PAIRS = 200_000
 """That are looked at of each kind, at most."""
 

@@ -8,8 +8,6 @@ from random import Random
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon_lab.traces.generate.draws import log_normal
 
-__all__ = ["TreeSettings", "TreeSource", "Trees"]
-
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:

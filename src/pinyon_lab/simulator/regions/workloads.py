@@ -13,8 +13,6 @@ from pinyon_lab.simulator.regions.programs import Source
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS
 from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
 
-__all__ = ["WORKLOADS", "sources"]
-
 _COMMON: Final = replace(WILDCHAT, own=0.0, worldwide=0.0, prompt_sigma=1.0, again=0.0, long_share=0.0)
 _CHATS: Final[Mapping[str, tuple[ChatSettings, int, int]]] = {
     "arena": (ARENA, 1, 1),

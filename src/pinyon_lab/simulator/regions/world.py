@@ -29,8 +29,6 @@ from pinyon_lab.simulator.regions.settings import System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults
 
-__all__ = ["World"]
-
 WATCH_S = 5.0
 AGAIN_S = 1.0
 """Until a client that found no load balancer looks for one again."""

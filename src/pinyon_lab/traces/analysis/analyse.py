@@ -18,8 +18,6 @@ from pinyon_lab.traces.analysis.users import CrossUser, hits_by_user, requests_b
 from pinyon_lab.traces.analysis.uses import Survey, Taker
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["FIGURES", "analyse", "checked_figures"]
-
 FIGURES = (*map(str, range(4, 23)), "dualmap-14")
 WITHOUT_BLOCKS = {"8", "9", "10", "11", "21"}
 """What times, lengths and names are enough for."""

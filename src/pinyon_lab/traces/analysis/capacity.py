@@ -12,8 +12,6 @@ from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS
 from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["ideal_capacity", "request_sizes"]
-
 GIB = 1 << 30
 
 

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.columns import Columns
 
-__all__ = ["OTHER", "Categories", "types_by_turn"]
-
 OTHER = "other"
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["ID_BYTES", "NO_TURNS", "ROW_BYTES", "Columns", "Ints", "Pieces", "read_columns"]
-
 PIECE_IDS = 1 << 20
 DENSE = 2
 """Ids below this many times their count are numbers already."""

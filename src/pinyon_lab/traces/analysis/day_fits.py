@@ -13,8 +13,6 @@ from pinyon.eviction.fit import UNKNOWN, Sums, fitted
 from pinyon_lab.traces.analysis.columns import Columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
-__all__ = ["day_fits"]
-
 DAY_S = HOURS * HOUR_S
 
 

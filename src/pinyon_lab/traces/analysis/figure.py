@@ -10,9 +10,6 @@ import numpy.typing as npt
 
 from pinyon_lab.pictures import Course, Panel
 
-__all__ = ["Column", "Fact", "Figure", "Table", "Value", "course"]
-
-
 Value = int | float | str | None
 
 

@@ -10,8 +10,6 @@ from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["hit_ratio", "request_types", "shared_prefix"]
-
 CDF_POINTS = 101
 
 

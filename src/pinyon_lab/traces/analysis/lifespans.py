@@ -14,8 +14,6 @@ from pinyon_lab.traces.analysis.turns import WindowMeans
 from pinyon_lab.traces.analysis.uses import Survey
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["lifespans", "lifespans_by_category"]
-
 SHOWN_LEAST_S = 0.1
 STEP_BLOCKS = 1 << 20
 

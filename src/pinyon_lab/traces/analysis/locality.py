@@ -15,8 +15,6 @@ from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table
 from pinyon_lab.traces.analysis.uses import PARTS, Step
 
-__all__ = ["Locality"]
-
 SETS = 1 << PARTS
 TYPES_MAX = 8
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KV_HBM_FORMULA", "MODELS", "Served"]
-
 HBM_BYTES = 80 << 30
 """Of one A800-80GB (§4.3)."""
 ACTIVATIONS = 0.1

@@ -16,8 +16,6 @@ from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, cour
 from pinyon_lab.traces.analysis.uses import Step
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["BINS", "EDGES_S", "ReuseTimes", "bins_of", "ks_exponential", "quantile_s", "share_within"]
-
 PER_DECADE = 256
 LEAST_S = 1e-3
 """What is less is in the first class."""

@@ -12,8 +12,6 @@ from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.users import NO_USERS
 from pinyon_lab.traces.analysis.windows import Windows
 
-__all__ = ["WindowMeans", "next_turns", "turn_numbers", "turns_by_user"]
-
 NO_SESSIONS = "the trace names no chats, so that it has no sessions"
 SHARES = (0.5, 0.9, 0.99, 1.0)
 

@@ -10,8 +10,6 @@ from pinyon_lab.traces.analysis.columns import Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.uses import Step, Survey
 
-__all__ = ["CrossUser", "hits_by_user", "requests_by_user", "share_with"]
-
 GRID = 40
 NO_USERS = "the trace names no users"
 Floats = NDArray[np.float64]

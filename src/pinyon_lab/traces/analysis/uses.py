@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from pinyon_lab.traces.analysis.columns import Columns, Ints
 
-__all__ = ["PARTS", "Blocks", "Runs", "Step", "Survey", "Taker", "walk"]
-
 STEP_IDS = 1 << 20
 PARTS = 10
 """A prompt in tenths, for where in it a block is."""

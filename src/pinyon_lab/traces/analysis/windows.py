@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.pictures import clock
 
-__all__ = ["Windows"]
-
 WINDOWS_MAX = 2048
 """More are neither drawn nor read; five days of ten minutes are 720."""
 DAY_S = 86400

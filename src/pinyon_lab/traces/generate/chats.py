@@ -11,8 +11,6 @@ from pinyon_lab.traces.generate.profile import Chats, Profile
 from pinyon_lab.traces.generate.source import Ids, Made
 from pinyon_lab.traces.generate.users import Users
 
-__all__ = ["ChatSource"]
-
 ANSWER_S_PER_TOKEN = 0.02
 
 

@@ -6,8 +6,6 @@ import math
 from bisect import bisect_right
 from random import Random
 
-__all__ = ["Quantiles", "exponential", "log_normal"]
-
 
 def exponential(rng: Random, mean: float) -> float:
     """Of that mean."""

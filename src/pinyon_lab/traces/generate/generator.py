@@ -15,8 +15,6 @@ from pinyon_lab.traces.generate.source import Ids, Made, Source, Then
 from pinyon_lab.traces.generate.users import Users, weights
 from pinyon_lab.traces.row import TraceRow
 
-__all__ = ["generate"]
-
 
 def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     """The same rows for the same profile and seed (from 0). The busiest user is 0. Memory: the conversations and jobs

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from pinyon_lab.traces.generate.draws import Quantiles
 
-__all__ = ["DAY_S", "Chats", "Free", "Hours", "Profile", "ProfileSpec", "Programs", "UserGroups"]
-
 DAY_S = 86_400.0
 
 

@@ -15,8 +15,6 @@ from pinyon.core.near import did_you_mean
 from pinyon_lab.traces.generate.draws import Quantiles
 from pinyon_lab.traces.generate.profile import Chats, Free, Hours, Profile, ProfileSpec, Programs, UserGroups
 
-__all__ = ["PROFILES", "profile"]
-
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 

@@ -11,8 +11,6 @@ from pinyon_lab.traces.generate.profile import Profile, Programs
 from pinyon_lab.traces.generate.source import Ids, Made
 from pinyon_lab.traces.generate.users import Users
 
-__all__ = ["ProgramSource"]
-
 TEXTS_MAX = 4096
 """Of a program, those that may be asked again."""
 LATE_S = 10.0

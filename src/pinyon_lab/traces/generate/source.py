@@ -6,8 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple, Protocol
 
-__all__ = ["Ids", "Made", "Source", "Then"]
-
 
 class Ids:
     """Names and block ids, none twice."""

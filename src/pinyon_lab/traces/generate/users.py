@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
 
-__all__ = ["Users", "weights"]
-
 
 def weights(count: int, points: Sequence[tuple[float, float]], steepness: float) -> list[float]:
     """Of ``count`` users, group by group, in all 1. ``points``: (share of the users, the busiest first; share of the

@@ -32,8 +32,6 @@ from pinyon.transfer.transports.nixl.attempts import Attempts
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_environment
 from pinyon.transfer.transports.nixl.wire import Place
 
-__all__ = ["BUFFER_BYTES", "Buffer", "NixlAgent", "NixlError", "nixl_available"]
-
 _log = logging.getLogger(__name__)
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 _MOST_STRAYS = 64

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-__all__ = ["MOST_CONNECTIONS", "MOST_FAILED_PROOFS", "Attempts"]
-
 MOST_CONNECTIONS = 16
 """To one process, as long as it lives."""
 MOST_FAILED_PROOFS = 3

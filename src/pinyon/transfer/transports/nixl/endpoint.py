@@ -23,8 +23,6 @@ from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgen
 from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Place
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
-__all__ = ["PROOF_S", "NixlEndpoint"]
-
 _PIECES = 512
 """Of one READ by NIXL."""
 _READ_TRIES = 4

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["closed_on_exec", "ucx_environment"]
-
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _DESCRIPTORS = "/proc/self/fd"
 _environment = threading.RLock()

@@ -15,8 +15,6 @@ from pinyon.transfer.transports.nixl.wire import Page
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
-__all__ = ["PAGE_BYTES", "SealPage"]
-
 PAGE_BYTES = 1 << 20
 
 

@@ -21,8 +21,6 @@ from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
 
-__all__ = ["NixlServer"]
-
 _log = logging.getLogger(__name__)
 _BUSY_S = 0.05
 """So long a peer that is ready waits for another proof to end before it is told to come again."""

@@ -24,8 +24,6 @@ from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
-__all__ = ["RdmaEndpoint"]
-
 _log = logging.getLogger(__name__)
 
 _POST_BYTES = 4 << 20

@@ -13,8 +13,6 @@ from pinyon.transfer.transports.rdma.wire import MAX_MESSAGE_BYTES, MAX_READS
 from pinyon.transfer.types.inventory import Gid, choose_gid
 from pinyon.transfer.types.nic import Nic
 
-__all__ = ["POST_WORK", "Hca", "Registration", "register_memory"]
-
 POST_WORK = 128
 """Work requests per post, if the HCA has room for two posts."""
 _GIDS = 1024

@@ -13,8 +13,6 @@ from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.types.nic import Nic
 
-__all__ = ["HcaTable"]
-
 _log = logging.getLogger(__name__)
 
 

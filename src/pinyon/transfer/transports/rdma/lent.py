@@ -16,8 +16,6 @@ from pinyon.transfer.transports.rdma.hca import Hca, register_memory
 from pinyon.transfer.transports.rdma.verbs import free, pyverbs, verb
 from pinyon.transfer.transports.rdma.wire import RegionGrant
 
-__all__ = ["LentMemory", "LentTable"]
-
 
 class LentTable:
     """Which links hold something of which grant. Thread-safe."""

@@ -12,8 +12,6 @@ from pinyon.transfer.transports.rdma.verbs import VerbsError, free, open_channel
 from pinyon.transfer.transports.rdma.wire import Half
 from pinyon.transfer.types.request import Opcode
 
-__all__ = ["REMOTE_ACCESS_ERROR", "SUCCESS", "QueuePair", "Work"]
-
 SUCCESS = 0
 REMOTE_ACCESS_ERROR = 10
 """``IBV_WC_REM_ACCESS_ERR``: the peer's HCA does not know the rkey (any more), or not for this range or direction."""

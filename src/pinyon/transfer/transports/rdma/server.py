@@ -18,8 +18,6 @@ from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
 
-__all__ = ["RdmaServer"]
-
 _log = logging.getLogger(__name__)
 
 

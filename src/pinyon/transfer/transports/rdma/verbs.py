@@ -20,8 +20,6 @@ from typing import Any
 
 from pinyon.transfer.memory.device import DeviceError
 
-__all__ = ["VerbsError", "character_device", "free", "open_channel", "pyverbs", "rdma_available", "verb"]
-
 _log = logging.getLogger(__name__)
 
 _UVERBS = Path("/sys/class/infiniband_verbs")

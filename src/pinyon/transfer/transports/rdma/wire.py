@@ -24,8 +24,6 @@ from pinyon.transfer.types.nic import MAX_NIC_CHARS
 from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["HEADER_BYTES", "MAX_KEYS", "Code", "Half", "Header", "Op", "RegionGrant"]
-
 MAGIC = 0x5052
 REPLY_BIT = 0x80
 MAX_KEYS = 1024

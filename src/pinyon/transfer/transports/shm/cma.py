@@ -17,8 +17,6 @@ from itertools import chain
 
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
-__all__ = ["PeerMemory", "allow_any_reader", "fence", "shm_available"]
-
 PIECE_BYTES = 4 << 20
 """Most that one call copies: under a millisecond or two, so that an abort or a deadline is seen in time."""
 IOV_MAX = 1024

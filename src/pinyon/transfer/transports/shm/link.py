@@ -11,8 +11,6 @@ from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.shm.cma import PeerMemory
 from pinyon.transfer.transports.shm.wire import Seal
 
-__all__ = ["Unreachable", "meet"]
-
 _UCRED = struct.Struct("@iII")
 
 

@@ -11,8 +11,6 @@ from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
-__all__ = ["Seals"]
-
 Cell = Any
 """Where a seal lies: here an array of its own, elsewhere what a class derived from this one makes."""
 

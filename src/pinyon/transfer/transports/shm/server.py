@@ -19,8 +19,6 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason
 from pinyon.transfer.types.segment import Range
 
-__all__ = ["ShmService"]
-
 _log = logging.getLogger(__name__)
 _ONE = (shm_wire.MAGIC, shm_wire.WRITE, 0, 1)
 

@@ -27,8 +27,6 @@ from pinyon.transfer.types.request import Reason
 from pinyon.transfer.types.segment import KEY_BYTES, Range
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["Place", "Proof", "RequestHead", "Seal"]
-
 MAGIC = 0x5053
 RESOLVE = 1
 WRITE = 2

@@ -12,8 +12,6 @@ from typing import Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-__all__ = ["Digest", "checksum", "checksum_of", "seed_of"]
-
 Digest = xxh3_64
 """``Digest(seed=...)``, then ``update(buffer)`` piece by piece, then ``intdigest()``."""
 

@@ -18,8 +18,6 @@ from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
-__all__ = ["Connection"]
-
 SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 """A payload that is taken in together with its header, on both sides."""
 _there: Final[Callable[[Slice], tuple[bytes, int, int]]] = itemgetter(3, 4, 5)

@@ -10,8 +10,6 @@ from pinyon.transfer.transports.tcp.checksum import Digest, checksum
 from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, pack_trailer, parse_trailer
 from pinyon.transfer.types.errors import WireError
 
-__all__ = ["HEAD_START_BYTES", "INBOX_BYTES", "receive_payload", "send_payload"]
-
 INBOX_BYTES: Final = 72 << 10
 """What is taken from a link at once when a header is expected: small frames come whole and are copied into place, which
 costs less than one more system call and what goes with it."""

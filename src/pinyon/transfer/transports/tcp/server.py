@@ -16,8 +16,6 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import Range
 
-__all__ = ["TcpService"]
-
 _log = logging.getLogger(__name__)
 _SCRATCH_BYTES = 64 << 10
 

@@ -19,8 +19,6 @@ from pinyon.transfer.types.nic import Nic
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = ["TcpTransport"]
-
 
 class TcpTransport(Endpoints[Connection]):
     """Initiator side; ``service`` is the other one."""

@@ -24,8 +24,6 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.types.segment import KEY_BYTES, Range
 
-__all__ = ["Frame", "Reply"]
-
 FRAME_MAGIC: Final = 0x504B
 FLAG_CHECKSUM: Final = 1
 REPLY_BIT: Final = 0x80
