@@ -40,7 +40,7 @@ COMPILED = (
         f"frontdoor/instances/{name}.py"
         for name in (
             *("ask", "choices", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("key_chains", "kind", "metrics", "models", "prompts", "request", "routes", "tokenize"),
+            *("key_chains", "kind", "messages", "metrics", "models", "prompts", "request", "routes", "tokenize"),
             *("worker_session", "worker_sessions"),
         )
     ),

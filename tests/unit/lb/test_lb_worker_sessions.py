@@ -13,6 +13,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_session
 from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances.messages import fill_submission, schedule_request
 from pinyon.frontdoor.instances.request import Ask, Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
@@ -143,12 +144,12 @@ def test_block_keys_do_not_outgrow_a_message() -> None:
     """One key per token: the conductor is told of the first ones, the instance computes them all."""
     ask = Ask("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), SamplingParams(1000))
     request = Request(ask, 0.0, 1e6)
-    schedule = request.schedule_request()
+    schedule = schedule_request(request)
     assert schedule.ByteSize() < MESSAGE_BYTES
     assert 0 < len(schedule.block_keys) < len(ask.block_keys)
     submission = worker_pb2.Submission()
     request.begin_attempt(common_pb2.Placement(), 0.0)
-    request.fill(submission, "r", True, "f", 0.0)
+    fill_submission(submission, request, "r", True, "f", 0.0)
     assert not submission.block_keys
     assert submission.ByteSize() < 4 << 20
 
@@ -178,6 +179,6 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
         submission = worker_pb2.Submission(stream_id=2**63)
         attempt_id = request.attempt_id
         request.begin_attempt(placement, 0.0)
-        request.fill(submission, attempt_id, True, wide * 128, 0.0)
+        fill_submission(submission, request, attempt_id, True, wide * 128, 0.0)
         assert submission.ByteSize() <= ask.size_bytes + placement.ByteSize()
         request.tokens += [128000] * 300

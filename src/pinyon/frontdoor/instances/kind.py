@@ -16,6 +16,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
+from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
@@ -70,8 +71,8 @@ class InstanceKind:
             return self._own_choice(request, exclude, cluster)
         try:
             keys = None if self._keys_are(cluster, request.ask.model) else b""
-            asked = request.schedule_request(exclude, keys)
-            return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
+            asked = schedule_request(request, exclude, keys)
+            return await cluster.conductor.place(asked, schedule_bytes(request, exclude))
         except (Unavailable, NotFound) as refusal:  # ConductorAway among them
             # The model is ours: what the conductor does not know is any instance of it, or not yet.
             if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.ask.model):
@@ -154,7 +155,7 @@ class InstanceKind:
         stream = opened[0]
         try:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
-            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
+            fill_submission(opened[1], request, attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps all of it
             await self._receive(request, stream, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
         finally:
@@ -175,7 +176,7 @@ class InstanceKind:
         stream = opened[0]
         counted = self.models.sent(request.served, request.route.routed, name)
         try:
-            request.fill(opened[1], attempt_id, False, "", self.clock())
+            fill_submission(opened[1], request, attempt_id, False, "", self.clock())
             regions.send(name, stream, opened[1], request.gap_s)
             self.metrics.forwarded(regions.region_of(name))
             del opened

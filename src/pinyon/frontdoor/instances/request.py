@@ -7,27 +7,24 @@ the text from the first generated token on; what was handed to the client alread
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import FinishReason, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.instances.ask import FIXED_BYTES, Ask
+from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.clusters import Cluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
-from pinyon.messages.sampling import put_sampling
 from pinyon.runtime.telemetry import Span
 
 __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "Take", "facts_of"]
@@ -35,8 +32,6 @@ __all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Reques
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
-NO_SLO_MS = 1 << 31
-MS_MAX = (1 << 31) - 1
 NO_LOGPROBS = common_pb2.Logprobs()
 """Not to be changed."""
 
@@ -44,9 +39,6 @@ STREAM_GAP_S = 0.002
 """Least time between two pieces of a stream: nobody sees 2 ms, and 500 pieces a second are enough for one reader."""
 WHOLE_GAP_S = 0.1
 """The same for an answer that is sent whole: nobody waits for its parts."""
-
-KEYS_BYTES_MAX = 512 << 10
-"""Of block keys in a message: with the longest prompt, more would not fit. The conductor is told of the first ones."""
 
 RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
 """Worth another instance: a peer is gone, a restarted one took its address, or it gave up what nobody cancelled."""
@@ -75,20 +67,19 @@ class Request(Flight):
     """State of one request on instances of pinyon."""
 
     __slots__ = (
-        "_class",
         "_drop_chars",
         "_drop_tokens",
         "_failed_lbs",
         "_failing_since_s",
         "_held",
         "_held_logprobs",
-        "_resumed",
         "_sent_chars",
         "_submitted_s",
         "_traceparent",
         "_usage",
         "ask",
         "chosen",
+        "class_message",
         "fingerprint",
         "finish_reason",
         "first_token_s",
@@ -103,6 +94,7 @@ class Request(Flight):
         "prompt_logprobs",
         "reached",
         "region",
+        "resumed",
         "take",
         "tokens",
         "whole",
@@ -146,12 +138,14 @@ class Request(Flight):
         self._traceparent = ask.traceparent
         self._failed_lbs: set[str] = set()
         self._usage: common_pb2.Usage | None = None
-        self._class = class_to_proto(ask.request_class)
         self._held: list[str] = []
         self._held_logprobs = common_pb2.Logprobs()
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
-        self._resumed = 0
+        self.class_message = class_to_proto(ask.request_class)
+        """As it travels, to the conductor and to the worker."""
+        self.resumed = 0
+        """Of ``tokens``: so many are in the present attempt's prompt."""
         self._sent_chars = 0
         self._drop_chars = 0
         self._drop_tokens = 0
@@ -190,35 +184,6 @@ class Request(Flight):
     def outcome(self) -> str:
         return "" if self.finish_reason is None else self.finish_reason.value
 
-    def schedule_request(
-        self, exclude: Collection[str] = (), block_keys: bytes | None = None
-    ) -> conductor_pb2.ScheduleRequest:
-        """What the conductor is asked; ``exclude`` comes to those that failed, and ``block_keys`` are those of its
-        instances, if they are not the request's own.
-
-        Each attempt has an id of its own: late reports about one do not end another.
-        """
-        ask = self.ask
-        return conductor_pb2.ScheduleRequest(
-            request_id=self.attempt_id,
-            model=ask.model,
-            request_class=self._class,
-            prompt_tokens=ask.prompt_tokens,
-            block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
-            max_tokens=ask.sampling.max_tokens,
-            # The client of a request that failed elsewhere waits already: late is better than rejected.
-            ttft_slo_ms=NO_SLO_MS if self.tries else ask.ttft_slo_ms,
-            tbt_slo_ms=NO_SLO_MS if self.tries else 0,
-            exclude_instance_ids=sorted(self.failed_instances.union(exclude)),
-            no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not self.tokens),
-            traceparent=self.traceparent,
-        )
-
-    def schedule_bytes(self, exclude: Collection[str] = ()) -> int:
-        """What :meth:`schedule_request` takes in a message at most, ``exclude`` holding those that failed, too."""
-        names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
-        return min(KEYS_BYTES_MAX, len(self.ask.block_keys)) + self.ask.texts_bytes + names + FIXED_BYTES
-
     @property
     def attempt_id(self) -> str:
         return self.ask.request_id if not self.tries else f"{self.ask.request_id}~{self.tries}"
@@ -230,50 +195,16 @@ class Request(Flight):
         region."""
         # At least one token must be left to generate; if the last one is known already it is simply generated again.
         # Another region sees to that by itself, and to what of it is new.
-        self._resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if lb else 1))
+        self.resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if lb else 1))
         self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
-        self._drop_tokens = len(self.tokens) - self._resumed
+        self._drop_tokens = len(self.tokens) - self.resumed
         self.tries += 1
         self.placement = placement
         self.placed_s = self.placed_s or now_s
         self._submitted_s = now_s
         self.error = None
         self.reached = self.lost = False
-
-    def fill(
-        self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, fingerprint: str, now_s: float
-    ) -> None:
-        """The attempt's submission, written where it is sent from: prompts are too large to copy for nothing.
-
-        ``fingerprint`` is of the weights that the instance should have: those of the tokens generated before, if any.
-        """
-        ask, resumed = self.ask, self._resumed
-        if not self.tokens:
-            self.fingerprint = fingerprint
-        message.request_id = attempt_id
-        message.model = ask.model
-        message.request_class.CopyFrom(self._class)
-        if resumed:
-            message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(self.tokens[:resumed])
-            message.generated_tokens = resumed
-        else:
-            message.prompt_tokens_le32 = ask.tokens_le32
-            if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
-                message.block_keys = ask.block_keys
-        put_sampling(message.sampling, ask.sampling)
-        if self.tokens:
-            message.sampling.prompt_logprobs = False  # they came with the first one
-        if self.placement is not None:
-            message.placement.CopyFrom(self.placement)
-            if (slo_ms := self.placement.ttft_slo_ms) and not self.tokens:
-                message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - self.arrived_s) * 1e3))
-        elif ask.ttft_slo_ms and not self.tokens:
-            message.ttft_left_ms = max(-MS_MAX, ask.ttft_slo_ms - round((now_s - self.arrived_s) * 1e3))
-        message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
-        message.traceparent = self.traceparent
-        message.no_reuse = ask.no_reuse
-        message.model_fingerprint = self.fingerprint
 
     def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
         """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one.
@@ -395,7 +326,7 @@ class Request(Flight):
             self._failing_since_s = None
             return self.tries < TRIES_MAX
         rejected = bool(self.lb) and self.error is not None and self.error.field == REJECTED_FIELD
-        generated = len(self.tokens) > self._resumed
+        generated = len(self.tokens) > self.resumed
         slow = self.reached and now_s - self._submitted_s >= QUICK_S
         paid = self.lost or ((generated or slow) and not leaving)
         paid = paid and not rejected
@@ -435,7 +366,7 @@ class Request(Flight):
         self.prefill, self.prompt_logprobs = None, NO_LOGPROBS
         self._held.clear()
         self._held_logprobs.Clear()
-        self._sent_chars = self._resumed = 0
+        self._sent_chars = self.resumed = 0
 
     @property
     def used_tokens(self) -> int:

@@ -1,0 +1,83 @@
+"""What a conductor and a worker are told of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import tokens_to_bytes
+from pinyon.frontdoor.instances.ask import FIXED_BYTES
+from pinyon.frontdoor.instances.request import Request
+from pinyon.messages.sampling import put_sampling
+
+NO_SLO_MS = 1 << 31
+MS_MAX = (1 << 31) - 1
+KEYS_BYTES_MAX = 512 << 10
+"""Of block keys in a message: with the longest prompt, more would not fit. The conductor is told of the first ones."""
+
+
+def schedule_request(
+    request: Request, exclude: Collection[str] = (), block_keys: bytes | None = None
+) -> conductor_pb2.ScheduleRequest:
+    """Returns what the conductor is asked. ``exclude`` comes to the instances that failed, and ``block_keys`` are those
+    of its instances, if they are not the request's own.
+
+    Each attempt has an id of its own: late reports about one do not end another.
+    """
+    ask = request.ask
+    return conductor_pb2.ScheduleRequest(
+        request_id=request.attempt_id,
+        model=ask.model,
+        request_class=request.class_message,
+        prompt_tokens=ask.prompt_tokens,
+        block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
+        max_tokens=ask.sampling.max_tokens,
+        # The client of a request that failed elsewhere waits already: late is better than rejected.
+        ttft_slo_ms=NO_SLO_MS if request.tries else ask.ttft_slo_ms,
+        tbt_slo_ms=NO_SLO_MS if request.tries else 0,
+        exclude_instance_ids=sorted(request.failed_instances.union(exclude)),
+        no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not request.tokens),
+        traceparent=request.traceparent,
+    )
+
+
+def schedule_bytes(request: Request, exclude: Collection[str] = ()) -> int:
+    """Returns what :func:`schedule_request` takes in a message at most; ``exclude`` holds those that failed, too."""
+    names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
+    return min(KEYS_BYTES_MAX, len(request.ask.block_keys)) + request.ask.texts_bytes + names + FIXED_BYTES
+
+
+def fill_submission(
+    message: worker_pb2.Submission, request: Request, attempt_id: str, send_keys: bool, fingerprint: str, now_s: float
+) -> None:
+    """Writes the attempt that has begun, where it is sent from: prompts are too large to copy for nothing.
+
+    ``fingerprint`` is of the weights that the instance should have: those of the tokens generated before, if any.
+    """
+    ask, resumed = request.ask, request.resumed
+    if not request.tokens:
+        request.fingerprint = fingerprint
+    message.request_id = attempt_id
+    message.model = ask.model
+    message.request_class.CopyFrom(request.class_message)
+    if resumed:
+        message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(request.tokens[:resumed])
+        message.generated_tokens = resumed
+    else:
+        message.prompt_tokens_le32 = ask.tokens_le32
+        if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
+            message.block_keys = ask.block_keys
+    put_sampling(message.sampling, ask.sampling)
+    slo_ms, placement = ask.ttft_slo_ms, request.placement
+    if placement is not None:
+        message.placement.CopyFrom(placement)
+        slo_ms = placement.ttft_slo_ms
+    if request.tokens:
+        message.sampling.prompt_logprobs = False  # they came with the first one
+    elif slo_ms:
+        message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - request.arrived_s) * 1e3))
+    message.timeout_ms = max(1, round((request.deadline_s - now_s) * 1e3))
+    message.traceparent = request.traceparent
+    message.no_reuse = ask.no_reuse
+    message.model_fingerprint = request.fingerprint
