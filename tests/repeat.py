@@ -15,6 +15,7 @@ import datetime
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ RUN_S_MAX = 5400.0
 """A run that takes longer hangs."""
 SAID_LINES = 4
 """Of a failure."""
+ERROR_OF_GROUP = re.compile(r"[\s|]+\| [\w.]+(Error|Exception|Interrupt)\b")
+"""How an exception of a group is told."""
 NOTHING_LEFT = 5
 """pytest's exit status when no test was selected."""
 DONE, WRITE_TO, RUN, COMMIT = (f"PINYON_TEST_REPEAT_{name}" for name in ("DONE", "RESULTS", "RUN", "COMMIT"))
@@ -85,7 +88,9 @@ def outcome_of(phases: Sequence[pytest.TestReport]) -> tuple[str, str]:
     for report in phases:
         if report.failed:
             text = str(report.longrepr).strip().splitlines() or [""]
-            said = [line[1:].strip() for line in text if line.startswith("E  ")][:SAID_LINES] or text[-1:]
+            said = [line[1:].strip() for line in text if line.startswith("E  ")]
+            said = said or [line.strip("| ") for line in text if ERROR_OF_GROUP.match(line)] or text[-1:]
+            said = said[:SAID_LINES]
             return "failed", f"{report.when}: {' | '.join(said)[:400]}"
     for report in phases:
         if report.skipped:

@@ -28,6 +28,7 @@ def broken():
     yield
     raise OSError("cannot close")
 def test_fails_at_its_end(broken): pass
+def test_fails_in_a_group(): raise ExceptionGroup("two", [ValueError("one"), OSError("other")])
 """
 
 
@@ -45,6 +46,7 @@ def test_each_outcome_is_written_down(tmp_path: Path) -> None:
         "test_fails": ("failed", "call: AssertionError: assert '1' == '2'"),
         "test_is_skipped": ("skipped", "has no such device"),
         "test_fails_at_its_end": ("failed", "teardown: OSError: cannot close"),
+        "test_fails_in_a_group": ("failed", "call: ValueError: one"),
     }
     assert (complete, {each.run for each in found}) == (set(), {1})
 
@@ -53,7 +55,7 @@ def test_what_is_done_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     results = tmp_path / "results"
     arguments = [*PLAIN, "--rootdir", str(tmp_path), str(tmp_path)]
-    done = [f"test_it.py::{name}" for name in ("test_fails", "test_fails_at_its_end")]
+    done = [f"test_it.py::{name}" for name in ("test_fails", "test_fails_at_its_end", "test_fails_in_a_group")]
     assert run_once(2, results, done, arguments) == 0
     assert [each.test for each in read_results(results)[0]] == [
         "test_it.py::test_passes",
