@@ -30,7 +30,7 @@ PROPERTY = (
     *("routing", "transfer", "worker"),
     *("http2_connection", "store_objects", "store_switch"),
 )
-INTEGRATION = ("conductor", "lb", "transfer", "worker")
+INTEGRATION = ("conductor", "decision", "lb", "transfer", "worker")
 PURE = (
     *(f"tests/unit/{room}" for room in UNIT),
     "tests/unit/store/test_store_traits.py",

@@ -14,6 +14,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
+from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.regions import inbound as inbound_module
 from pinyon.frontdoor.regions import link as link_module
 from pinyon.frontdoor.regions import servicer as servicer_module
@@ -362,6 +363,20 @@ async def test_a_request_is_good_once_and_for_one_hop():
             assert await caller.status() is grpc.StatusCode.INVALID_ARGUMENT
         assert not regions["us"].workers[0].submissions
         await regions.idle()
+
+
+async def test_the_log_names_a_refused_request_and_its_tenant(monkeypatch):
+    logged = []
+    monkeypatch.setattr(AccessLog, "answered", lambda _, seen, quiet=False: logged.append(seen))
+    async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
+        await caller.meet()
+        submission = worker_pb2.Submission.FromString(caller.request().submission)
+        submission.model, submission.request_class.tenant = "not here", "acme"
+        refused = peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=1)
+        await caller.call.write(peer_pb2.SessionRequest(requests=[refused]))
+        await spin(lambda: logged)
+    (seen,) = logged
+    assert (seen.method, seen.status, seen.request_id, seen.holder) == ("FORWARDED", 429, "r1", "acme")
 
 
 async def test_sessions_are_bounded(monkeypatch):

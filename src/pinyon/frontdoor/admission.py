@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
@@ -14,7 +14,7 @@ from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.line import Line, Place
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels, RateLimited
-from pinyon.routing.rates import Rates, TenantRates
+from pinyon.routing.rates import Rates
 
 
 class Turn(Protocol):
@@ -39,13 +39,14 @@ class LimitedTurn(Turn, Protocol):
 
 
 class Admission:
-    """``default`` is for tenants whose API key names no limits."""
+    """``default`` is for tenants whose API key names no limits. ``rates`` are
+    :class:`pinyon.routing.rates.TenantRates`, or what writes their calls into a journal, as with :class:`Line`."""
 
     def __init__(
-        self, line: Line, rates: TenantRates, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
+        self, line: Line, rates: Any, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
     ) -> None:
         self._line = line
-        self._rates = rates
+        self._rates: Any = rates
         self._default = default
         self._metrics = metrics
         self._clock = clock
@@ -103,7 +104,8 @@ class Admission:
     def levels(self, tenant: str, rates: Rates) -> Levels:
         if not rates.rpm and not rates.tpm:
             return NO_LEVELS
-        return self._rates.levels(tenant, rates, self._clock())
+        levels: Levels = self._rates.levels(tenant, rates, self._clock())
+        return levels
 
     def take(self, tenant: str, rates: Rates, tokens: int) -> None:
         """What a request of a tenant with such a limit may need. Raises :class:`RateLimited`."""

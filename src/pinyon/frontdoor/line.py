@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
 from pinyon.frontdoor.room import Hold
-from pinyon.routing.queue import RequestQueue
 
 
 class Place:
@@ -135,11 +135,14 @@ class Line:
     has got a slot, so that ``is_open`` counts it when it is asked for the next; it may give what is kept for that one
     until it has left, or :meth:`Place.release`. Neither may raise. Whenever there may
     be room for more, :meth:`availability_changed` is to be called: without it, only who comes or leaves finds it.
+
+    ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or what writes its calls into a journal, which compiled
+    code would refuse under that type.
     """
 
     def __init__(
         self,
-        queue: RequestQueue,
+        queue: Any,
         clock: Clock = time.monotonic,
         is_open: Callable[[int], bool] = _always,
         on_grant: Callable[[int], Hold | None] = _nobody,
@@ -147,7 +150,7 @@ class Line:
         self.is_open, self.on_grant = is_open, on_grant
         self.on_put_back: Callable[[], None] = _nothing
         """What changed while nobody waited may be room for who waits again."""
-        self._queue = queue
+        self._queue: Any = queue
         self._clock = clock
         self._places: dict[int, Place] = {}
         self._last = 0
@@ -156,16 +159,19 @@ class Line:
 
     @property
     def in_flight(self) -> int:
-        return self._queue.in_flight
+        number: int = self._queue.in_flight
+        return number
 
     @property
     def queued(self) -> int:
-        return self._queue.queued
+        number: int = self._queue.queued
+        return number
 
     @property
     def waiting_demands(self) -> Collection[int]:
         """Of those who wait."""
-        return self._queue.waiting_demands
+        demands: Collection[int] = self._queue.waiting_demands
+        return demands
 
     def reserve(self, tenant: str) -> Place:
         """A place, before anything is done for a request. Raises :class:`ResourceExhausted` when the queue is full."""
@@ -195,7 +201,7 @@ class Line:
         number, demand, priority = place.number, place.demand, place.priority
         room = room or self.is_open(demand)
         if room and not demand and not priority:  # a short line of a journal
-            has_slot = self._queue.enter(number, place.tokens, now_s)
+            has_slot: bool = self._queue.enter(number, place.tokens, now_s)
         else:
             has_slot = self._queue.enter(number, place.tokens, now_s, priority=priority, demand=demand, open=room)
         if has_slot:

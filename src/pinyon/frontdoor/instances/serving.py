@@ -17,7 +17,7 @@ from pinyon.core.errors import (
     PinyonError,
     ResourceExhausted,
 )
-from pinyon.core.request import FinishReason
+from pinyon.core.request import FinishReason, RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
@@ -28,7 +28,6 @@ from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.regions.arrival import ForwardedTurn
 from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
 from pinyon.http.budget import Share
-from pinyon.messages.checks import check_id
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
@@ -73,13 +72,13 @@ class _TokenRequests(Requests[TokenServing]):
         self, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest, head: Head, share: Share
     ) -> int:
         serving, peer = self.serving, self.session.peer
+        whose = class_from_proto(submission.request_class)
+        head.client = Client(whose.tenant)
         self.hold(share, peer.name, len(forwarded.submission) + REQUEST_BYTES)
         timeout_s = min(submission.timeout_ms / 1e3 or serving.timeout_s, serving.timeout_s)
-        request = await self._request(submission, head.arrived_s, timeout_s)
+        request = await self._request(submission, whose, head.arrived_s, timeout_s)
         request.gap_s = min(forwarded.gap_ms, 1000) / 1e3
-        whose = request.ask.request_class
-        head.unique = head.request_id = submission.request_id
-        head.client, head.facts = Client(whose.tenant), partial(facts_of, (request,))
+        head.facts = partial(facts_of, (request,))
         place = serving.arrivals.admit(peer, forwarded.hops, whose.geographies, whose.tenant)
         told = False
 
@@ -96,13 +95,13 @@ class _TokenRequests(Requests[TokenServing]):
             raise late(timeout_s, "") from None
         return 200
 
-    async def _request(self, submission: worker_pb2.Submission, now_s: float, timeout_s: float) -> Request:
+    async def _request(
+        self, submission: worker_pb2.Submission, whose: RequestClass, now_s: float, timeout_s: float
+    ) -> Request:
         """Raises :class:`PinyonError`. A model that is not served here is no fault of the request."""
         tokens, generated = submission.prompt_tokens_le32, submission.generated_tokens
         if len(tokens) % 4 or len(tokens) < 4 * (generated + 1):
             raise InvalidArgument(f"{len(tokens)} bytes with {generated} tokens generated are no prompt")
-        check_id(submission.request_id, "request_id")
-        whose = class_from_proto(submission.request_class)
         try:
             prompts = self.serving.prompts.of(submission.model)
         except NotFound as error:

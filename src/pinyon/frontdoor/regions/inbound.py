@@ -14,6 +14,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Cancelled, Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.access_log import AccessLog, Answered
+from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REGION_FIELD
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.regions.arrival import Arrivals
@@ -21,6 +22,7 @@ from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
+from pinyon.messages.checks import check_id
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
@@ -36,6 +38,9 @@ FAREWELL_S = 0.2
 SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
 served for it would have no end, and it would have its share of the room."""
+
+_UNKNOWN = Client("")
+"""Whose request it is, before that has been read."""
 
 _log = get_logger("lb.regions")
 
@@ -89,11 +94,13 @@ class Requests(Generic[S]):
             self.fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
             ended()
         else:
-            self.session.begin(stream_id, self._serve(stream_id, run), name, ended)
+            self.session.begin(stream_id, self._serve(stream_id, name, run), name, ended)
 
-    async def _serve(self, stream_id: int, run: Callable[[Head, Share], Awaitable[int]]) -> None:
+    async def _serve(self, stream_id: int, name: str, run: Callable[[Head, Share], Awaitable[int]]) -> None:
         head, share, status = Head("", self.serving.clock()), Share(self.serving.budget), 0
+        head.client = _UNKNOWN
         try:
+            head.unique = head.request_id = check_id(name, "request_id")
             status = await run(head, share)
         except asyncio.CancelledError:
             status = Cancelled.http_status

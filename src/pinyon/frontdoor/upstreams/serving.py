@@ -32,7 +32,6 @@ from pinyon.http.budget import Share
 from pinyon.http.error import HttpError
 from pinyon.http.limits import HttpLimits
 from pinyon.http.request import parse_head
-from pinyon.messages.checks import check_id
 from pinyon.messages.request_class import class_from_proto
 
 ADDED_FIELDS: Final = 4
@@ -103,13 +102,13 @@ class _RawRequests(Requests[RawServing]):
         self, message: peer_pb2.RawHead, hops: int, arriving: _Arriving, reply: PeerReply, head: Head, share: Share
     ) -> int:
         serving, peer = self.serving, self.session.peer
+        whose = class_from_proto(message.request_class)
+        head.client = PUBLIC if whose.tenant == PUBLIC.tenant else Client(whose.tenant)
         most = serving.limits.body_bytes
         if message.body_length > most:
             raise ResourceExhausted(f"its body is larger than {most} bytes", field=REJECTED_FIELD)
-        whose = class_from_proto(message.request_class)
         self.hold(share, whose.tenant, message.body_length)
         _fill(head, message, serving.limits)
-        head.client = PUBLIC if whose.tenant == PUBLIC.tenant else Client(whose.tenant)
         head.labels = Labels(
             session=whose.session, user=whose.user, priority=whose.priority, geographies=whose.geographies
         )
@@ -151,7 +150,6 @@ class _Arriving:
 
 def _fill(head: Head, message: peer_pb2.RawHead, limits: HttpLimits) -> None:
     """As if it had come by HTTP. Raises :class:`InvalidArgument`, and :class:`HttpError`."""
-    head.unique = head.request_id = check_id(message.request_id, "request_id")
     if not head.unique.isascii() or not head.unique.isprintable():
         raise InvalidArgument("request_id is not printable", field="request_id")
     read_fields(message.fields)
