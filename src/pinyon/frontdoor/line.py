@@ -9,7 +9,7 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.room import Hold
+from pinyon.frontdoor.demands import Hold
 
 
 class Place:

@@ -71,5 +71,6 @@ class Routes:
         for model in self._models():
             if model["id"] == name:
                 return json.dumps(model).encode(), JSON
-        self._known(name or "?")
+        if name:
+            self._known(name)
         raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")

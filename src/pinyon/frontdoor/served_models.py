@@ -15,7 +15,7 @@ from typing import Final
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
-from pinyon.frontdoor.room import Demands, Hold
+from pinyon.frontdoor.demands import Demands, Hold
 from pinyon.frontdoor.served import Served
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer

@@ -10,6 +10,9 @@ from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.http2.client import Http2Call, Http2Channel
 from pinyon.runtime.http2.messages import EOF
 
+MESSAGES_MAX = 1024
+"""On their way, in each direction; who sends more waits."""
+
 
 def delayed(connect: OpenSession, seconds: float) -> OpenSession:
     """To a peer that is so far away, one way. What is known of a connection itself is known at once."""
@@ -38,8 +41,8 @@ class _FarCall:
         self._call = call
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._going: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
-        self._coming: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
+        self._going: asyncio.Queue[tuple[float, Any]] = asyncio.Queue(MESSAGES_MAX)
+        self._coming: asyncio.Queue[tuple[float, Any]] = asyncio.Queue(MESSAGES_MAX)
         self._tasks = [self._loop.create_task(self._give()), self._loop.create_task(self._take())]
         self.wait_for_connection = call.wait_for_connection
 
@@ -50,7 +53,7 @@ class _FarCall:
         return message
 
     async def write(self, message: Any) -> None:
-        self._put(self._going, message)
+        await self._put(self._going, message)
 
     async def done_writing(self) -> None:
         await self._going.join()
@@ -61,8 +64,8 @@ class _FarCall:
             task.cancel()
         self._call.cancel()
 
-    def _put(self, queue: asyncio.Queue[tuple[float, Any]], message: Any) -> None:
-        queue.put_nowait((self._loop.time() + self._seconds, message))
+    async def _put(self, queue: asyncio.Queue[tuple[float, Any]], message: Any) -> None:
+        await queue.put((self._loop.time() + self._seconds, message))
 
     async def _next(self, queue: asyncio.Queue[tuple[float, Any]]) -> Any:
         due_s, message = await queue.get()
@@ -85,4 +88,4 @@ class _FarCall:
                 message = await self._call.read()
             except Exception as error:
                 message = error
-            self._put(self._coming, message)
+            await self._put(self._coming, message)
