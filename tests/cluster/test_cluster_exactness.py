@@ -22,6 +22,8 @@ from tests.long import usually
 SEED = 20260
 CONCURRENCY = 6
 
+ROUNDS_MAX = 5
+
 READ_S = 300.0
 """Until a node is read again: where fetching was slow once, it is believed to be for minutes."""
 
@@ -95,16 +97,21 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
 
 
 async def test_tokens_are_exact_while_blocks_are_evicted(small_reference, tmp_path):
-    asks = make_asks(usually(22, long=160), SEED + 1)
     # Pools that hold a few requests, and a store of 1 MiB = 32 KV objects: everything is evicted all the time.
     spec = cluster_spec(pool_blocks=28, store_mib=1, extra=CHUNKS)
     with LocalCluster(spec, tmp_path, forked.with_small_model) as small:
-        answers = await send_all(small, asks)
-        check(small_reference, asks, answers)
-        await wait_idle(small)
-        scrape = Scrape(small)
-        assert scrape.total("pinyon_worker_evicted_blocks_total") > 0
-        assert scrape.total("pinyon_kvstore_evicted_objects_total") > 0
+        # How many blocks a busy worker offers the store is up to the clock, so one round may not fill it.
+        for seed in range(SEED + 1, SEED + 1 + ROUNDS_MAX):
+            asks = make_asks(usually(22, long=160), seed)
+            check(small_reference, asks, await send_all(small, asks))
+            await wait_idle(small)
+            scrape = Scrape(small)
+            evicted = [
+                scrape.total(f"pinyon_{of}_total") for of in ("worker_evicted_blocks", "kvstore_evicted_objects")
+            ]
+            if all(evicted):
+                break
+        assert all(evicted), f"blocks evicted by the workers and objects by the store: {evicted}"
 
 
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
