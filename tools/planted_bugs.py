@@ -3,9 +3,9 @@
     python -m tools.planted_bugs [NAME ..] [--suites unit property ..] [--fresh] [--table]
 
 ``tests/data/planted_bugs.toml`` has the bugs: what to replace in which file, and who would suffer from it. Each is put
-into a copy of this checkout, whose tests run until the first one fails. Results are written to
-``.cache/planted/results.jsonl`` as they come, and what is there is not run again. Who changes a file that has a bug in
-it puts the same bug into the new text.
+into a copy of this checkout, whose tests run until the first one fails: those first that import the file. Results are
+written to ``.cache/planted/results.jsonl`` as they come, and what is there is not run again. Who changes a file that
+has a bug in it puts the same bug into the new text.
 """
 
 from __future__ import annotations
@@ -76,13 +76,24 @@ def copied(to: Path) -> None:
             shutil.copy2(ROOT / name, to / name)
 
 
-def first_failure(root: Path, suites: Sequence[str]) -> str:
-    """Of the tests of a checkout; empty: none failed. Raises ``RuntimeError`` where they could not be run."""
+def importers(root: Path, suites: Sequence[str], file: str) -> list[str]:
+    """The test files that name the module: most bugs are found there within seconds."""
+    module = re.sub(r"^src/|\.py$", "", file).replace("/", ".")
+    return [
+        str(path.relative_to(root))
+        for suite in suites
+        for path in sorted((root / "tests" / suite).rglob("test_*.py"))
+        if module in path.read_text(encoding="utf-8")
+    ]
+
+
+def first_failure(root: Path, tests: Sequence[str]) -> str:
+    """Of these tests of a checkout; empty: none failed. Raises ``RuntimeError`` where they could not be run."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
     try:
         ran = subprocess.run(
-            [*command, *(f"tests/{suite}" for suite in suites)],
+            [*command, *tests],
             cwd=root,
             env=environment,
             stdout=subprocess.PIPE,
@@ -112,7 +123,8 @@ def try_one(bug: Bug, suites: Sequence[str]) -> Found:
         root = Path(folder)
         copied(root)
         bug.put_into(root)
-        caught = first_failure(root, suites)
+        near = importers(root, suites, bug.file)
+        caught = (near and first_failure(root, near)) or first_failure(root, [f"tests/{suite}" for suite in suites])
     took = (datetime.datetime.now(datetime.UTC) - begun).total_seconds()
     return Found(bug.name, caught, round(took, 1), begun.isoformat(timespec="seconds"), commit())
 

@@ -39,11 +39,11 @@ def test_the_first_failure_names_its_test(tmp_path: Path) -> None:
     tests.mkdir(parents=True)
     shutil.copy2(ROOT / "pyproject.toml", tmp_path)
     (tests / "test_it.py").write_text("def test_good(): pass\n")
-    assert first_failure(tmp_path, ["one"]) == ""
+    assert first_failure(tmp_path, ["tests/one"]) == ""
     (tests / "test_it.py").write_text("def test_bad(): assert 0\n")
-    assert first_failure(tmp_path, ["one"]) == "tests/one/test_it.py::test_bad"
+    assert first_failure(tmp_path, ["tests/one"]) == "tests/one/test_it.py::test_bad"
     with pytest.raises(RuntimeError):
-        first_failure(tmp_path, ["two"])
+        first_failure(tmp_path, ["tests/two"])
 
 
 def test_the_table_has_the_score() -> None:
