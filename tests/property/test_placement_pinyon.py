@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet

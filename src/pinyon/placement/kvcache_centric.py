@@ -12,7 +12,7 @@ from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Aside, Fetch, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.probing import transfer_doubt
+from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.threshold_tuner import ThresholdTuner
 
 

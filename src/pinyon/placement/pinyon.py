@@ -33,14 +33,15 @@ from numpy.typing import NDArray
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late
-from pinyon.placement.costs import Cost, Costs, CostTerms
+from pinyon.placement.considered import Cost
+from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.probing import transfer_doubt
+from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
 
 BatchSharing = Callable[[PlacementRequest, Pool, PrefixMatch], NDArray[np.float64]]
@@ -125,7 +126,7 @@ class Pinyon:
         now_s: float,
     ) -> PlacementDecision:
         """What follows from the choice of one."""
-        state, cost = pool.prefills[place], costs.at(place)
+        state, cost = pool.prefills[place], costs.columns.at(place)
         reach, transfer_s, prefill_s = cost.reach, cost.transfer_s, cost.prefill_s
         doubted = None if cost.fetches else self._doubted(request, pool, match, costs, state, cost, now_s)
         if doubted is not None:
@@ -139,7 +140,7 @@ class Pinyon:
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
         """One of its pair instead, if it costs no more than what it computes would take to be fetched there later, and
         is in time."""
-        chosen, state = costs.at(place), pool.prefills[place]
+        chosen, state = costs.columns.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
         most_s = chosen.cost_s + start_s + byte_s * tokens * state.block_bytes / pool.layout.block_tokens
@@ -150,10 +151,10 @@ class Pinyon:
         for other in (first, second):
             if other is None:
                 continue
-            cost = costs.at(other)
+            cost = costs.columns.at(other)
             if cost.fetches and cost.cost_s <= most_s:
                 costs.correct(other)
-                cost = costs.at(other)
+                cost = costs.columns.at(other)
             if cost.cost_s < best_s and cost.cost_s <= most_s and not costs.late(other):
                 best, best_s = other, cost.cost_s
         return best

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.considered import Considered
-from pinyon.placement.instances import InstanceState
-from pinyon.placement.neighbours import Neighbours
+from pinyon.placement.instances import InstanceState, Neighbours
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 NANO_S: Final = 1e-9
@@ -163,16 +162,12 @@ class PlacementDecision:
         waits_ms = self.decode.load.room_wait_ms
         self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
-    def drained(self, drain_s: float) -> PlacementDecision:
-        """The same with such a pipeline."""
-        return self._but(self.fetches, drain_s)
-
     def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
         """The same with what a pipeline of nodes takes besides."""
         if self.prefill.info.stages == 1:
             return self
         reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
-        return self.drained(self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
+        return self._but(self.fetches, self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
 
     def without_fetches(self) -> PlacementDecision:
         """The same for who fetches nothing."""
@@ -228,13 +223,12 @@ class Pool:
     # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
     _rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
     _last_row: int | None = field(init=False, repr=False, compare=False)
-    _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
     _decode_place_of: Mapping[int, int] | None = field(init=False, repr=False, compare=False)
     _places_near: dict[int, vec[i64]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("_rows", "_last_row", "_by_id", "_place_of", "_decode_place_of"):
+        for name in ("_rows", "_last_row", "_place_of", "_decode_place_of"):
             object.__setattr__(self, name, None)
         object.__setattr__(self, "_places_near", {})
         object.__setattr__(self, "row_numbers", vec[i64]([state.row for state in self.prefills]))
@@ -256,15 +250,6 @@ class Pool:
             row = int(self.rows.max())
             object.__setattr__(self, "_last_row", row)
         return row
-
-    @property
-    def by_id(self) -> Mapping[str, InstanceState]:
-        """The prefill instances."""
-        by_id = self._by_id
-        if by_id is None:
-            by_id = {state.info.instance_id: state for state in self.prefills}
-            object.__setattr__(self, "_by_id", by_id)
-        return by_id
 
     @property
     def place_of(self) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
-from pinyon.placement.probing import probe_pool
+from pinyon.placement.admission import probe_pool
 
 SETTLING_RETRY_S = 0.5
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceLoad

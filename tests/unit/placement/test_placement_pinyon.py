@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.core.errors import Rejected
 from pinyon.core.layout import KvLayout
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
@@ -111,4 +111,4 @@ def test_a_neighbour_that_computes_for_another_model_is_none() -> None:
     match = fleet.index.match(request.block_keys, 1000)
     costs = Costs(CostTerms(1.0, True, True), request, pool, match, 1.0, None)
     over_the_network_s = 1e-3 + 16_000 * 57_344 / GIB_S
-    assert [costs.at(place).transfer_s for place in (0, 1)] == pytest.approx([over_the_network_s] * 2)
+    assert [costs.columns.at(place).transfer_s for place in (0, 1)] == pytest.approx([over_the_network_s] * 2)

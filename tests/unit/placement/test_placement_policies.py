@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pinyon.core.errors import Rejected
 from pinyon.core.hash_ring import HashRing
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND

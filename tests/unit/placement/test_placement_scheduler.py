@@ -4,7 +4,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.index import Intake
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceLoad
