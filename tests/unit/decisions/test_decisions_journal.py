@@ -21,7 +21,7 @@ from pinyon.decisions import (
     journal_header,
     replay_journal,
 )
-from pinyon.decisions.eviction import Eviction
+from pinyon.decisions.instance import Eviction
 from pinyon.decisions.front import FRONT_INPUTS
 from pinyon.decisions.instance import INSTANCE_INPUTS
 from pinyon.paging import Reservations
