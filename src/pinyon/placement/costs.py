@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.considered import Columns, Considered, Cost
@@ -72,30 +70,19 @@ class Costs:
     """The cost at each of the instances, by their places in the pool."""
 
     def __init__(
-        self,
-        terms: CostTerms,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        now_s: float,
-        gains_s: NDArray[np.float64] | None,
+        self, terms: CostTerms, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
     ) -> None:
-        """``gains_s``: what is gained there besides."""
         self.planner = FetchPlanner(pool, match)
         self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
-        self._gains_s = gains_s
         self.examined: set[int] = set()
         """Places that were looked at exactly."""
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
-        columns = self.columns = Columns(count)
+        self.columns = Columns(count)
         self._look()
-        self._ranked_s = columns.cost_s
+        self._ranked_s = self.columns.cost_s
         """The costs again, without end where somebody is left out."""
-        if gains_s is not None:
-            for place, gain_s in enumerate(gains_s.tolist()):
-                columns.cost_s[place] -= gain_s
 
     def _look(self) -> None:
         """At all of them."""
@@ -323,7 +310,5 @@ class Costs:
                 reach = local
         wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._terms.order)
         cost_s = wait_s + seemed.room_s + transfer_s + prefill_s * (1 + self._terms.others * behind)
-        if self._gains_s is not None:
-            cost_s -= float(self._gains_s[place])
         self._put(place, Cost(local, reach, seemed.room_s, wait_s, transfer_s, prefill_s, cost_s))
         return cost_s > seemed.cost_s

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.considered import Columns
@@ -114,7 +112,7 @@ def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Column
         raise ValueError("nothing is known of the other instances")
     block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
     tokens = logged.request.prompt_tokens
-    rows = np.array([state.row for state in pool.prefills], np.intp)
+    rows = pool.rows
     queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
     costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
     fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)

@@ -22,13 +22,9 @@ Where the request's own time there exceeds its limit, it is the cheapest one of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
@@ -43,10 +39,6 @@ from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, 
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
-
-BatchSharing = Callable[[PlacementRequest, Pool, PrefixMatch], NDArray[np.float64]]
-"""Of each prefill instance of a pool, seconds that are gained where a request decodes beside others of its prefix."""
-
 
 @dataclass(frozen=True, slots=True)
 class PinyonSettings:
@@ -63,26 +55,18 @@ class PinyonSettings:
 
 
 class Pinyon:
-    """See the module. ``sharing``: what decode batches gain, where something is known of that. ``terms``: what costs
-    are made of, if that is not all."""
+    """See the module. ``terms``: what costs are made of, if that is not all."""
 
     name: ClassVar[str] = "pinyon"
 
-    def __init__(
-        self,
-        settings: PinyonSettings = PinyonSettings(),
-        sharing: BatchSharing | None = None,
-        terms: CostTerms | None = None,
-    ) -> None:
-        self._sharing = sharing
+    def __init__(self, settings: PinyonSettings = PinyonSettings(), terms: CostTerms | None = None) -> None:
         self._terms = terms or CostTerms(settings.others)
         self._pairs = Pairs(HotnessSettings(), settings.virtual_nodes, settings.seed, settings.key_tokens)
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        gains_s = None if self._sharing is None else self._sharing(request, pool, match)
-        costs = Costs(self._terms, request, pool, match, now_s, gains_s)
+        costs = Costs(self._terms, request, pool, match, now_s)
         cheapest = place = costs.cheapest()
         if len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)

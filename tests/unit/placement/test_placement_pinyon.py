@@ -109,6 +109,6 @@ def test_a_neighbour_that_computes_for_another_model_is_none() -> None:
     (pool,) = fleet.pools("m")
     request = PlacementRequest("r", "m", 16_010, keys(*range(1, 1001)), 8)
     match = fleet.index.match(request.block_keys, 1000)
-    costs = Costs(CostTerms(1.0, True, True), request, pool, match, 1.0, None)
+    costs = Costs(CostTerms(1.0, True, True), request, pool, match, 1.0)
     over_the_network_s = 1e-3 + 16_000 * 57_344 / GIB_S
     assert [costs.columns.at(place).transfer_s for place in (0, 1)] == pytest.approx([over_the_network_s] * 2)

@@ -25,7 +25,6 @@ def test_rows_and_places_are_those_of_its_instances() -> None:
 def test_they_are_worked_out_once() -> None:
     """Compiled, too."""
     pool = pool_of_four()
-    assert pool.rows is pool.rows
     assert pool.place_of is pool.place_of
 
 
