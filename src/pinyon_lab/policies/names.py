@@ -19,13 +19,13 @@ from pinyon_lab.policies.dualmap import LabDualMap, LabDualMapSettings
 from pinyon_lab.policies.dynamic_batch import DynamicBatchSettings
 from pinyon_lab.policies.dynamo import Dynamo, DynamoSettings
 from pinyon_lab.policies.eviction import Fifo, Gdfs, Lfu
+from pinyon_lab.policies.feather import LabFeatherSettings
 from pinyon_lab.policies.group_rounds import OracleSettings
 from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
 from pinyon_lab.policies.plain import MinTtft, RandomChoice
 from pinyon_lab.policies.preble import Preble, PrebleSettings
 from pinyon_lab.policies.s3fifo import S3Fifo
 from pinyon_lab.policies.sieve import SievePolicy
-from pinyon_lab.policies.tip_tree import LabFeatherSettings
 
 PLACEMENT = (Algorithm1.name, CacheAffinity.name, Preble.name, Dynamo.name, MinTtft.name, RandomChoice.name)
 PLACEMENT_POLICIES.offer(

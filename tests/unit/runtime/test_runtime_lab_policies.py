@@ -37,7 +37,7 @@ assert not any(name.startswith("pinyon_lab") for name in sys.modules)
 @pytest.mark.parametrize(
     ("service", "option", "choices"),
     [
-        ("worker", "--batching", [*BATCHING, "feather:by_tip=true"]),
+        ("worker", "--batching", [*BATCHING, "feather:by_tip=true", "feather:stop=q_learning"]),
         (
             "conductor",
             "--placement",
@@ -67,7 +67,7 @@ def test_the_laboratory_offers_them(registry: Registry[object], names: tuple[str
 
 def test_a_running_service_takes_them_as_it_takes_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PINYON_POLICY_MODULES", "pinyon_lab.policies")
-    for name in ("Dynamic:tbt_s=0.2", "Feather:by_tip=true", "Lpm", "Oracle", "SglangDfsWeight", "SglangFcfs"):
+    for name in ("Dynamic:tbt_s=0.2", "Feather:stop=q_learning", "Lpm", "Oracle", "SglangDfsWeight", "SglangFcfs"):
         assert BATCHING_POLICIES.checked(f"pinyon_lab.policies.batching:{name}")
     for name in ("algorithm1:Algorithm1", "cache_affinity:CacheAffinity", "dynamo:Dynamo", "preble:Preble:share=0.4"):
         assert PLACEMENT_POLICIES.checked(f"pinyon_lab.policies.{name}")
