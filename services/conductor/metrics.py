@@ -8,8 +8,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.request import Role
-from pinyon.placement.fleet import Fleet
 from pinyon.placement.decision_log import PredictionErrors
+from pinyon.placement.fleet import Fleet
 from pinyon.runtime.tally import Count, Tally
 from services.conductor.membership import Membership
 

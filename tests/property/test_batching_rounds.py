@@ -29,7 +29,7 @@ def path(random: Random) -> list[int]:
 
 @settings(max_examples=usually(20, long=100), deadline=None)
 @given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*LabLearning, None]), seed=st.integers(0, 9))
-def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | None, seed: int) -> None:
+def test_everybody_has_a_token_in_each_round(random: Random, stop: LabLearning | None, seed: int) -> None:
     """None: groups that the caller has named."""
     rounds: Rounds = GroupRounds(1)
     if stop is not None:
@@ -66,7 +66,7 @@ def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | No
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 30), stop=st.sampled_from(LabLearning))
-def test_the_same_calls_have_the_same_answers(seed: int, stop: Learning) -> None:
+def test_the_same_calls_have_the_same_answers(seed: int, stop: LabLearning) -> None:
     def run() -> list[list[int]]:
         random = Random(seed)
         rounds = PrefixRounds(LabFeatherSettings(stop=stop, seed=3).stopping(), 1)

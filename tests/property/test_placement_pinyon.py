@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
-from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet
@@ -24,6 +23,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostModel
 from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.long import usually
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 

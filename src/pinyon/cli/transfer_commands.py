@@ -353,8 +353,8 @@ def _show(points: Sequence[_Point], stats: TransferStats) -> None:
             str(point.transfers),
         )
     console.print(rows)
-    numbers = ("GB", "share", "chains", "short way", "failures")
-    paths = table("transport", "NIC here", "NIC there", *numbers, title="\npaths", right=numbers, whole=True)
+    figures = ("GB", "share", "chains", "short way", "failures")
+    paths = table("transport", "NIC here", "NIC there", *figures, title="\npaths", right=figures, whole=True)
     total = sum(one.nbytes for one in stats.paths) or 1
     for one in sorted(stats.paths, key=lambda one: -one.nbytes):
         failures = ", ".join(f"{count} {reason}" for reason, count in sorted(one.failures.items())) or "none"

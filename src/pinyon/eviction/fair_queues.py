@@ -1,5 +1,5 @@
-"""The runs that may go, in the order in which they should: by what one of their class and age is worth, and where tenants
-share the room."""
+"""The runs that may go, in the order in which they should: by what one of their class and age is worth, and where
+tenants share the room."""
 
 from __future__ import annotations
 

@@ -60,12 +60,17 @@ def explained_to_proto(
 
 def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> FirstToken:
     """An instance's word: shown and counted, nothing is decided by it."""
-    times_us = (message.ttft_us, message.queue_us, message.fetch_us, message.compute_us, message.push_us)
     return FirstToken(
         message.prefill_instance_id[:NAME_CHARS_MAX],
-        *[us if us <= US_MAX else 0 for us in times_us],  # what is no time is none
-        *(message.computed_tokens, message.local_tokens, message.peer_tokens, message.store_tokens),
+        *(_time(message.ttft_us), _time(message.queue_us), _time(message.fetch_us), _time(message.compute_us)),
+        *(_time(message.push_us), message.computed_tokens, message.local_tokens, message.peer_tokens),
+        message.store_tokens,
     )
+
+
+def _time(us: int) -> int:
+    """What is no time is none."""
+    return us if us <= US_MAX else 0
 
 
 def _candidate(each: Candidate) -> conductor_pb2.Candidate:

@@ -1,5 +1,5 @@
-"""Rejection of what cannot be served in time (Mooncake Algorithm 1, lines 18 and 19), and work that is given out although
-the estimates say no, so that they are measured again.
+"""Rejection of what cannot be served in time (Mooncake Algorithm 1, lines 18 and 19), and work that is given out
+although the estimates say no, so that they are measured again.
 
 An instance that is believed to be slow gets no requests, and without requests nobody learns that it is fast by now (or
 that the first sample was a hiccup). The same holds for fetching that is believed to be slower than computing.

@@ -207,10 +207,10 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
 
 def _with_others(logged: LoggedDecision, seen: Seen) -> str:
     """What its decoding shares."""
-    shared = seen.decision.shared_blocks * seen.pool.layout.block_tokens
+    shared, tokens = seen.decision.shared_blocks * seen.pool.layout.block_tokens, logged.request.prompt_tokens
     if not shared:
         return ""
-    return f" beside others that begin with the same {shared} of {logged.request.prompt_tokens} tokens, whose KV is read once"
+    return f" beside others that begin with the same {shared} of {tokens} tokens, whose KV is read once"
 
 
 def _taken(each: Candidate, blocks: int) -> str:

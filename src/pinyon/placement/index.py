@@ -197,8 +197,8 @@ def _look_up(
     expected: ExpectedBlocks | None,
     every: i64,
 ) -> tuple[int, PrefixMatch]:
-    """Along a prompt's keys, until one that nobody holds: the slot of the last key that was found, or -1, and who holds how much of the prompt; of the first so many keys,
-    one in ``every`` counts."""
+    """Along a prompt's keys, until one that nobody holds: the slot of the last key that was found, or -1, and who holds
+    how much of the prompt; of the first so many keys, one in ``every`` counts."""
     runs: list[tuple[int, int]] = []
     soon_runs: list[tuple[int, int]] = []
     last_slot: i64 = -1

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
-from pinyon.placement.admission import is_late
+from pinyon.placement.admission import is_late, transfer_doubt
 from pinyon.placement.considered import Cost
 from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
@@ -37,8 +37,8 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
+
 
 @dataclass(frozen=True, slots=True)
 class PinyonSettings:

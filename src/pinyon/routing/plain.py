@@ -38,7 +38,7 @@ class LeastLoaded(PlainPolicy):
 
 
 class RoundRobin(PlainPolicy):
-    """Everyone in turn, the baseline RR of SkyWalker §5.1: the one whose last turn is longest ago, then the smaller name."""
+    """Everyone in turn, the baseline RR of SkyWalker §5.1: whose last turn is longest ago, then the smaller name."""
 
     name: ClassVar[str] = "round_robin"
 

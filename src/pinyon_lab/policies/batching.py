@@ -1,4 +1,5 @@
-"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure and another way to learn.
+"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure and
+another way to learn.
 
 This file stays Python, where what it is made of is compiled: a service that is to load a class reads its annotations.
 """

@@ -73,7 +73,8 @@ class RankedPolicy(Generic[Key]):
 
 
 class Fifo(RankedPolicy[Key]):
-    """``fifo``: what came first goes first, however often it was used since. It comes when it is stored, or, if it is pinned from then on, when that ends. Worth: how long ago, negative."""
+    """``fifo``: what came first goes first, however often it was used since. It comes when it is stored, or, if it is
+    pinned from then on, when that ends. Worth: how long ago, negative."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,8 +110,9 @@ class Fifo(RankedPolicy[Key]):
 
 
 class Counted(RankedPolicy[Key]):
-    """What lfu and gdfs share: a value by uses since a key was stored. The least value goes first; of equal ones what is deeper in its prompt, then what was used longer ago. Nothing is
-    remembered of what is not held. Worth: the value."""
+    """What lfu and gdfs share: a value by uses since a key was stored. The least value goes first, of equal ones what
+    is deeper in its prompt, then what was used longer ago. Nothing is remembered of what is not held. Worth: the
+    value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +151,9 @@ class Lfu(Counted[Key]):
 
 
 class Gdfs(Counted[Key]):
-    """``gdfs``: Greedy-Dual-Frequency-Size (Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency
-    Caching Policy", HPL-98-69R1), the plain form that "KVCache cache in the wild" §4.2 gives as what there was before.
+    """``gdfs``: Greedy-Dual-Frequency-Size (Cherkasova, "Improving WWW Proxies Performance with
+    Greedy-Dual-Size-Frequency Caching Policy", HPL-98-69R1), the plain form that "KVCache cache in the wild" §4.2 gives
+    as what there was before.
 
     Priority = clock + uses * cost / size as of the last use; the least goes first, and the clock becomes its priority,
     so that what was used often, long ago, ages. Blocks of one pool have one size, and to have one again is taken to

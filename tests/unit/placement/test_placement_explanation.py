@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import PinyonError
 from pinyon.core.shared_prefix import SharedPrefix
-from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.explanation import CANDIDATES_MAX, Explanation, explain
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import (
     DECODE,
     LAYOUT,
