@@ -54,33 +54,26 @@ class StoppingPolicy(Protocol):
     @property
     def exploring(self) -> float:
         """Share of the last decisions that were for the sake of knowing more."""
-        ...
 
     @property
     def shifts(self) -> int:
         """How often what was known stopped being true."""
-        ...
 
     def seen(self, state: BatchState) -> tuple[int, ...]:
         """What it sees of that: states that are equal to it then are one."""
-        ...
 
     def adds(self, state: BatchState) -> bool:
         """The request enters; False: the batch is left as it is."""
-        ...
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
         """These decisions, one after the other, made batches that decoded so many tokens a second. A batch ends where
         nobody was added."""
-        ...
 
     def table(self) -> dict[str, list[float]]:
         """What it has learned, for :meth:`restore`."""
-        ...
 
     def restore(self, table: Mapping[str, Sequence[float]]) -> None:
         """Raises ``ValueError`` if that is none of its own tables."""
-        ...
 
 
 class Bins(NamedTuple):
