@@ -15,6 +15,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
+import pinyon_lab.policies.names  # noqa: F401 - policies are chosen among them
 from bench.batching_world import Ask, Outcome, World, grouped_asks
 from bench.report import Aim, Report, parser, progress, summary
 from pinyon.model.card import load_card

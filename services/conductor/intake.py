@@ -190,7 +190,7 @@ class ReportIntake:
                 continue
             logged = self._log.measured(each.placement_number, first_token_from_proto(each), state)
             if logged is not None and logged.seen is not None:
-                self._metrics.first_token(logged.model, logged.seen.decision.ttft_s, ttft_us * 1e-6)
+                self._metrics.first_token(logged.request.model, logged.seen.decision.ttft_s, ttft_us * 1e-6)
 
     def _apply_snapshot(self, reporter: Reporter, snapshot: conductor_pb2.CacheSnapshot) -> Steps[Intake]:
         packed = key_sample(check_keys(snapshot.keys, "snapshot.keys"), reporter.every)

@@ -8,8 +8,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.request import Role
+from pinyon.placement.decision_log import PredictionErrors
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.prediction_errors import PredictionErrors
 from pinyon.runtime.tally import Count, Tally
 from services.conductor.membership import Membership
 

@@ -1,4 +1,4 @@
-"""A paced cluster with chosen policies: what ``./dev up --engine paced --eviction fifo ...`` starts."""
+"""A paced cluster with chosen policies: what ``./dev up --engine paced --eviction workload_aware ...`` starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster.observe import Scrape
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 
-CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fcfs", "eviction": "fifo"}
+CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fcfs", "eviction": "workload_aware"}
 
 
 def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
@@ -42,7 +42,7 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
         assert scrape.total("pinyon_worker_generated_tokens_total") == 16 * 12
         shown = {name: set(labels) for (_, name, labels), _ in scrape.samples.items() if name.endswith("policies_info")}
         assert shown == {
-            "pinyon_worker_policies_info": {"paced", "fcfs", "fifo", "most_in_time"},
+            "pinyon_worker_policies_info": {"paced", "fcfs", "workload_aware", "most_in_time"},
             "pinyon_conductor_policies_info": {"least_loaded"},
             "pinyon_lb_policies_info": {"round_robin", "blind"},
         }

@@ -14,7 +14,7 @@ from pinyon.core.block_keys import namespace, secret_id
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.messages.layout import layout_from_proto
 from pinyon.routing.layer import Layer
-from pinyon.routing.least_loaded import LeastLoaded
+from pinyon.routing.plain import LeastLoaded
 from pinyon.routing.pushing import Blind
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.security import Security

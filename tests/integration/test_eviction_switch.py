@@ -134,5 +134,5 @@ async def test_a_store_node_keeps_its_objects(redis_server: str, capsys: pytest.
         await client.stored([capacity])
         assert node.figure("evicted_objects_total") == 1
         assert await admin("kvstore", node.address, "eviction=nonsense") == 1
-        assert "known: lru, fifo" in capsys.readouterr().err
+        assert "known: lru, workload_aware" in capsys.readouterr().err
         assert in_force(node.context.registry, "kvstore") == {"lru"}

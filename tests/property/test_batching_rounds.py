@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pinyon.batching import StepSeen
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.interface import Rounds
-from pinyon.batching.policies import FeatherSettings, Learning
 from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds
+from pinyon_lab.policies.feather import LabFeatherSettings, LabLearning
 from pinyon_lab.policies.group_rounds import GroupRounds
 from pinyon_lab.policies.tip_tree import TipTree
 from tests.long import usually
@@ -28,13 +28,13 @@ def path(random: Random) -> list[int]:
 
 
 @settings(max_examples=usually(20, long=100), deadline=None)
-@given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*Learning, None]), seed=st.integers(0, 9))
-def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | None, seed: int) -> None:
+@given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*LabLearning, None]), seed=st.integers(0, 9))
+def test_everybody_has_a_token_in_each_round(random: Random, stop: LabLearning | None, seed: int) -> None:
     """None: groups that the caller has named."""
     rounds: Rounds = GroupRounds(1)
     if stop is not None:
         tree: ChunkedHashTree[int] | None = TipTree(1) if seed % 2 else None
-        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=seed).stopping(), 1, tree)
+        rounds = PrefixRounds(LabFeatherSettings(stop=stop, seed=seed).stopping(), 1, tree)
     waited: dict[int, int] = {}
     new = 0
     for _ in range(150):
@@ -65,11 +65,11 @@ def test_everybody_has_a_token_in_each_round(random: Random, stop: Learning | No
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 1 << 30), stop=st.sampled_from(Learning))
-def test_the_same_calls_have_the_same_answers(seed: int, stop: Learning) -> None:
+@given(seed=st.integers(0, 1 << 30), stop=st.sampled_from(LabLearning))
+def test_the_same_calls_have_the_same_answers(seed: int, stop: LabLearning) -> None:
     def run() -> list[list[int]]:
         random = Random(seed)
-        rounds = PrefixRounds(FeatherSettings(stop=stop, seed=3).stopping(), 1)
+        rounds = PrefixRounds(LabFeatherSettings(stop=stop, seed=3).stopping(), 1)
         taken = []
         for number in range(60):
             rounds.add(number, path(random))

@@ -12,13 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.eviction import Traits
+from pinyon.eviction.fair_queues import RunQueues
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
 from pinyon.eviction.prefix_tree import Run
-from pinyon.eviction.reuse_gaps import LATER, LONGEST_S, RARE, ROUND, SEEN_MAX, ReuseGaps
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.run_note import RunNote
-from pinyon.eviction.run_queues import RunQueues
-from pinyon.eviction.tenant_shares import FLOOD, GROUPS, KNOWN, TenantShares
+from pinyon.eviction.tenant_shares import (
+    FLOOD,
+    GROUPS,
+    KNOWN,
+    LATER,
+    LONGEST_S,
+    RARE,
+    ROUND,
+    SEEN_MAX,
+    ReuseGaps,
+    TenantShares,
+)
 from pinyon_lab.caches.replay import Asked, CacheReplay, replay
 from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS

@@ -39,9 +39,8 @@ from pinyon.eviction.hazard_table import (
     HazardClass,
     Sample,
 )
-from pinyon.eviction.reuse_gaps import LATER, LONGEST_S, RARE, ROUND
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
-from pinyon.eviction.tenant_shares import KNOWN
+from pinyon.eviction.tenant_shares import KNOWN, LATER, LONGEST_S, RARE, ROUND
 
 Path = tuple[int, ...]
 """A key: the blocks of its prompt up to there."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fleet import Fleet
@@ -26,6 +23,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostModel
 from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.long import usually
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 
@@ -153,7 +151,7 @@ def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named:
     among = in_time or it.names
     if not pair:
         assert each[chosen][0] == pytest.approx(min(each[name][0] for name in among), abs=1e-8)
-    asked = CostTerms(1.0, True, True), request, it.pool, it.match, NOW_S, None
+    asked = CostTerms(1.0, True, True), request, it.pool, it.match, NOW_S
     place = Costs(*asked).cheapest_in_time(0.0, -1)
     if place is None:
         assert not in_time
@@ -233,17 +231,6 @@ def test_of_very_many_that_cannot_fetch_one_is_taken_that_was_looked_at() -> Non
     decision = Scheduler(fleet, LabPinyon()).schedule(request, 1.0)
     assert not decision.fetches
     assert decision.prefill_s == pytest.approx((40 * BLOCK + 5) * 1e-3)
-
-
-def test_what_is_gained_beside_others_counts_also_where_it_is_looked_at_exactly() -> None:
-    fleet = crowd(3, {"s0": [*range(1, 41)]})
-
-    def sharing(request: PlacementRequest, pool: Pool, match: PrefixMatch) -> NDArray[np.float64]:
-        return np.array([0.0, 0.5, 0.0])
-
-    request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
-    policy = LabPinyon(LabPinyonSettings(pair=False), sharing)
-    assert Scheduler(fleet, policy).schedule(request, 1.0).prefill.info.instance_id == "m01"
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import Rejected
 from pinyon.core.request import Role
+from pinyon.placement.admission import PROBE_AFTER_S
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
-from pinyon.placement.probing import PROBE_AFTER_S
 from pinyon.placement.scheduler import Scheduler
 from tests.long import usually
 from tests.unit.placement.conftest import make_fleet, member

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
-from pinyon.routing.groups import Candidate, serving_groups
 from pinyon.routing.layer import Layer
-from pinyon.routing.pair import choose_pair
+from pinyon.routing.pair import Candidate, choose_pair, serving_groups
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.routing_keys import byte_keys

@@ -1,7 +1,6 @@
 """What enters the next engine step: which prompts are on their way, who is in the batch, and how prompts are cut."""
 
 from pinyon.batching.chunked_hash_tree import BestRequest, ChunkedHashTree
-from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.decoded_prefixes import LEVEL_BLOCKS, DecodedPrefixes
 from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
@@ -10,7 +9,7 @@ from pinyon.batching.policies import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.policy import BatchRequest, BlockNeed, Holdings, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.rounds import Formed
-from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler
+from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler, plan_chunks
 from pinyon.batching.token_counts import TokenCounts
 
 __all__ = [

@@ -12,8 +12,6 @@ from pinyon.batching.stopping import (
     BanditSettings,
     Heuristic,
     HeuristicSettings,
-    QLearning,
-    QLearningSettings,
     StoppingPolicy,
 )
 
@@ -27,17 +25,15 @@ class Learning(StrEnum):
     """How ``feather`` decides that a batch stays as it is."""
 
     BANDIT = "bandit"
-    Q_LEARNING = "q_learning"
     HEURISTIC = "heuristic"
     NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class FeatherSettings(SharedPrefixSettings):
-    """``stop``: who says that the batch stays as it is. ``seed``: of Q-learning's explorations."""
+    """``stop``: who says that the batch stays as it is."""
 
     stop: Learning = Learning.BANDIT
-    seed: int = 0
 
     def stopping(self, kernel: str = "") -> StoppingPolicy:
         """``kernel``: how the engine's decode attention reads shared KV. Where each group of a batch reads its own
@@ -47,6 +43,4 @@ class FeatherSettings(SharedPrefixSettings):
             return Always()
         if self.stop is Learning.BANDIT:
             return Bandit(BanditSettings())
-        if self.stop is Learning.Q_LEARNING:
-            return QLearning(QLearningSettings(seed=self.seed))
         return Heuristic(HeuristicSettings()) if self.stop is Learning.HEURISTIC else Always()

@@ -17,7 +17,6 @@ class Batching(Protocol):
 
     def policy(self, holdings: Holdings) -> BatchingPolicy:
         """A new one that is told and asked."""
-        ...
 
     def rounds(self, kernel: str) -> Rounds | None:
         """For an engine with this attention kernel ("": it is not known). None: a step decodes all that run."""
@@ -30,46 +29,36 @@ class BatchingPolicy(Protocol):
     @property
     def waiting(self) -> int:
         """Requests enqueued and not yet admitted."""
-        ...
 
     @property
     def running(self) -> int:
         """Requests admitted and not yet removed."""
-        ...
 
     def enqueue(self, request: BatchRequest) -> None:
         """It waits from now on. Raises ``ValueError`` if its number is known."""
-        ...
 
     def adopt(self, request: BatchRequest, now_s: float) -> None:
         """It was admitted by the policy before this one, and runs."""
-        ...
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         """Choose waiting requests whose missing blocks are at most ``room_blocks`` together, at most ``slots`` of them
         that are decoded; they count as running from here on. Asked again until it chooses nobody."""
-        ...
 
     def claimant(self) -> int | None:
         """For whom requests that came after it should give way, as of the last ``admit``; None: for nobody."""
-        ...
 
     def passed_over_s(self, number: int) -> float:
         """How long others that came later went before one that the last ``admit`` has chosen, where that is bounded;
         0 elsewhere."""
-        ...
 
     def gave_way(self, number: int) -> bool:
         """It was admitted, and waits again."""
-        ...
 
     def remove(self, number: int) -> bool:
         """A request ended, gave way or was cancelled, waiting or running. False if it is not known."""
-        ...
 
     def observe(self, step: StepSeen) -> None:
         """What the batch that it made has brought."""
-        ...
 
 
 class WaitingLine(Protocol):
@@ -119,33 +108,26 @@ class Rounds(Protocol):
 
     def add(self, number: int, path: Sequence[int]) -> None:
         """It is running from now on. ``path``: the last block of each level of its prompt."""
-        ...
 
     def remove(self, number: int) -> None:
         """It is running no more."""
-        ...
 
     def next(self) -> list[int]:
         """Those that the next step decodes, until :meth:`done`; empty only if nobody is running."""
-        ...
 
     def done(self) -> None:
         """A step has decoded them: it is the others' turn."""
-        ...
 
     def observe(self, step: StepSeen) -> None:
         """What that step has brought."""
-        ...
 
     @property
     def batches(self) -> int:
         """Of the present round."""
-        ...
 
     @property
     def share(self) -> bool:
         """There is a batch of the present round in which all share something."""
-        ...
 
     @property
     def formed(self) -> Formed: ...

@@ -56,12 +56,10 @@ class Holdings(Protocol):
 
     def need(self, request: BatchRequest) -> BlockNeed:
         """O(its reusable keys)."""
-        ...
 
     def behind(self, number: int) -> int:
         """Blocks of those admitted that came after it: they are decoded, and can give way, or their prompts are being
         computed. O(admitted). Blocks that others share count, too."""
-        ...
 
 
 class StepSeen(NamedTuple):

@@ -31,15 +31,12 @@ class Prefixes(Protocol):
 
     def match_prefix(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys are held."""
-        ...
 
     def want(self, keys: Sequence[BlockKey]) -> int:
         """Spare the leading ones that are held, for a prompt that waits; how many those are."""
-        ...
 
     def unwant(self, keys: Sequence[BlockKey]) -> None:
         """Spare them no more for that prompt."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pinyon.batching.chunking import plan_chunks
 from pinyon.batching.feather_settings import GROUPED, WHOLE
 from pinyon.batching.interface import Rounds, ServiceOrder
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import Formed
 from pinyon.batching.service_order import Fifo
-from pinyon.batching.step_cost import StepCost
+from pinyon.batching.step_cost import StepCost, TimeLeft
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,3 +330,44 @@ class StepScheduler:
             if number not in failed:
                 counted.append(chunk)
         return counted
+
+
+def plan_chunks(
+    spans: Iterable[tuple[int, int]],
+    *,
+    budget_tokens: int,
+    chunk_tokens: int,
+    block_tokens: int,
+    time: TimeLeft | None = None,
+) -> list[int]:
+    """Tokens to compute now for each ``(position, end)`` span, as they come (chunked prefill with a budget per step, as
+    Sarathi's); trailing zeros are left out.
+
+    The first span gets all it can use before the second gets anything. No span gets more than ``chunk_tokens``. A chunk
+    that does not reach the span's end is cut at a block boundary where that leaves at least one token, so that blocks
+    become complete (and whole ranges to send) as early as possible.
+
+    ``time``: what the chunks may take beside those that are decoded. The first one has a block (``chunk_tokens``, if
+    that is less) in any case, so that prompts always advance; another one has none rather than a part of a block.
+    """
+    taken: list[int] = []
+    for position, end in spans:
+        take = min(end - position, chunk_tokens, budget_tokens)
+        if take <= 0:
+            break
+        if time is not None:
+            block = min(take, block_tokens)
+            take = time.tokens(position, take)
+            if take < block:
+                if taken:
+                    break
+                take = block
+        if position + take < end:
+            over = (position + take) % block_tokens
+            if over < take:
+                take -= over
+        taken.append(take)
+        if time is not None:
+            time.spend(position, take)
+        budget_tokens -= take
+    return taken

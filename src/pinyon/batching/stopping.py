@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Final, NamedTuple, Protocol
 
 ADD: Final = 1
@@ -55,33 +54,26 @@ class StoppingPolicy(Protocol):
     @property
     def exploring(self) -> float:
         """Share of the last decisions that were for the sake of knowing more."""
-        ...
 
     @property
     def shifts(self) -> int:
         """How often what was known stopped being true."""
-        ...
 
     def seen(self, state: BatchState) -> tuple[int, ...]:
         """What it sees of that: states that are equal to it then are one."""
-        ...
 
     def adds(self, state: BatchState) -> bool:
         """The request enters; False: the batch is left as it is."""
-        ...
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
         """These decisions, one after the other, made batches that decoded so many tokens a second. A batch ends where
         nobody was added."""
-        ...
 
     def table(self) -> dict[str, list[float]]:
         """What it has learned, for :meth:`restore`."""
-        ...
 
     def restore(self, table: Mapping[str, Sequence[float]]) -> None:
         """Raises ``ValueError`` if that is none of its own tables."""
-        ...
 
 
 class Bins(NamedTuple):
@@ -149,7 +141,7 @@ class Heuristic(Always):
         return state.loss <= (settings.loss_max_many if state.peers + 1 >= settings.many else settings.loss_max)
 
 
-class _Drift:
+class Drift:
     """How far rewards are from what was known, to one side."""
 
     __slots__ = ("_share", "shifts")
@@ -224,7 +216,7 @@ class Bandit:
         self._total = 0.0
         """Decisions that were rewarded."""
         self._scale = 0.0
-        self._drift = _Drift()
+        self._drift = Drift()
         self._explored = 0.0
 
     @property
@@ -284,126 +276,38 @@ class Bandit:
         self._total = sum(arm.count for arms in self._arms.values() for arm in arms)
 
     def table(self) -> dict[str, list[float]]:
-        return {_text(bins): [stop.count, stop.total, add.count, add.total] for bins, (stop, add) in self._arms.items()}
+        return {
+            bins_text(bins): [stop.count, stop.total, add.count, add.total] for bins, (stop, add) in self._arms.items()
+        }
 
     def restore(self, table: Mapping[str, Sequence[float]]) -> None:
         arms: dict[Bins, tuple[_Arm, _Arm]] = {}
         for text, numbers in table.items():
-            stop_count, stop_total, add_count, add_total = _numbers(numbers, 4)
+            stop_count, stop_total, add_count, add_total = table_numbers(numbers, 4)
             if min(stop_count, stop_total, add_count, add_total) < 0:
                 raise ValueError(f"a state was never tried less often than never, or for less than nothing: {text}")
-            arms[_bins(text)] = _Arm(stop_count, stop_total), _Arm(add_count, add_total)
+            arms[bins_of(text)] = _Arm(stop_count, stop_total), _Arm(add_count, add_total)
         self._arms = arms
         every = [arm for pair in arms.values() for arm in pair]
         self._total = sum(arm.count for arm in every)
         self._scale = sum(arm.total for arm in every) / self._total if self._total else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class QLearningSettings:
-    """α, γ and ε of §4.3.4, whose values are not printed there. ``decay``: of ε, with each episode.
-    ``awake``: ε is at least that after a shift."""
-
-    rate: float = 0.1
-    discount: float = 0.8
-    decay: float = 0.97
-    explore_min: float = 0.01
-    awake: float = 0.3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.rate <= 1 and 0 <= self.discount < 1 and 0 < self.decay <= 1):
-            raise ValueError("0 < rate <= 1, 0 <= discount < 1 and 0 < decay <= 1 must hold")
-        if not 0 <= self.explore_min <= self.awake <= 1:
-            raise ValueError("0 <= explore_min <= awake <= 1 must hold")
-
-
-class QLearning:
-    """ε-greedy over Q(s, a). A batch is an episode: it ends when it is left as it is. Adding is worth (1 - γ) of the
-    reward and γ of what can be had from the next state on, stopping all of the reward: so values are tokens/s, and
-    adding is not worth more for being followed by more decisions."""
-
-    def __init__(self, settings: QLearningSettings) -> None:
-        self.learns = True
-        self._settings = settings
-        self._random = Random(settings.seed)
-        self._values: dict[Bins, list[float]] = {}
-        """Stop, add; negative: never tried."""
-        self._counts: dict[Bins, list[float]] = {}
-        self._explore = 1.0
-        self._drift = _Drift()
-
-    @property
-    def exploring(self) -> float:
-        return self._explore
-
-    @property
-    def shifts(self) -> int:
-        return self._drift.shifts
-
-    def seen(self, state: BatchState) -> tuple[int, ...]:
-        return binned(state)
-
-    def adds(self, state: BatchState) -> bool:
-        values = self._values.get(binned(state))
-        # Of what was never tried adding comes first: it is what others do.
-        if values is None or values[ADD] < 0.0 or values[STOP] < 0.0:
-            return values is None or values[ADD] < 0.0
-        if self._random.random() < self._explore:
-            return self._random.random() < 0.5
-        return values[ADD] >= values[STOP]
-
-    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
-        settings = self._settings
-        following: Bins | None = None
-        apart: list[float] = []
-        for state, action in reversed(episode):
-            bins = binned(state)
-            values = self._values.setdefault(bins, [-1.0, -1.0])
-            counts = self._counts.setdefault(bins, [0.0, 0.0])
-            target = tokens_s
-            if action == ADD and following is not None:
-                target += settings.discount * (max(self._values[following]) - tokens_s)
-            if values[action] < 0:
-                values[action] = target
-            else:
-                if counts[action] >= KNOWN_MIN and values[action] > 0:
-                    apart.append(target / values[action] - 1.0)
-                values[action] += settings.rate * (target - values[action])
-            counts[action] += 1.0
-            following = bins
-        self._explore = max(self._explore * settings.decay, settings.explore_min)
-        if self._drift.shifted(apart):
-            self._explore = max(self._explore, settings.awake)
-
-    def table(self) -> dict[str, list[float]]:
-        return {_text(bins): [*values, *self._counts[bins]] for bins, values in self._values.items()}
-
-    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
-        values: dict[Bins, list[float]] = {}
-        counts: dict[Bins, list[float]] = {}
-        for text, numbers in table.items():
-            known = _numbers(numbers, 4)
-            if min(known[2:]) < 0:
-                raise ValueError(f"a state was never tried less often than never: {text}")
-            values[_bins(text)], counts[_bins(text)] = known[:2], known[2:]
-        self._values, self._counts = values, counts
-        if values:
-            self._explore = self._settings.explore_min
-
-
-def _text(bins: Bins) -> str:
+def bins_text(bins: Bins) -> str:
+    """In a table."""
     return f"{bins.batch}/{bins.loss}/{bins.peers}"
 
 
-def _bins(text: str) -> Bins:
+def bins_of(text: str) -> Bins:
+    """Of :func:`bins_text`. Raises ``ValueError``."""
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isdigit() and len(part) <= 2 for part in parts):
         raise ValueError(f"no state of a batch: {text[:40]!r}")
     return Bins(int(parts[0]), int(parts[1]), int(parts[2]))
 
 
-def _numbers(numbers: Sequence[float], count: int) -> list[float]:
+def table_numbers(numbers: Sequence[float], count: int) -> list[float]:
+    """As a table has them for each state. Raises ``ValueError``."""
     if len(numbers) != count or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
         raise ValueError(f"a state has {count} numbers in the table")
     return [float(each) for each in numbers]

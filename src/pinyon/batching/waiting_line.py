@@ -33,7 +33,26 @@ def passed_over_max_s(request: BatchRequest, most_s: float) -> float:
     return min(most_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
 
 
-class ByNumber:
+class _Line:
+    """Of a :class:`pinyon.batching.interface.WaitingLine` what most do nothing about."""
+
+    def begin(self, now_s: float, room_blocks: int) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def adopt(self, request: BatchRequest) -> None:
+        pass
+
+    def passed_over_s(self, number: int) -> float:
+        return 0.0
+
+    def ended(self, number: int) -> None:
+        pass
+
+
+class ByNumber(_Line):
     """The smallest number first: as they came."""
 
     def __init__(self) -> None:
@@ -61,9 +80,6 @@ class ByNumber:
         del self._order[bisect_left(self._order, number)]
         return True
 
-    def begin(self, now_s: float, room_blocks: int) -> None:
-        pass
-
     def at(self, place: int) -> BatchRequest | None:
         order = self._order
         return self._waiting[order[place]] if place < len(order) else None
@@ -71,23 +87,11 @@ class ByNumber:
     def take(self, number: int, room_blocks: int) -> None:
         self.remove(number)
 
-    def end(self) -> None:
-        pass
-
     def claims(self, number: int) -> bool:
         return True
 
-    def adopt(self, request: BatchRequest) -> None:
-        pass
 
-    def passed_over_s(self, number: int) -> float:
-        return 0.0
-
-    def ended(self, number: int) -> None:
-        pass
-
-
-class AgainFirst:
+class AgainFirst(_Line):
     """What lines have in common where those that gave way come first, as they came, before the new ones.
 
     Only those that gave way claim the room of others. Who waits for his turn may have come long before those that had
@@ -104,20 +108,8 @@ class AgainFirst:
     def __contains__(self, number: int) -> bool:
         return number in self._new or number in self._again
 
-    def end(self) -> None:
-        pass
-
     def claims(self, number: int) -> bool:
         return number in self._again
-
-    def adopt(self, request: BatchRequest) -> None:
-        pass
-
-    def passed_over_s(self, number: int) -> float:
-        return 0.0
-
-    def ended(self, number: int) -> None:
-        pass
 
 
 class ByTurn(AgainFirst):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, check_role, open_channel
+from pinyon.cli.channel import add_timeout, add_tls_dir, check_role, open_channel
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER
 
@@ -33,9 +33,7 @@ def add_command(commands: Any) -> None:
         "changes", metavar="NAME=VALUE", nargs="*", help="a change; without any, the settings are shown"
     )
     parser.add_argument("--instance-id", default="", help="with TLS: talk to this instance or to nobody")
-    parser.add_argument(
-        "--timeout-s", type=float, default=5.0, metavar="S", help="wait so long for an answer (default 5)"
-    )
+    add_timeout(parser)
     add_tls_dir(parser)
     parser.set_defaults(run=admin)
 

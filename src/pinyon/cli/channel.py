@@ -21,6 +21,7 @@ from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER, peer_name
 if TYPE_CHECKING:
     import ssl
 
+CONDUCTOR_ADDRESS = "127.0.0.1:7000"
 OWN_SERVICES = {
     CONDUCTOR: "pinyon.api.conductor.v1.ConductorService",
     KVSTORE: "pinyon.api.kvstore.v1.KvStoreService",
@@ -28,6 +29,22 @@ OWN_SERVICES = {
     WORKER: "pinyon.api.worker.v1.WorkerService",
 }
 """What only a server of that role has."""
+
+
+def add_timeout(parser: argparse.ArgumentParser, seconds: float = 5.0) -> None:
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=seconds,
+        metavar="S",
+        help=f"wait so long for an answer (default {seconds:g})",
+    )
+
+
+def add_conductor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--conductor", default=CONDUCTOR_ADDRESS, metavar="HOST:PORT", help=f"its gRPC (default {CONDUCTOR_ADDRESS})"
+    )
 
 
 def add_tls_dir(parser: argparse.ArgumentParser) -> None:

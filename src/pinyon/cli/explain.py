@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.channel import add_conductor, add_timeout, add_tls_dir, open_channel
 from pinyon.runtime.identity import CONDUCTOR
 
 _DESCRIPTION = """\
@@ -30,13 +30,9 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("explain", help="tell why a request went where it went", description=_DESCRIPTION)
     parser.add_argument("request_id", metavar="REQUEST_ID")
-    parser.add_argument(
-        "--conductor", default="127.0.0.1:7000", metavar="HOST:PORT", help="its gRPC (default 127.0.0.1:7000)"
-    )
+    add_conductor(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
-    parser.add_argument(
-        "--timeout-s", type=float, default=5.0, metavar="S", help="wait so long for an answer (default 5)"
-    )
+    add_timeout(parser)
     add_tls_dir(parser)
     parser.set_defaults(run=explain)
 

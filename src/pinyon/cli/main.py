@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import admin, certs, explain, journal, regions, top, topology, transfer_commands
 from pinyon.cli.called import called_as, has_dev
-from pinyon.cli.channel import add_api_key, add_tls_dir, authorization, open_channel
+from pinyon.cli.channel import add_api_key, add_conductor, add_timeout, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
+from pinyon.cli.tables import table
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
@@ -42,28 +42,21 @@ def instances(arguments: argparse.Namespace) -> int:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
     models = sorted({instance.info.model for instance in reply.instances if instance.info.model})
-    table = Table(title=f"serving {', '.join(models) or 'nothing yet'}", title_justify="left", box=None, pad_edge=False)
-    for column, justify in (
-        ("instance", "left"),
-        ("role", "left"),
-        ("address", "left"),
-        ("pending/running", "right"),
-        ("KV used+cached/total", "right"),
-        ("", "left"),
-    ):
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    numbers = ("pending/running", "KV used+cached/total")
+    title = f"serving {', '.join(models) or 'nothing yet'}"
+    rows = table("instance", "role", "address", *numbers, "", title=title, right=numbers, whole=True)
     for instance in reply.instances:
         info, load = instance.info, instance.load
         role = role_from_proto(info.role)
         store = role is Role.STORE
         state = "draining" if load.draining else ("" if instance.schedulable or store else "away")
-        table.add_row(
+        rows.add_row(
             *(info.instance_id, role or "unspecified", info.address),
             "–" if store else f"{load.pending_requests}/{load.running_requests}",
             f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}",
             state,
         )
-    Console().print(table)
+    Console().print(rows)
     return 0
 
 
@@ -105,10 +98,8 @@ def _parser() -> argparse.ArgumentParser:
 
     told = "Show the instances that the conductor knows: role, address, requests that wait and run, and KV blocks."
     show = commands.add_parser("instances", help="show instances, their roles and load", description=told)
-    show.add_argument(
-        "--conductor", default="127.0.0.1:7000", metavar="HOST:PORT", help="its gRPC (default 127.0.0.1:7000)"
-    )
-    show.add_argument("--timeout-s", type=float, default=5.0, metavar="S", help="wait so long (default 5)")
+    add_conductor(show)
+    add_timeout(show)
     add_tls_dir(show)
     show.set_defaults(run=instances)
 
@@ -122,19 +113,13 @@ def _parser() -> argparse.ArgumentParser:
     send.add_argument("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
     send.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
     send.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
-    send.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="wait so long (default 120)")
+    add_timeout(send, 120.0)
     add_api_key(send)
     add_tls_dir(send)
     send.set_defaults(run=generate)
 
-    admin.add_command(commands)
-    certs.add_command(commands)
-    explain.add_command(commands)
-    journal.add_command(commands)
-    regions.add_command(commands)
-    top.add_command(commands)
-    topology.add_command(commands)
-    transfer_commands.add_command(commands)
+    for command in (admin, certs, explain, journal, regions, top, topology, transfer_commands):
+        command.add_command(commands)
     # Researchers' commands: the library knows of them only that they may be there.
     if lab:
         importlib.import_module(f"{LAB}.cli").add_commands(commands)

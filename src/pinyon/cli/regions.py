@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.channel import add_timeout, add_tls_dir, open_channel
+from pinyon.cli.tables import table
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Cluster, Federation
 from pinyon.messages.federation import federation_from_proto
@@ -44,9 +45,7 @@ def add_command(commands: Any) -> None:
         each.add_argument(
             "--controller", default=default, metavar="HOST:PORT", help=f"its gRPC (default {CONTROLLER_ADDRESS})"
         )
-    parser.add_argument(
-        "--timeout-s", type=float, default=10.0, metavar="S", help="wait so long for an answer (default 10)"
-    )
+    add_timeout(parser, 10.0)
     add_tls_dir(parser)
     parser.set_defaults(run=regions)
 
@@ -66,22 +65,19 @@ def regions(arguments: argparse.Namespace) -> int:
             return 0
         where = {"region": arguments.region, "cluster": arguments.cluster, "instance": arguments.instance}
         if arguments.action == "add":
-            changed = stub.AddInstance(controller_pb2.AddInstanceRequest(**where), timeout=arguments.timeout_s).changed
+            done = stub.AddInstance(controller_pb2.AddInstanceRequest(**where), timeout=arguments.timeout_s)
         else:
-            changed = stub.RemoveInstance(
-                controller_pb2.RemoveInstanceRequest(**where), timeout=arguments.timeout_s
-            ).changed
-    done = "added" if arguments.action == "add" else "removed"
-    sys.stdout.write(f"{arguments.instance} {'is' if changed else 'was already'} {done}\n")
+            done = stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(**where), timeout=arguments.timeout_s)
+    said = f"{'is' if done.changed else 'was already'} {'added' if arguments.action == 'add' else 'removed'}"
+    sys.stdout.write(f"{arguments.instance} {said}\n")
     return 0
 
 
 def _print(reply: controller_pb2.ListRegionsResponse) -> None:
     federation = federation_from_proto(reply.federation)
     console = Console(highlight=False)
-    members = _table(
-        f"version {federation.version}", "region", "load balancer", "state", "serves", "requests", "for clients"
-    )
+    columns = ("region", "load balancer", "state", "serves", "requests", "for clients")
+    members = table(*columns, title=f"version {federation.version}")
     for member in federation.members:
         info = member.info
         load = reply.reports[info.lb_id].load if info.lb_id in reply.reports else None
@@ -95,7 +91,7 @@ def _print(reply: controller_pb2.ListRegionsResponse) -> None:
             info.http_url,
         )
     console.print(members)
-    clusters = _table("", "region", "cluster", "instances", "owners", "adopted by", "removed")
+    clusters = table("region", "cluster", "instances", "owners", "adopted by", "removed")
     for cluster in federation.clusters:
         _row(
             clusters,
@@ -116,12 +112,5 @@ def _instances(cluster: Cluster) -> str:
     return f"of conductor {cluster.conductor}" if cluster.conductor else " ".join(cluster.upstreams)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: str) -> None:
-    table.add_row(*[Text(cell) for cell in cells])  # names are not markup
+def _row(shown: Table, *cells: str) -> None:
+    shown.add_row(*[Text(cell) for cell in cells])  # names are not markup

@@ -23,14 +23,14 @@ from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, check_address, open_channel, trusted
+from pinyon.cli.channel import CONDUCTOR_ADDRESS, add_timeout, add_tls_dir, check_address, open_channel, trusted
 from pinyon.cli.regions import CONTROLLER_ADDRESS
 from pinyon.cli.top_frame import Sample, controller_frame, metrics_frame, plain
 from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
 
-CONDUCTOR_ADDRESS, LB_ADDRESS = "127.0.0.1:7000", "127.0.0.1:8000"
+LB_ADDRESS = "127.0.0.1:8000"
 LOOK_S = 0.1
 """Between two looks at the keyboard and the size of the window."""
 PAGE_BYTES_MAX = 16 << 20
@@ -80,9 +80,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--once", action="store_true", help="print one frame and end; exit status 1 if one did not answer"
     )
-    parser.add_argument(
-        "--timeout-s", type=float, default=5.0, metavar="S", help="wait so long for an answer (default 5)"
-    )
+    add_timeout(parser)
     add_tls_dir(parser)
     parser.set_defaults(run=top)
 

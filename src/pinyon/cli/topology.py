@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pinyon.cli.tables import table
+from pinyon.core.errors import InvalidArgument
 from pinyon.transfer.host.discovery import TOPOLOGY_ENV, configured_topology, discover
-from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.inventory import Inventory, NicInfo, choose_gid, usable_nics
 from pinyon.transfer.types.topology import Topology, build_topology
 
@@ -43,15 +44,10 @@ def topology(arguments: argparse.Namespace) -> int:
     """Print the matrix, for people with what it was made from."""
     sysfs = arguments.root / "sys"
     if not sysfs.is_dir():
-        sys.stderr.write(f"pinyon: no directory {sysfs}\n")
-        return 1
+        raise InvalidArgument(f"no directory {sysfs}", field="root")
     inventory = discover(arguments.root)
     kind = arguments.transport or ("rdma" if usable_nics(inventory, "rdma") else "tcp")
-    try:
-        given = configured_topology() if arguments.root == Path("/") else None
-    except InvalidTransfer as error:
-        sys.stderr.write(f"pinyon: {error}\n")
-        return 1
+    given = configured_topology() if arguments.root == Path("/") else None
     matrix = build_topology(inventory, kind) if given is None else given
     if arguments.json:
         sys.stdout.write(f"{matrix.to_json()}\n")
@@ -67,12 +63,12 @@ def topology(arguments: argparse.Namespace) -> int:
 
 
 def _print_host(console: Console, inventory: Inventory) -> None:
-    nodes = _table("node", "CPUs")
+    nodes = table("node", "CPUs")
     for node in inventory.nodes:
         nodes.add_row(f"cpu:{node.id}", _ranges(node.cpus) or "none")
     _print_section(console, "NUMA nodes", nodes)
     if inventory.gpus:
-        gpus = _table("GPU", "node", "PCI address")
+        gpus = table("GPU", "node", "PCI address")
         for gpu in inventory.gpus:
             gpus.add_row(f"cuda:{gpu.index}", _node(gpu.numa), gpu.pci[-1] if gpu.pci else "")
         _print_section(console, "GPUs", gpus)
@@ -80,15 +76,15 @@ def _print_host(console: Console, inventory: Inventory) -> None:
 
 def _print_nics(console: Console, inventory: Inventory) -> None:
     used = (*usable_nics(inventory, "rdma"), *usable_nics(inventory, "tcp"))
-    table = _table("NIC", "kind", "speed", "node", "state", "PCI address", "address")
+    nics = table("NIC", "kind", "speed", "node", "state", "PCI address", "address")
     for nic in used:
-        table.add_row(
+        nics.add_row(
             *(nic.name, nic.kind, _speed(nic.speed_mbit), _node(nic.numa), "up" if nic.up else "down"),
             nic.pci[-1] if nic.pci else "",
             _address(nic),
         )
     if used:
-        _print_section(console, "NICs", table)
+        _print_section(console, "NICs", nics)
     if not any(nic.kind == "rdma" for nic in used):
         console.print("No RDMA NICs here; transfers between hosts use tcp.\n")
     left = [f"{nic.name} ({_why(nic)})" for nic in inventory.nics if nic not in used]
@@ -97,21 +93,14 @@ def _print_nics(console: Console, inventory: Inventory) -> None:
 
 
 def _print_matrix(console: Console, matrix: Topology, source: str) -> None:
-    table = _table("memory", "preferred", "secondary")
+    rows = table("memory", "preferred", "secondary")
     for location, (preferred, secondary) in matrix.rows.items():
-        table.add_row(location, " ".join(preferred) or "–", " ".join(secondary) or "–")
-    _print_section(console, f"Topology matrix ({source})", table)
+        rows.add_row(location, " ".join(preferred) or "–", " ".join(secondary) or "–")
+    _print_section(console, f"Topology matrix ({source})", rows)
 
 
-def _print_section(console: Console, title: str, table: Table) -> None:
-    console.print(f"[italic]{title}[/italic]", table, "", sep="\n")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+def _print_section(console: Console, title: str, shown: Table) -> None:
+    console.print(f"[italic]{title}[/italic]", shown, "", sep="\n")
 
 
 def _ranges(numbers: Iterable[int]) -> str:

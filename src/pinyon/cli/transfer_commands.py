@@ -20,10 +20,10 @@ from typing import IO, Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from pinyon.cli.called import called_as
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.cli.tables import table
+from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import WORKER
 from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -59,7 +59,7 @@ def add_command(commands: Any) -> None:
     serve = verbs.add_parser("serve", help="offer memory to a bench on another host", description=_SERVE)
     serve.add_argument("--memory", default="256M", metavar="SIZE", help="how much (default 256M)")
     serve.add_argument("--seconds", type=float, default=_MAX_SECONDS, help="end after this time (default 3600)")
-    serve.set_defaults(run=_checked(_serve))
+    serve.set_defaults(run=_serve)
 
     bench = verbs.add_parser("bench", help="move bytes and show how fast", description=_BENCH)
     bench.add_argument("target", nargs="?", default="", help='what serve printed; "-" reads it from stdin')
@@ -73,7 +73,7 @@ def add_command(commands: Any) -> None:
     bench.add_argument("--batch", type=int, default=1, help="requests at a time (default 1)")
     bench.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
-    bench.set_defaults(run=_checked(_bench))
+    bench.set_defaults(run=_bench)
 
     for parser in (serve, bench):
         parser.add_argument(
@@ -100,22 +100,13 @@ _SETTINGS = {
 }
 
 
-def _checked(run: Any) -> Any:
-    def command(arguments: argparse.Namespace) -> int:
-        try:
-            status: int = run(arguments)
-        except (PinyonError, ValueError) as error:
-            sys.stderr.write(f"pinyon: {error}\n")
-            return 1
-        return status
-
-    return command
-
-
 def _engine(arguments: argparse.Namespace) -> TransferEngine:
     given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     # It offers memory that holds nothing, for a measurement: where it listens is for whoever types this.
-    settings = TransferSettings(transfer_listen=arguments.listen, allow_insecure=True, **given)
+    try:
+        settings = TransferSettings(transfer_listen=arguments.listen, allow_insecure=True, **given)
+    except ValueError as error:
+        raise InvalidArgument(str(error), field="settings") from None
     try:
         security = load_security(settings)
     except InvalidArgument as error:
@@ -349,11 +340,10 @@ def _as_json(points: Sequence[_Point], stats: TransferStats) -> dict[str, Any]:
 
 def _show(points: Sequence[_Point], stats: TransferStats) -> None:
     console = Console()
-    table = Table(box=None, pad_edge=False)
-    for column in ("op", "request", "batch", "GB/s", "p50 us", "p99 us", "transfers"):
-        table.add_column(column, justify="left" if column == "op" else "right", no_wrap=True)
+    numbers = ("request", "batch", "GB/s", "p50 us", "p99 us", "transfers")
+    rows = table("op", *numbers, right=numbers, whole=True)
     for point in points:
-        table.add_row(
+        rows.add_row(
             point.op,
             size_text(point.request_bytes),
             str(point.batch),
@@ -362,11 +352,9 @@ def _show(points: Sequence[_Point], stats: TransferStats) -> None:
             f"{point.p99_us:.0f}",
             str(point.transfers),
         )
-    console.print(table)
-    paths = Table(box=None, pad_edge=False, title="\npaths", title_justify="left")
-    for column in ("transport", "NIC here", "NIC there", "GB", "share", "chains", "short way", "failures"):
-        left = column in ("transport", "NIC here", "NIC there")
-        paths.add_column(column, justify="left" if left else "right", no_wrap=True)
+    console.print(rows)
+    figures = ("GB", "share", "chains", "short way", "failures")
+    paths = table("transport", "NIC here", "NIC there", *figures, title="\npaths", right=figures, whole=True)
     total = sum(one.nbytes for one in stats.paths) or 1
     for one in sorted(stats.paths, key=lambda one: -one.nbytes):
         failures = ", ".join(f"{count} {reason}" for reason, count in sorted(one.failures.items())) or "none"

@@ -22,22 +22,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "Cancelled",
-    "DeadlineExceeded",
-    "FailedPrecondition",
-    "Internal",
-    "InvalidArgument",
-    "NotFound",
-    "PermissionDenied",
-    "PinyonError",
-    "Rejected",
-    "ResourceExhausted",
-    "Unauthenticated",
-    "Unavailable",
-    "error_from_code",
-]
-
 
 class PinyonError(Exception):
     """Base of everything pinyon raises on purpose.

@@ -28,7 +28,6 @@ class Logprobs(Protocol):
 
     def between(self, start: int, end: int) -> list[TokenLogprob]:
         """Those of the tokens ``[start, end)``. There may be so many that all at once would take a second."""
-        ...
 
 
 class _NoLogprobs:

@@ -55,31 +55,6 @@ class Sieve(Generic[K]):
         """Take it out for another reason than eviction. Raises ``KeyError`` if it is not there. O(1)."""
         self._unlink(self._nodes.pop(key))
 
-    def insert_at_hand(self, key: K) -> None:
-        """Just behind the hand, visited. Raises ``ValueError`` if it is there already. O(1)."""
-        newer = self._hand or self._tail
-        self.insert(key)
-        node = self._nodes[key]
-        node.visited = True
-        if newer is None:
-            return
-        self._unlink(node)
-        node.newer, node.older = newer, newer.older
-        if newer.older is None:
-            self._tail = node
-        else:
-            newer.older.newer = node
-        newer.older = node
-
-    def find(self) -> K | None:
-        """What should go next; it stays, and the hand at it. ``None``: the queue is empty. At most one round."""
-        node = self._hand or self._tail
-        while node is not None and node.visited:
-            node.visited = False
-            node = node.newer or self._tail
-        self._hand = node
-        return None if node is None else node.key
-
     def evict(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         """Take out and return the object that should go next.
 

@@ -18,11 +18,9 @@ class Room(Protocol):
 
     def grow(self, number: int, count: int) -> list[int] | None:
         """See :meth:`pinyon.decisions.Admission.grow`."""
-        ...
 
     def give_way(self, number: int, table: list[int]) -> None:
         """It is not admitted any more, and its blocks are released; nobody who waits is admitted by it yet."""
-        ...
 
 
 def make_room(

@@ -14,7 +14,6 @@ from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
 from pinyon.decisions.batch_room import BatchRoom
-from pinyon.decisions.eviction import Eviction
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.policy import Refit, at_once
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
@@ -75,6 +74,32 @@ class InstanceConfig:
     """See :class:`StepLimits`."""
 
 
+class Eviction:
+    """What comes from outside to the eviction of the pool: another policy, and what was learned elsewhere.
+
+    Its calls change which blocks go, so they are inputs of the journal. A fit that a thread has made counts from the
+    call of :meth:`adopt` on, and not from when it was ready: made again, the decisions see it at the same place."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.switches = 0
+        """Policies that were given up."""
+
+    def switch(self, choice: str, now_s: float) -> None:
+        """Another policy, with what is held. O(blocks). Raises ``ValueError`` for an unknown one."""
+        policy = EVICTION_POLICIES.make(choice)
+        self._pool.switch(policy, now_s, None if self._pool.below is None else EVICTION_POLICIES.make(choice))
+        self.switches += 1
+
+    def adopt(self, fit: Any, switches: int, both: bool = False) -> bool:
+        """What the policy learned that was in force after so many switches: the one of the pool's keys, or of ``both``
+        tiers' if there are two. False: it is not in force any more."""
+        if switches != self.switches:
+            return False
+        (self._pool.of_all if both else self._pool.eviction).adopt(fit)
+        return True
+
+
 class InstanceDecisions:
     """The parts, wired. With a ``journal``, whatever they are told is written down."""
 
@@ -104,11 +129,8 @@ class InstanceDecisions:
         self.steps = StepScheduler(limits, computed, batching.rounds(config.kernel), config.kernel)
         self.room = BatchRoom(self.admission, self.prompts, config.max_batch, config.pool_blocks - headroom)
         if journal is not None:
-            self.admission = journal.record("admission", self.admission, INSTANCE_INPUTS["admission"])
-            self.eviction = journal.record("eviction", self.eviction, INSTANCE_INPUTS["eviction"])
-            self.reservations = journal.record("reservations", self.reservations, INSTANCE_INPUTS["reservations"])
-            self.prompts = journal.record("prompts", self.prompts, INSTANCE_INPUTS["prompts"])
-            self.steps = journal.record("steps", self.steps, INSTANCE_INPUTS["steps"])
+            for name, inputs in INSTANCE_INPUTS.items():
+                setattr(self, name, journal.record(name, getattr(self, name), inputs))
 
     def _refit(self, config: InstanceConfig, *, both: bool) -> Refit:
         """Of the policy of ``both`` tiers' keys, or of the pool's. What is worked out apart comes back as an input."""

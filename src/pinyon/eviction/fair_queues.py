@@ -1,20 +1,148 @@
-"""The runs that may go, in the order in which they should, where tenants share the room."""
+"""The runs that may go, in the order in which they should: by what one of their class and age is worth, and where
+tenants share the room."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 from typing import Generic
 
-from pinyon.eviction.hazard_table import HazardTable
+from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
 from pinyon.eviction.policy import Key
 from pinyon.eviction.prefix_tree import Run
 from pinyon.eviction.run_note import RunNote
-from pinyon.eviction.run_queues import RunQueues
 from pinyon.eviction.tenant_shares import TenantShares
 
+STALE_MIN = 1024
 MANY = 1 << 62
 FADED = 64.0
 """A share protects for a time (:meth:`TenantShares.protects_s`), and what is older as long as its worth has not fallen
 to one part in so many of what it was when it was used."""
+
+
+class RunQueues(Generic[Key]):
+    """A queue for each class and bin of age, the oldest first; a heap of queues by worth. Entries of runs that left
+    stay until they are met, but never more of them than of others and :data:`STALE_MIN`."""
+
+    def __init__(self, table: HazardTable) -> None:
+        self._table = table
+        self._queues: dict[tuple[int, int], list[tuple[float, int, Run[Key], int]]] = {}
+        """Heaps, by last use: a run may enter long after it."""
+        self._number = itertools.count()
+        self._order: list[tuple[float, int, int]] = []
+        self._timers: list[tuple[float, int, int]] = []
+        self._due_s: dict[tuple[int, int], float] = {}
+        """Of each queue the timer that counts."""
+        self.due_s = math.inf
+        """Nothing is to be done by :meth:`advance` before."""
+        self._inside = 0
+        self._entries = 0
+        self._first: tuple[tuple[float, int, int], Run[Key]] | None = None
+        self._known = False
+        """Whether that is the first."""
+
+    def enter(self, run: Run[Key], now_s: float) -> None:
+        """It may go."""
+        note: RunNote = run.note
+        if not note.stamp & 1:
+            note.stamp += 1
+            self._inside += 1
+            self._known = False
+            note.bin = bin_of(now_s - note.last_s)
+            self._append(run, note)
+            if self._entries > 2 * self._inside + STALE_MIN:
+                self._sweep()
+
+    def leave(self, note: RunNote) -> None:
+        """It may not, or is not there any more."""
+        if note.stamp & 1:
+            note.stamp += 1
+            self._inside -= 1
+            if self._first is not None and self._first[1].note is note:
+                self._known = False
+
+    def _append(self, run: Run[Key], note: RunNote) -> None:
+        name = (note.of.number, note.bin)
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = []
+        if note.bin < BINS - 1:
+            self._look(name, note.last_s + EDGES_S[note.bin + 1])
+        if not queue:
+            heapq.heappush(self._order, (self._table.value(*name), *name))
+        heapq.heappush(queue, (note.last_s, next(self._number), run, note.stamp))
+        self._entries += 1
+
+    def _look(self, name: tuple[int, int], at_s: float) -> None:
+        """The first of that queue grows older than its bin."""
+        if at_s < self._due_s.get(name, math.inf):
+            self._due_s[name] = at_s
+            heapq.heappush(self._timers, (at_s, *name))
+            self.due_s = self._timers[0][0]
+
+    def _sweep(self) -> None:
+        """Only what is valid stays."""
+        for queue in self._queues.values():
+            queue[:] = [entry for entry in queue if entry[2].note.stamp == entry[3]]
+            heapq.heapify(queue)
+        self._entries = self._inside
+        self.reorder()
+
+    def advance(self, now_s: float) -> None:
+        """What grew older is where it belongs."""
+        timers, queues = self._timers, self._queues
+        while timers and timers[0][0] <= now_s:
+            self._known = False
+            at_s, number, bin = heapq.heappop(timers)
+            if self._due_s.get((number, bin)) != at_s:
+                continue
+            del self._due_s[number, bin]
+            queue = queues[number, bin]
+            edge_s = EDGES_S[bin + 1]
+            while queue:
+                _, _, run, stamp = queue[0]
+                note: RunNote = run.note
+                if note.stamp == stamp:
+                    if note.last_s + edge_s > now_s:
+                        break
+                    note.bin = max(bin + 1, bin_of(now_s - note.last_s))  # whatever rounding says
+                    self._append(run, note)
+                heapq.heappop(queue)
+                self._entries -= 1
+            if queue:
+                self._look((number, bin), queue[0][0] + edge_s)
+            else:
+                del queues[number, bin]
+        self.due_s = timers[0][0] if timers else math.inf
+
+    def first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
+        """What is worth least, behind that worth with its class and bin."""
+        if not self._known:
+            self._first, self._known = self._look_for_first(), True
+        return self._first
+
+    def _look_for_first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
+        order = self._order
+        while order:
+            _, number, bin = order[0]
+            queue = self._queues.get((number, bin))
+            while queue and queue[0][2].note.stamp != queue[0][3]:
+                heapq.heappop(queue)
+                self._entries -= 1
+            if not queue:
+                heapq.heappop(order)
+                if queue is not None and bin == BINS - 1:
+                    del self._queues[number, bin]
+                continue
+            return order[0], queue[0][2]
+        return None
+
+    def reorder(self) -> None:
+        """Worths have changed."""
+        self._known = False
+        self._order = [(self._table.value(*name), *name) for name in self._queues]
+        heapq.heapify(self._order)
 
 
 class FairQueues(Generic[Key]):

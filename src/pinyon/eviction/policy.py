@@ -67,15 +67,12 @@ class Learning(Protocol):
 
     def refit(self, now_s: float) -> Callable[[], Any] | None:
         """Work on what was sampled lately, for any thread; its result is for :meth:`adopt`. None: not now."""
-        ...
 
     def adopt(self, fit: Any) -> None:
         """What was learned holds from now on."""
-        ...
 
     def beliefs(self) -> Mapping[str, Belief]:
         """By category (``""``: of all that has no belief of its own), for people and metrics."""
-        ...
 
 
 Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]
@@ -113,40 +110,31 @@ class EvictionPolicy(Protocol[Key]):
     ) -> None:
         """These are held from now on; none of them was. ``after``: the key before the first one in its prompt; None:
         there is none, or nobody knows."""
-        ...
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         """A request uses these, which are held. ``traits`` are its; None: nobody knows, they stay as they are."""
-        ...
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
         """These, which are held and not pinned, must not go."""
-        ...
 
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
         """These, which are pinned, may go again."""
-        ...
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
         """These are not held any more; pinned or not."""
-        ...
 
     def victims(self, count: int, now_s: float) -> list[Key]:
         """Those that should go next, at most ``count``, in this order; they are not held any more."""
-        ...
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
         """The next victim and what it is worth, for a choice between pools of one policy: less is to go rather. None:
         nothing may go."""
-        ...
 
     def __len__(self) -> int:
         """How many may go."""
-        ...
 
     def __contains__(self, key: object) -> bool:
         """It is held and may go."""
-        ...
 
 
 @runtime_checkable
@@ -156,7 +144,6 @@ class Chaining(Protocol):
     def follows(self, key: Any, after: Any, now_s: float) -> None:
         """``after`` is the key before this one in its prompt. Both are held; with this one a call of ``stored`` began,
         with the other one such a call ended, and nobody has used them since."""
-        ...
 
 
 @runtime_checkable
@@ -167,7 +154,6 @@ class Pinning(Protocol):
         self, keys: Sequence[Any], now_s: float, traits: Traits, offsets: Sequence[int], after: Any = None
     ) -> None:
         """As ``stored`` and then ``pinned``."""
-        ...
 
 
 class Known(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Generic
 
 from pinyon.eviction.policy import Key
@@ -63,66 +63,3 @@ class Ranked(Generic[Key]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
-
-
-class RankedPolicy(Generic[Key]):
-    """The part of a policy that gives each key a rank where it is stored or used, and keeps it until the next time: the
-    least goes first. Policies say what the ranks are, by :meth:`_rank`."""
-
-    def __init__(self) -> None:
-        self._held: dict[Key, Rank] = {}
-        self._pinned: set[Key] = set()
-        self._ranked: Ranked[Key] = Ranked()
-
-    def _rank(self, key: Key, rank: Rank) -> None:
-        """It has this one from now on."""
-        self._held[key] = rank
-        if key not in self._pinned:
-            self._ranked.put(key, rank)
-
-    def _gone(self, key: Key) -> None:
-        """It is not held any more."""
-
-    def _evicted(self, rank: Rank) -> None:
-        """One of this rank was chosen."""
-
-    def _worth(self, rank: Rank, now_s: float) -> float:
-        """For :meth:`peek`."""
-        raise NotImplementedError
-
-    def pinned(self, keys: Sequence[Key], now_s: float) -> None:
-        for key in keys:
-            self._pinned.add(key)
-            self._ranked.take(key)
-
-    def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
-        for key in keys:
-            self._pinned.remove(key)
-            self._ranked.put(key, self._held[key])
-
-    def dropped(self, keys: Sequence[Key], now_s: float) -> None:
-        for key in keys:
-            del self._held[key]
-            self._pinned.discard(key)
-            self._ranked.take(key)
-            self._gone(key)
-
-    def victims(self, count: int, now_s: float) -> list[Key]:
-        gone: list[Key] = []
-        while len(gone) < count and (found := self._ranked.pop()) is not None:
-            rank, key = found
-            del self._held[key]
-            self._gone(key)
-            self._evicted(rank)
-            gone.append(key)
-        return gone
-
-    def peek(self, now_s: float) -> tuple[float, Key] | None:
-        found = self._ranked.first()
-        return None if found is None else (self._worth(found[0], now_s), found[1])
-
-    def __len__(self) -> int:
-        return len(self._ranked)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._ranked

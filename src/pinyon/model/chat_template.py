@@ -59,7 +59,6 @@ class ChatTemplate(Protocol):
         Raises :class:`InvalidArgument` with field ``messages``, also when the names in them change nothing, or
         ``chat_template_kwargs`` for one of its own variables or one that the template does not read.
         """
-        ...
 
     def encode_chat(
         self,
@@ -79,12 +78,10 @@ class ChatTemplate(Protocol):
         together with ``add_generation_prompt``. ``add_special_tokens``: also those that the tokenizer begins or ends a
         text with, beside what the template writes.
         """
-        ...
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raises :class:`InvalidArgument` naming what the template does not read, or has a source of its own.
         ``reasoning_effort`` ``none`` asks for nothing where it is not read."""
-        ...
 
 
 class ByteChatTemplate:

@@ -38,7 +38,6 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are in ``[0, vocab_size)``."""
-        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -53,19 +52,16 @@ class Tokenizer(Protocol):
         :class:`MuchNew` when it has more than ``new_chars`` characters that take the tokenizer time, because their like
         did not come lately from ``whose`` it is.
         """
-        ...
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``tokens``: special tokens are left out, invalid UTF-8 becomes U+FFFD. Never raises for ids in
         the vocabulary; ids outside are left out. Not skipped, special tokens are their markers, if they have any."""
-        ...
 
     def token_bytes(self) -> list[bytes] | None:
         """The bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
 
         Always the same list, not to be changed: a detokenizer per request asks for it.
         """
-        ...
 
 
 class ByteTokenizer:

@@ -257,19 +257,6 @@ class PrefillCostModel(_CostModel):
             self._observe((1.0, computed_tokens, computed_tokens * (total + prefix_tokens)), seconds)
 
 
-class KnownPrefillCost(PrefillCostModel):
-    """A machine whose times are stated: nothing is learned of it."""
-
-    __slots__ = ()
-
-    def __init__(self, coefficients: tuple[float, float, float]) -> None:
-        super().__init__()
-        self._k = coefficients
-
-    def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
-        pass
-
-
 class DecodeCostModel(_CostModel):
     """Seconds between tokens; coefficients ``(k0 s, k1 s/request, k2 s/token of KV)``: a step reads the weights, has
     some work for each request of the batch, and reads their KV.

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
-from pinyon.placement.considered import Columns, Considered
+from pinyon.placement.considered import Columns, Considered, Cost
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import NANO_S, PlacementRequest, Pool
@@ -51,31 +49,6 @@ class CostTerms:
     order: bool = True
 
 
-class Cost:
-    """Of one instance: leading blocks that it holds, or will (``local``), and that it has once it has fetched
-    (``reach``); seconds until it has KV memory, until its turn comes, to fetch and to compute; and what all that costs,
-    with what others lose."""
-
-    __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
-
-    def __init__(
-        self,
-        local: int,
-        reach: int,
-        room_s: float,
-        wait_s: float,
-        transfer_s: float,
-        prefill_s: float,
-        cost_s: float,
-    ) -> None:
-        self.local, self.reach, self.room_s, self.wait_s = local, reach, room_s, wait_s
-        self.transfer_s, self.prefill_s, self.cost_s = transfer_s, prefill_s, cost_s
-
-    @property
-    def fetches(self) -> bool:
-        return self.reach > self.local
-
-
 class _Paths:
     """What a fetch may go over. ``far``: for any reader, the kind of path; ``ssd``: or from SSDs. ``at_store``,
     ``at_host``: places of readers on the host of a store node, and of an instance, that they may ask; ``alone``: and
@@ -97,34 +70,23 @@ class Costs:
     """The cost at each of the instances, by their places in the pool."""
 
     def __init__(
-        self,
-        terms: CostTerms,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        now_s: float,
-        gains_s: NDArray[np.float64] | None,
+        self, terms: CostTerms, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
     ) -> None:
-        """``gains_s``: what is gained there besides."""
         self.planner = FetchPlanner(pool, match)
         self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
-        self._gains_s = gains_s
         self.examined: set[int] = set()
         """Places that were looked at exactly."""
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
-        columns = self._columns = Columns(count)
+        self.columns = Columns(count)
         self._look()
-        self._ranked_s = columns.cost_s
+        self._ranked_s = self.columns.cost_s
         """The costs again, without end where somebody is left out."""
-        if gains_s is not None:
-            for place, gain_s in enumerate(gains_s.tolist()):
-                columns.cost_s[place] -= gain_s
 
     def _look(self) -> None:
         """At all of them."""
-        pool, match, columns = self._pool, self._match, self._columns
+        pool, match, columns = self._pool, self._match, self.columns
         if match.soon.blocks:
             rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
             for place in range(self._count):
@@ -149,7 +111,7 @@ class Costs:
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
         queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
         short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
-        columns = self._columns
+        columns = self.columns
         locals_, reach, rooms_s, waits_s = columns.local, columns.reach, columns.room_s, columns.wait_s
         transfers_s, prefills_s, costs_s = columns.transfer_s, columns.prefill_s, columns.cost_s
         order, others = terms.order, terms.others
@@ -206,21 +168,13 @@ class Costs:
             transfers_s[place], prefills_s[place] = transfer_s, prefill_s
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
-    def at(self, place: int) -> Cost:
-        """As far as it is known."""
-        each = self._columns
-        return Cost(
-            each.local[place], each.reach[place], each.room_s[place], each.wait_s[place],
-            each.transfer_s[place], each.prefill_s[place], each.cost_s[place],
-        )  # fmt: skip
-
     def considered(self, cheapest: int, in_time: bool) -> Considered:
         """All of them; nobody may ask for anything else afterwards."""
-        return Considered(self._columns, self.examined, cheapest, in_time)
+        return Considered(self.columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
         """Where it is the least, as :meth:`Pool.lowest`. ``among``: of those that fetch, only these."""
-        costs_s, reach, local = self._ranked_s, self._columns.reach, self._columns.local
+        costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):
             if costs_s[place] < least_s and (among is None or reach[place] == local[place] or place in among):
@@ -238,14 +192,14 @@ class Costs:
 
     def _put(self, place: int, cost: Cost) -> None:
         """What is exactly so."""
-        columns = self._columns
+        columns = self.columns
         columns.reach[place], columns.wait_s[place] = cost.reach, cost.wait_s
         columns.transfer_s[place], columns.prefill_s[place] = cost.transfer_s, cost.prefill_s
         columns.cost_s[place] = self._ranked_s[place] = cost.cost_s
 
     def _leave_out_late(self) -> None:
         """From now on none of them is the lowest that is late by what is known."""
-        self._ranked_s = self._columns.cost_s[:]
+        self._ranked_s = self.columns.cost_s[:]
         for place in range(self._count):
             if self.late(place):
                 self._ranked_s[place] = inf
@@ -293,16 +247,16 @@ class Costs:
         """The place of the instance with the least cost, exactly of those that seemed to have it."""
         place = self._lowest()
         examined = self.examined
-        while place not in examined and len(examined) < EXAMINED_MAX and self.at(place).fetches:
+        while place not in examined and len(examined) < EXAMINED_MAX and self.columns.at(place).fetches:
             if self.correct(place):
                 place = self._lowest()
-        if place in examined or not self.at(place).fetches:
+        if place in examined or not self.columns.at(place).fetches:
             return place
         return self._lowest(examined)
 
     def late(self, place: int) -> bool:
         """Whether the first token would be later than the request's limit, by what is known of it."""
-        request, cost = self._request, self.at(place)
+        request, cost = self._request, self.columns.at(place)
         if request.ttft_slo_s <= 0:
             return False
         own_s = cost.transfer_s + cost.prefill_s + self._drain_s(place, cost)
@@ -319,7 +273,7 @@ class Costs:
         most = len(examined) + EXAMINED_MAX
         place = self._lowest()
         while self._ranked_s[place] < inf:
-            if place in examined or not self.at(place).fetches:
+            if place in examined or not self.columns.at(place).fetches:
                 return place
             if len(examined) >= most:
                 place = self._lowest(examined)
@@ -339,7 +293,7 @@ class Costs:
 
     def correct(self, place: int) -> bool:
         """What is exactly so of an instance that seemed to fetch. Returns whether that costs more."""
-        seemed = self.at(place)
+        seemed = self.columns.at(place)
         self.examined.add(place)
         pool, request, local = self._pool, self._request, seemed.local
         state, block_tokens = pool.prefills[place], pool.layout.block_tokens
@@ -356,7 +310,5 @@ class Costs:
                 reach = local
         wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._terms.order)
         cost_s = wait_s + seemed.room_s + transfer_s + prefill_s * (1 + self._terms.others * behind)
-        if self._gains_s is not None:
-            cost_s -= float(self._gains_s[place])
         self._put(place, Cost(local, reach, seemed.room_s, wait_s, transfer_s, prefill_s, cost_s))
         return cost_s > seemed.cost_s

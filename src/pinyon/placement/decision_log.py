@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from pinyon.core.errors import PinyonError
@@ -29,6 +30,12 @@ MEMBER_BYTES = 128
 """Of a pool, with what it remembers of itself."""
 NAME_BYTES = 192
 """Of an instance that is excluded."""
+WINDOW = 256
+"""Placements of a model whose errors count."""
+MODELS_MAX = 64
+"""Of more, no errors are kept: their names come from instances."""
+MEASURED_MIN_S = 1e-3
+"""Shorter times count as this much: what a share of almost nothing is says nothing."""
 SEARCHED = 1024
 """Decisions that are looked through in one go."""
 _ID = re.compile(r"(?:(.+)\.)?([0-9a-f]{20,})(?:-[0-9]+)?")
@@ -36,15 +43,16 @@ _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
 class FirstToken(NamedTuple):
-    """What a decode instance measured, in seconds: from its acceptance of the request to the first token, and of that
-    the parts at the instance that computed the prompt. Fetching may go on beside computing."""
+    """What a decode instance measured, in microseconds: from its acceptance of the request to the first token, and of
+    that the parts at the instance that computed the prompt. Fetching may go on beside computing. Named as in
+    ``conductor.proto``."""
 
     prefill_instance_id: str
-    ttft_s: float
-    queue_s: float
-    fetch_s: float
-    compute_s: float
-    push_s: float
+    ttft_us: int
+    queue_us: int
+    fetch_us: int
+    compute_us: int
+    push_us: int
     computed_tokens: int
     local_tokens: int
     peer_tokens: int
@@ -84,32 +92,24 @@ class LoggedDecision:
     was asked. ``at_s`` is by the clock of who logs."""
 
     __slots__ = (
-        "at_s", "code", "error", "exclude", "first_token", "kind", "max_tokens", "model", "named", "no_reuse", "number",
-        "priority", "prompt_tokens", "request_id", "seen", "size_bytes", "tbt_slo_s", "ttft_slo_s", "turn",
-    )  # fmt: skip
+        *("at_s", "code", "error", "first_token", "kind", "number", "priority", "request", "seen", "size_bytes"),
+        "turn",
+    )
 
     def __init__(self, number: int, request: PlacementRequest, at_s: float, seen: Seen | None) -> None:
         """Nothing of the request is kept but what is here: it has the prompt's keys."""
         self.number = number
         self.at_s = at_s
         self.seen = seen
-        self.request_id, self.model = request.request_id, request.model
-        self.prompt_tokens, self.max_tokens = request.prompt_tokens, request.max_tokens
-        self.ttft_slo_s, self.tbt_slo_s, self.named = request.ttft_slo_s, request.tbt_slo_s, request.ttft_slo_named
-        self.exclude, self.no_reuse = request.exclude, request.no_reuse
+        self.request = PlacementRequest(
+            request.request_id, request.model, request.prompt_tokens, b"", request.max_tokens, request.ttft_slo_s,
+            request.tbt_slo_s, request.exclude, request.no_reuse, ttft_slo_named=request.ttft_slo_named,
+        )  # fmt: skip
         asked = request.request_class
         self.kind, self.turn, self.priority = asked.kind, asked.turn, asked.priority
         self.code = self.error = ""
         self.first_token: FirstToken | None = None
-        self.size_bytes = ENTRY_BYTES + len(self.exclude) * NAME_BYTES
-
-    @property
-    def request(self) -> PlacementRequest:
-        """What was asked, less what is not kept."""
-        return PlacementRequest(
-            self.request_id, self.model, self.prompt_tokens, b"", self.max_tokens, self.ttft_slo_s, self.tbt_slo_s,
-            self.exclude, self.no_reuse, ttft_slo_named=self.named,
-        )  # fmt: skip
+        self.size_bytes = ENTRY_BYTES + len(request.exclude) * NAME_BYTES
 
 
 class DecisionLog:
@@ -163,19 +163,16 @@ class DecisionLog:
         entry.first_token = first_token
         return entry
 
-    def find(self, asked: str, most: int) -> list[LoggedDecision]:
-        """The last ``most`` of the requests that go by this id (:func:`is_named`), in the order of their decisions."""
-        return [entry for part in self.search(asked) for entry in part][-most:]
-
     def search(self, asked: str) -> Iterator[list[LoggedDecision]]:
-        """All that there are now, some of :data:`SEARCHED` decisions at a time (some ms)."""
+        """Those of the requests that go by this id (:func:`is_named`), in the order of their decisions: all that there
+        are now, some of :data:`SEARCHED` decisions at a time (some ms)."""
         bare = _PREFIX.sub("", asked, count=1)
         entries = list(self._entries)
         for start in range(0, len(entries), SEARCHED):
             yield [
                 entry
                 for entry in entries[start : start + SEARCHED]
-                if bare in entry.request_id and (is_named(entry.request_id, asked) or is_named(entry.request_id, bare))
+                if bare in (name := entry.request.request_id) and (is_named(name, asked) or is_named(name, bare))
             ]
 
     def _seen(self, request: PlacementRequest) -> Seen | None:
@@ -215,3 +212,26 @@ def is_named(request_id: str, asked: str) -> bool:
         if (told := parts[1]) is not None:
             names |= {each[len(told) + 1 :] for each in names} | {told}
     return asked in names
+
+
+class PredictionErrors:
+    """How far predictions of the last placements were off, by model: relative errors."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, deque[float]] = {}
+
+    def add(self, model: str, predicted_s: float, measured_s: float) -> bool:
+        """One more. Returns whether it is the first one of its model."""
+        errors = self._errors.get(model)
+        first = errors is None
+        if errors is None:
+            if len(self._errors) >= MODELS_MAX:
+                return False
+            errors = self._errors[model] = deque(maxlen=WINDOW)
+        errors.append(abs(measured_s - predicted_s) / max(measured_s, MEASURED_MIN_S))
+        return first
+
+    def mean(self, model: str) -> float:
+        """The mean of ``|measured - predicted| / measured`` of the last ones; 0 if there are none."""
+        errors = self._errors.get(model)
+        return fmean(errors) if errors else 0.0

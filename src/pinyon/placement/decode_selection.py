@@ -18,10 +18,10 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
+from pinyon.placement.admission import PROBE_AFTER_S
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import DecodeChoice, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.probing import PROBE_AFTER_S
 
 # Loads this close count as equal; then what saves KV transfers decides.
 NEAR_SHARE: Final = 0.125

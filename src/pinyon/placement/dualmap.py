@@ -200,7 +200,8 @@ class DualMap:
         gains: list[tuple[float, int, float]] = []
         for place, each in enumerate(waiting):
             other = each.decision.alternate
-            if other is None or other is state or pool.by_id.get(other.info.instance_id) is not other:
+            there = None if other is None else pool.place_of.get(other.info.instance_id)
+            if other is None or other is state or there is None or pool.prefills[there] is not other:
                 continue
             wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
             ttft_s = now_s - each.placed_s + wait_s

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
+from pinyon.placement.considered import Columns
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
@@ -75,8 +74,7 @@ def explain(logged: LoggedDecision) -> Explanation:
     if seen is None:
         return Explanation(f"refused: {logged.error}", None, (), 0, False)
     decision = seen.decision
-    request = logged.request
-    probe = not logged.code and (is_late(request, decision) or is_slow(request, decision))
+    probe = not logged.code and (is_late(logged.request, decision) or is_slow(logged.request, decision))
     chosen, others = _candidates(logged, seen)
     because = _because(logged, seen, chosen, others, probe)
     return Explanation(because, chosen, tuple(_shown(seen, others)), 1 + len(others), probe)
@@ -84,87 +82,61 @@ def explain(logged: LoggedDecision) -> Explanation:
 
 def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Candidate]]:
     """The chosen one, and all others, the soonest first."""
-    decision, pool, loads = seen.decision, seen.pool, seen.loads
-    match = seen.match()
-    if loads is None:
-        return _considered(seen, match)
-    block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
-    tokens = logged.prompt_tokens
-    rows = np.array([state.row for state in pool.prefills], np.intp)
-    queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
-    costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
-    decode_room_s = float(loads.room_s[decision.decode.row])
-    elsewhere = decision.prefill is not decision.decode
-    fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
-    chosen: Candidate | None = None
-    others: list[Candidate] = []
-    for at, state in enumerate(pool.prefills):
-        held = match.held_by(state)
-        if state is decision.prefill:
-            chosen = _chosen(decision, held)
-            continue
-        expected = max(held, match.soon.held_by(state))
-        waits_s = rooms_s[at], queues_s[at]
-        if elsewhere and state is not decision.decode:
-            waits_s = rooms_s[at] + decode_room_s, queues_s[at]
-        fetched, transfer_s, compute_s = 0, 0.0, _prefill_s(costs[at], tokens, expected * block_tokens)
-        if fetches:
-            reach = match.extent_for(state, expected, pool.sources, FETCH_SPANS_MAX)
-            if reach > expected:
-                start_s, byte_s = transfers[at]
-                fetch_s = start_s + byte_s * (reach - expected) * block_bytes
-                short_s = _prefill_s(costs[at], tokens, reach * block_tokens)
-                if fetch_s + short_s < compute_s:
-                    fetched, transfer_s, compute_s = reach - expected, fetch_s, short_s
-        takes_s = transfer_s, compute_s, decision.drain_s
-        others.append(Candidate(state.info.instance_id, held, expected, fetched, *waits_s, *takes_s, about=fetched > 0))
-    if chosen is None:
-        raise ValueError("a decision takes an instance of its pool")
-    others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
-    return chosen, others
-
-
-def _considered(seen: Seen, match: PrefixMatch) -> tuple[Candidate, list[Candidate]]:
-    """The same by what the policy found."""
-    decision, found, prefills = seen.decision, seen.decision.considered, seen.pool.prefills
-    if found is None:
-        raise ValueError("nothing is known of the other instances")
+    decision, prefills, match = seen.decision, seen.pool.prefills, seen.match()
+    found = decision.considered
+    columns = _estimated(logged, seen, match) if found is None else found.columns
     place = prefills.index(decision.prefill)
-    elsewhere = decision.prefill is not decision.decode
-    expected, reach, rooms_s = found.expected.tolist(), found.reach.tolist(), found.rooms_s.tolist()
-    queues_s, transfers_s, prefills_s = found.queues_s.tolist(), found.transfers_s.tolist(), found.prefills_s.tolist()
-    losses_s = found.costs_s - (found.rooms_s + found.queues_s + found.transfers_s + found.prefills_s)
-    losses_s = np.maximum(np.round(losses_s, 9), 0.0).tolist()
-    decode_room_s = decision.room_s - rooms_s[place] if elsewhere else 0.0
-    others: list[Candidate] = []
+    decode_room_s = 0.0 if decision.prefill is decision.decode else decision.room_s - columns.room_s[place]
+    candidates: list[Candidate] = []
     for at, state in enumerate(prefills):
-        if at == place:
-            continue
-        others.append(
+        each = columns.at(at)
+        lost_s = each.cost_s - (each.room_s + each.wait_s + each.transfer_s + each.prefill_s)
+        room_s = each.room_s + (decode_room_s if state is not decision.decode else 0.0)
+        candidates.append(
             Candidate(
-                state.info.instance_id,
-                match.held_by(state),
-                expected[at],
-                reach[at] - expected[at],
-                rooms_s[at] + (decode_room_s if state is not decision.decode else 0.0),
-                queues_s[at],
-                transfers_s[at],
-                prefills_s[at],
-                decision.drain_s,
-                losses_s[at],
-                reach[at] > expected[at] and at not in found.exact,
+                *(state.info.instance_id, match.held_by(state), each.local, each.reach - each.local),
+                *(room_s, each.wait_s, each.transfer_s, each.prefill_s, decision.drain_s),
+                max(0.0, round(lost_s, 9)),
+                each.fetches and (found is None or at not in found.exact),
             )
         )
-    others.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
-    return _chosen(decision, match.held_by(decision.prefill), losses_s[place]), others
+    chosen = _chosen(decision, candidates.pop(place))
+    candidates.sort(key=lambda each: (round(each.ttft_s, 9), each.instance_id))
+    return chosen, candidates
 
 
-def _chosen(decision: PlacementDecision, held: int, others_s: float = 0.0) -> Candidate:
+def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Columns:
+    """What a policy that says nothing of the others would have found of them."""
+    decision, pool, loads = seen.decision, seen.pool, seen.loads
+    if loads is None:
+        raise ValueError("nothing is known of the other instances")
+    block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
+    tokens = logged.request.prompt_tokens
+    rows = pool.rows
+    queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
+    costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
+    fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
+    columns = Columns(len(rows))
+    for at, state in enumerate(pool.prefills):
+        local = reach = max(match.held_by(state), match.soon.held_by(state))
+        transfer_s, compute_s = 0.0, _prefill_s(costs[at], tokens, local * block_tokens)
+        if fetches and (end := match.extent_for(state, local, pool.sources, FETCH_SPANS_MAX)) > local:
+            start_s, byte_s = transfers[at]
+            fetch_s = start_s + byte_s * (end - local) * block_bytes
+            short_s = _prefill_s(costs[at], tokens, end * block_tokens)
+            if fetch_s + short_s < compute_s:
+                reach, transfer_s, compute_s = end, fetch_s, short_s
+        columns.local[at], columns.reach[at], columns.room_s[at] = local, reach, rooms_s[at]
+        columns.wait_s[at], columns.transfer_s[at], columns.prefill_s[at] = queues_s[at], transfer_s, compute_s
+        columns.cost_s[at] = rooms_s[at] + queues_s[at] + transfer_s + compute_s
+    return columns
+
+
+def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:
     """The decision's own numbers."""
-    fetched = sum(span.block_count for span in decision.fetches)
     return Candidate(
-        decision.prefill.info.instance_id, held, decision.local_blocks, fetched, decision.room_s, decision.queue_s,
-        decision.transfer_s, decision.prefill_s, decision.drain_s, others_s,
+        found.instance_id, found.held_blocks, decision.local_blocks, decision.reused_blocks - decision.local_blocks,
+        decision.room_s, decision.queue_s, decision.transfer_s, decision.prefill_s, decision.drain_s, found.others_s,
     )  # fmt: skip
 
 
@@ -195,7 +167,7 @@ def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:
 
 def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list[Candidate], probe: bool) -> str:
     decision = seen.decision
-    blocks = logged.prompt_tokens // seen.pool.layout.block_tokens
+    blocks = logged.request.prompt_tokens // seen.pool.layout.block_tokens
     name = chosen.instance_id
     if logged.code:
         return f"refused: {logged.error}; {name} would have been the one: {_state(chosen, blocks)}"
@@ -235,10 +207,10 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
 
 def _with_others(logged: LoggedDecision, seen: Seen) -> str:
     """What its decoding shares."""
-    shared = seen.decision.shared_blocks * seen.pool.layout.block_tokens
+    shared, tokens = seen.decision.shared_blocks * seen.pool.layout.block_tokens, logged.request.prompt_tokens
     if not shared:
         return ""
-    return f" beside others that begin with the same {shared} of {logged.prompt_tokens} tokens, whose KV is read once"
+    return f" beside others that begin with the same {shared} of {tokens} tokens, whose KV is read once"
 
 
 def _taken(each: Candidate, blocks: int) -> str:

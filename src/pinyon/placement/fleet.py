@@ -14,9 +14,8 @@ from pinyon.placement.cost_priors import CostPriors
 from pinyon.placement.fetch_time import learn_fetch
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup, Neighbours
 from pinyon.placement.load_table import LoadTable
-from pinyon.placement.neighbours import Neighbours
 from pinyon.placement.policy import Pool
 from pinyon.placement.prefix_match import Holders
 from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel

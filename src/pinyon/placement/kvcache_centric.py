@@ -7,12 +7,12 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Aside, Fetch, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.threshold_tuner import ThresholdTuner
 
 

@@ -22,29 +22,22 @@ Where the request's own time there exceeds its limit, it is the cheapest one of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
-from pinyon.placement.admission import is_late
-from pinyon.placement.costs import Cost, Costs, CostTerms
+from pinyon.placement.admission import is_late, transfer_doubt
+from pinyon.placement.considered import Cost
+from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.probing import transfer_doubt
 from pinyon.placement.transfer_cost import NETWORK
-
-BatchSharing = Callable[[PlacementRequest, Pool, PrefixMatch], NDArray[np.float64]]
-"""Of each prefill instance of a pool, seconds that are gained where a request decodes beside others of its prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +55,18 @@ class PinyonSettings:
 
 
 class Pinyon:
-    """See the module. ``sharing``: what decode batches gain, where something is known of that. ``terms``: what costs
-    are made of, if that is not all."""
+    """See the module. ``terms``: what costs are made of, if that is not all."""
 
     name: ClassVar[str] = "pinyon"
 
-    def __init__(
-        self,
-        settings: PinyonSettings = PinyonSettings(),
-        sharing: BatchSharing | None = None,
-        terms: CostTerms | None = None,
-    ) -> None:
-        self._sharing = sharing
+    def __init__(self, settings: PinyonSettings = PinyonSettings(), terms: CostTerms | None = None) -> None:
         self._terms = terms or CostTerms(settings.others)
         self._pairs = Pairs(HotnessSettings(), settings.virtual_nodes, settings.seed, settings.key_tokens)
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        gains_s = None if self._sharing is None else self._sharing(request, pool, match)
-        costs = Costs(self._terms, request, pool, match, now_s, gains_s)
+        costs = Costs(self._terms, request, pool, match, now_s)
         cheapest = place = costs.cheapest()
         if len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)
@@ -125,7 +110,7 @@ class Pinyon:
         now_s: float,
     ) -> PlacementDecision:
         """What follows from the choice of one."""
-        state, cost = pool.prefills[place], costs.at(place)
+        state, cost = pool.prefills[place], costs.columns.at(place)
         reach, transfer_s, prefill_s = cost.reach, cost.transfer_s, cost.prefill_s
         doubted = None if cost.fetches else self._doubted(request, pool, match, costs, state, cost, now_s)
         if doubted is not None:
@@ -139,7 +124,7 @@ class Pinyon:
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
         """One of its pair instead, if it costs no more than what it computes would take to be fetched there later, and
         is in time."""
-        chosen, state = costs.at(place), pool.prefills[place]
+        chosen, state = costs.columns.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
         most_s = chosen.cost_s + start_s + byte_s * tokens * state.block_bytes / pool.layout.block_tokens
@@ -150,10 +135,10 @@ class Pinyon:
         for other in (first, second):
             if other is None:
                 continue
-            cost = costs.at(other)
+            cost = costs.columns.at(other)
             if cost.fetches and cost.cost_s <= most_s:
                 costs.correct(other)
-                cost = costs.at(other)
+                cost = costs.columns.at(other)
             if cost.cost_s < best_s and cost.cost_s <= most_s and not costs.late(other):
                 best, best_s = other, cost.cost_s
         return best

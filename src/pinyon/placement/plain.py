@@ -13,17 +13,6 @@ from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
 
-class RandomChoice:
-    """Each with the same chance: the baseline of Mooncake Fig. 5."""
-
-    name: ClassVar[str] = "random"
-
-    def place(
-        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
-    ) -> PlacementDecision:
-        return at_one(self.name, request, pool, match, rng.choice(pool.prefills), now_s)
-
-
 class RoundRobin:
     """The next one by id after the last one, which may be gone by now; of each pool in turn."""
 
@@ -38,23 +27,6 @@ class RoundRobin:
         prefill = next((state for state in pool.prefills if state.info.instance_id > self._last), pool.prefills[0])
         self._last = prefill.info.instance_id
         return at_one(self.name, request, pool, match, prefill, now_s)
-
-
-class MinTtft:
-    """Least predicted TTFT without fetching: what DualMap's appendix B makes of Mooncake's scheduling, as a baseline.
-
-    The instance with the least sum of waiting there and the time to compute what it does not hold; of equals the one
-    that decodes least, then the smallest id. The appendix prints a maximum of pending less recomputed tokens; what it
-    describes, and what is done here, is the minimum of their sum, in seconds.
-    """
-
-    name: ClassVar[str] = "min_ttft"
-
-    def place(
-        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
-    ) -> PlacementDecision:
-        times_s = pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
-        return at_one(self.name, request, pool, match, pool.lowest(times_s), now_s)
 
 
 class LeastLoaded:

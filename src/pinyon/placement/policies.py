@@ -1,14 +1,93 @@
-"""The placement policies by name."""
+"""The placement policies by name, and one for each model."""
 
 from __future__ import annotations
 
-from pinyon.core.policies import NoSettings
-from pinyon.placement.by_model import ByModelRegistry
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import ClassVar
+
+from pinyon.core.policies import NoSettings, Registry
 from pinyon.placement.dualmap import DualMap, DualMapSettings
-from pinyon.placement.interface import PlacementPolicy
+from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
-from pinyon.placement.plain import LeastLoaded, MinTtft, RandomChoice, RoundRobin
+from pinyon.placement.plain import LeastLoaded, RoundRobin
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.prefix_match import PrefixMatch
+
+MODELS_MAX = 32
+
+
+class ByModel:
+    """Asks the policy of the request's model, or else ``default``."""
+
+    name: ClassVar[str] = "by_model"
+
+    def __init__(self, default: PlacementPolicy, of_model: Mapping[str, PlacementPolicy]) -> None:
+        self._default = default
+        self._of_model = of_model
+        self._learning = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Learning)}
+        self._moving = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Rebalancing)}
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        return self._of_model.get(request.model, self._default).place(request, pool, match, now_s, rng)
+
+    def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
+        model = decision.prefill.info.model
+        policy = self._learning.get(model if model in self._of_model else "")
+        if policy is not None:
+            policy.prefilled(decision, seconds)
+
+    def moves(
+        self,
+        request: PlacementRequest,
+        decision: PlacementDecision,
+        pool: Pool,
+        queues: Queues,
+        match: Callable[[PlacementRequest], PrefixMatch],
+        now_s: float,
+    ) -> list[Move]:
+        policy = self._moving.get(request.model if request.model in self._of_model else "")
+        return [] if policy is None else policy.moves(request, decision, pool, queues, match, now_s)
+
+
+class ByModelRegistry(Registry[PlacementPolicy]):
+    """A choice may go on with ``;MODEL=POLICY`` for models that have another one."""
+
+    def make(self, choice: str) -> PlacementPolicy:
+        default, of_model = _parts(choice)
+        if not of_model:
+            return super().make(default)
+        make = super().make
+        return ByModel(make(default), {model: make(each) for model, each in of_model.items()})
+
+    def checked(self, choice: str) -> str:
+        default, of_model = _parts(choice)
+        for each in (default, *of_model.values()):
+            super().checked(each)
+        return choice
+
+    def with_default(self, choice: str, option: str, value: object) -> str:
+        default, of_model = _parts(choice)
+        add = super().with_default
+        more = (f"{model}={add(each, option, value)}" for model, each in of_model.items())
+        return ";".join((add(default, option, value), *more))
+
+
+def _parts(choice: str) -> tuple[str, dict[str, str]]:
+    default, *rest = choice.split(";")
+    if len(rest) > MODELS_MAX:
+        raise ValueError(f"at most {MODELS_MAX} models have a placement policy of their own, got {len(rest)}")
+    of_model: dict[str, str] = {}
+    for part in rest:
+        model, equals, policy = part.partition("=")
+        if not equals or not model.strip() or model.strip() in of_model:
+            raise ValueError(f"a model's placement policy is written ;MODEL=POLICY, once for each, got {part!r}")
+        of_model[model.strip()] = policy.strip()
+    return default.strip(), of_model
+
 
 PLACEMENT_DEFAULT = Pinyon.name
 """Of a conductor, and of a simulation."""
@@ -18,9 +97,7 @@ PLACEMENT_POLICIES = ByModelRegistry(
     {
         KvCacheCentric.name: (KvCacheCentricSettings, KvCacheCentric),
         LeastLoaded.name: (NoSettings, lambda _: LeastLoaded()),
-        RandomChoice.name: (NoSettings, lambda _: RandomChoice()),
         RoundRobin.name: (NoSettings, lambda _: RoundRobin()),
-        MinTtft.name: (NoSettings, lambda _: MinTtft()),
         DualMap.name: (DualMapSettings, DualMap),
         Pinyon.name: (PinyonSettings, Pinyon),
     },

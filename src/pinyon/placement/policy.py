@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.considered import Considered
-from pinyon.placement.instances import InstanceState
-from pinyon.placement.neighbours import Neighbours
+from pinyon.placement.instances import InstanceState, Neighbours
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 NANO_S: Final = 1e-9
@@ -163,16 +162,12 @@ class PlacementDecision:
         waits_ms = self.decode.load.room_wait_ms
         self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
-    def drained(self, drain_s: float) -> PlacementDecision:
-        """The same with such a pipeline."""
-        return self._but(self.fetches, drain_s)
-
     def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
         """The same with what a pipeline of nodes takes besides."""
         if self.prefill.info.stages == 1:
             return self
         reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
-        return self.drained(self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
+        return self._but(self.fetches, self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
 
     def without_fetches(self) -> PlacementDecision:
         """The same for who fetches nothing."""
@@ -198,9 +193,9 @@ class PlacementDecision:
         return self.local_blocks + sum(span.block_count for span in self.fetches)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pool:
-    """Schedulable instances between which KV can move: one model, one set of weights, one layout.
+    """Schedulable instances between which KV can move: one model, one set of weights, one layout. Nobody changes one.
 
     ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
     that blocks may be fetched from, store nodes among them, and ``by_address`` at least those. ``together``: who
@@ -224,65 +219,37 @@ class Pool:
     """As :attr:`rows`, for loops."""
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     """The same of the decode instances."""
+    last_row: int = field(init=False, repr=False, compare=False)
+    """Of the prefill instances."""
 
     # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
-    _rows: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
-    _last_row: int | None = field(init=False, repr=False, compare=False)
-    _by_id: Mapping[str, InstanceState] | None = field(init=False, repr=False, compare=False)
-    _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
-    _decode_place_of: Mapping[int, int] | None = field(init=False, repr=False, compare=False)
-    _places_near: dict[int, vec[i64]] = field(init=False, repr=False, compare=False)
+    _place_of: Mapping[str, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _decode_place_of: Mapping[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _places_near: dict[int, vec[i64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("_rows", "_last_row", "_by_id", "_place_of", "_decode_place_of"):
-            object.__setattr__(self, name, None)
-        object.__setattr__(self, "_places_near", {})
-        object.__setattr__(self, "row_numbers", vec[i64]([state.row for state in self.prefills]))
-        object.__setattr__(self, "decode_row_numbers", vec[i64]([state.row for state in self.decodes]))
+        rows = [state.row for state in self.prefills]
+        self.row_numbers, self.last_row = vec[i64](rows), max(rows, default=-1)
+        self.decode_row_numbers = vec[i64]([state.row for state in self.decodes])
 
     @property
     def rows(self) -> NDArray[np.intp]:
         """Of the prefill instances, in the load table."""
-        rows = self._rows
-        if rows is None:
-            rows = np.array([state.row for state in self.prefills], np.intp)
-            object.__setattr__(self, "_rows", rows)
-        return rows
-
-    @property
-    def last_row(self) -> int:
-        row = self._last_row
-        if row is None:
-            row = int(self.rows.max())
-            object.__setattr__(self, "_last_row", row)
-        return row
-
-    @property
-    def by_id(self) -> Mapping[str, InstanceState]:
-        """The prefill instances."""
-        by_id = self._by_id
-        if by_id is None:
-            by_id = {state.info.instance_id: state for state in self.prefills}
-            object.__setattr__(self, "_by_id", by_id)
-        return by_id
+        return np.frombuffer(memoryview(self.row_numbers), np.intp)
 
     @property
     def place_of(self) -> Mapping[str, int]:
         """Places of the prefill instances, by their ids."""
-        places = self._place_of
-        if places is None:
-            places = {state.info.instance_id: place for place, state in enumerate(self.prefills)}
-            object.__setattr__(self, "_place_of", places)
-        return places
+        if self._place_of is None:
+            self._place_of = {state.info.instance_id: place for place, state in enumerate(self.prefills)}
+        return self._place_of
 
     @property
     def decode_place_of(self) -> Mapping[int, int]:
         """Places of the decode instances, by their rows in the load table."""
-        places = self._decode_place_of
-        if places is None:
-            places = {state.row: place for place, state in enumerate(self.decodes)}
-            object.__setattr__(self, "_decode_place_of", places)
-        return places
+        if self._decode_place_of is None:
+            self._decode_place_of = {state.row: place for place, state in enumerate(self.decodes)}
+        return self._decode_place_of
 
     def places_near(self, bit: int) -> vec[i64]:
         """Of the prefill instances on the host of the source with this bit, besides itself; some of very many."""

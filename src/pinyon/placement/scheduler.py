@@ -9,7 +9,7 @@ from random import Random
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
 from pinyon.core.key_sample import key_sample
-from pinyon.placement.admission import is_late, is_slow, rejection
+from pinyon.placement.admission import is_late, is_slow, probe_pool, rejection
 from pinyon.placement.at_one import at_one
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
@@ -17,7 +17,6 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
-from pinyon.placement.probing import probe_pool
 
 SETTLING_RETRY_S = 0.5
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pinyon.core.policies import check_bounds
+from pinyon.routing.plain import PlainPolicy
 from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
 from pinyon.routing.routing_keys import KEY_BYTES
 from pinyon.routing.target import Target
@@ -31,7 +32,7 @@ class CacheAwareSettings:
             raise ValueError("balance_abs must not be negative, nor balance_rel less than 1")
 
 
-class CacheAware:
+class CacheAware(PlainPolicy):
     """A baseline: it sends without regard to who waits where."""
 
     name: ClassVar[str] = "cache_aware"
@@ -73,9 +74,6 @@ class CacheAware:
     def _of_equal(self, prefix: bytes, matching: Sequence[Target]) -> Target:
         """One of those that have the same prefix."""
         return least_full(matching)
-
-    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
-        return None
 
     def affinity(self, request: Routed, name: str) -> int:
         match = self._trie.match(request.keys, self._trie.bit(name))

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from pinyon.core.hash_ring import HashRing
 from pinyon.core.policies import check_bounds
+from pinyon.routing.plain import PlainPolicy
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed, least_full
 
@@ -30,7 +31,7 @@ class ConsistentHashSettings:
         check_bounds(self, virtual_nodes=(1, 4096))
 
 
-class ConsistentHash:
+class ConsistentHash(PlainPolicy):
     """The ring depends on the names alone: all load balancers of a region, and of all regions, agree. Who has no key
     goes to the least busy."""
 
@@ -55,12 +56,6 @@ class ConsistentHash:
                 return among[owner]
         return least_full(available)
 
-    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
-        return None
-
     def affinity(self, request: Routed, name: str) -> int:
         """Rings of several layers have nothing in common: of one target of each, the same one for the same key."""
         return xxh3_64_intdigest(f"{request.hash_key}\0{name}".encode(), SEED) if request.hash_key else 0
-
-    def sent(self, request: Routed, name: str) -> None:
-        pass

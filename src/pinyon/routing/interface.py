@@ -23,16 +23,13 @@ class TargetPolicy(Protocol):
 
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
         """One of those, which are not none. Changes nothing that :meth:`sent` could not."""
-        ...
 
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
         """One of the ``full``, where it is better off waiting for what that one alone holds than where there is room,
         if there is any. Changes nothing."""
-        ...
 
     def affinity(self, request: Routed, name: str) -> int:
         """How much speaks for that target where those of several layers can be chosen; 0: nothing but its load."""
-        ...
 
     def sent(self, request: Routed, name: str) -> None:
         """The request went there, whoever chose so."""
@@ -46,8 +43,6 @@ class PushingRule(Protocol):
 
     def spare(self, target: Target, now_s: float) -> int:
         """Requests that may be pushed there now; 0: it is not available."""
-        ...
 
     def admits(self, target: Target, now_s: float) -> bool:
         """It is not available, and yet one that finds its prompt there may be pushed, and wait at its door."""
-        ...

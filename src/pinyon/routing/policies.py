@@ -6,9 +6,8 @@ from pinyon.core.policies import NoSettings, Registry
 from pinyon.routing.cache_aware import CacheAware, CacheAwareSettings
 from pinyon.routing.consistent_hash import ConsistentHash, ConsistentHashSettings
 from pinyon.routing.interface import TargetPolicy
-from pinyon.routing.least_loaded import LeastLoaded
+from pinyon.routing.plain import LeastLoaded, RoundRobin
 from pinyon.routing.prefix_tree import PrefixTree, PrefixTreeSettings
-from pinyon.routing.round_robin import RoundRobin
 
 ROUTING_POLICIES: Registry[TargetPolicy] = Registry(
     "routing",

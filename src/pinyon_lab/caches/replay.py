@@ -15,8 +15,9 @@ import numpy as np
 
 from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
-from pinyon.eviction.ranked import Rank, RankedPolicy
+from pinyon.eviction.ranked import Rank
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
+from pinyon_lab.policies.eviction import RankedPolicy
 
 
 class Belady(RankedPolicy[Key]):

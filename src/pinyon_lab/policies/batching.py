@@ -1,4 +1,5 @@
-"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure.
+"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure and
+another way to learn.
 
 This file stays Python, where what it is made of is compiled: a service that is to load a class reads its annotations.
 """
@@ -19,8 +20,9 @@ from pinyon_lab.policies.cached_prefix_line import (
     LongestMatchSettings,
 )
 from pinyon_lab.policies.dynamic_batch import DynamicBatch, DynamicBatchSettings
+from pinyon_lab.policies.feather import LabFeatherSettings
 from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSettings
-from pinyon_lab.policies.tip_tree import LabFeatherSettings, TipTree
+from pinyon_lab.policies.tip_tree import TipTree
 
 
 class Oracle(Batching):
@@ -37,7 +39,7 @@ class Oracle(Batching):
 
 
 class Feather(Batching):
-    """``feather``, also by the other measure."""
+    """``feather``, also by the other measure, and by Q-learning."""
 
     def __init__(self, settings: LabFeatherSettings) -> None:
         self._settings = settings

@@ -12,9 +12,8 @@ from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.policies import check_bounds
 from pinyon.placement.at_one import at_one
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.pairs import SEED_MAX
+from pinyon.placement.pairs import SEED_MAX, PoolRings
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
-from pinyon.placement.pool_rings import PoolRings
 from pinyon.placement.prefix_match import PrefixMatch
 
 
@@ -61,6 +60,6 @@ class CacheAffinity:
         strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
         end = strides * stride * KEY_BYTES or KEY_BYTES  # what is shorter goes by its first block
         key = request.block_keys[end - KEY_BYTES : end] or request.request_id.encode()
-        name = ring.owner(key, among=pool.by_id)
+        name = ring.owner(key, among=pool.place_of)
         assert name is not None, "a pool has at least one prefill instance"
-        return pool.by_id[name]
+        return pool.prefills[pool.place_of[name]]

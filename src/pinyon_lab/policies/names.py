@@ -3,8 +3,11 @@ place of those of their names, which have more options here."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.core.policies import NoSettings
+from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon_lab.policies.algorithm1 import Algorithm1, Algorithm1Settings
@@ -15,18 +18,24 @@ from pinyon_lab.policies.cached_prefix_line import CachedPrefixSettings, Longest
 from pinyon_lab.policies.dualmap import LabDualMap, LabDualMapSettings
 from pinyon_lab.policies.dynamic_batch import DynamicBatchSettings
 from pinyon_lab.policies.dynamo import Dynamo, DynamoSettings
+from pinyon_lab.policies.eviction import Fifo, Gdfs, Lfu
+from pinyon_lab.policies.feather import LabFeatherSettings
 from pinyon_lab.policies.group_rounds import OracleSettings
 from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.policies.plain import MinTtft, RandomChoice
 from pinyon_lab.policies.preble import Preble, PrebleSettings
-from pinyon_lab.policies.tip_tree import LabFeatherSettings
+from pinyon_lab.policies.s3fifo import S3Fifo
+from pinyon_lab.policies.sieve import SievePolicy
 
-PLACEMENT = (Algorithm1.name, CacheAffinity.name, Preble.name, Dynamo.name)
+PLACEMENT = (Algorithm1.name, CacheAffinity.name, Preble.name, Dynamo.name, MinTtft.name, RandomChoice.name)
 PLACEMENT_POLICIES.offer(
     {
         Algorithm1.name: (Algorithm1Settings, Algorithm1),
         CacheAffinity.name: (CacheAffinitySettings, CacheAffinity),
         Preble.name: (PrebleSettings, Preble),
         Dynamo.name: (DynamoSettings, Dynamo),
+        MinTtft.name: (NoSettings, lambda _: MinTtft()),
+        RandomChoice.name: (NoSettings, lambda _: RandomChoice()),
         LabDualMap.name: (LabDualMapSettings, LabDualMap),
         LabPinyon.name: (LabPinyonSettings, LabPinyon),
     }
@@ -40,6 +49,16 @@ BATCHING_POLICIES.offer(
         "dfs_weight": (CachedPrefixSettings, SglangDfsWeight),
         "sglang_fcfs": (NoSettings, lambda _: SglangFcfs()),
         "dynamic": (DynamicBatchSettings, Dynamic),
+    }
+)
+EVICTION = ("fifo", "lfu", "gdfs", "s3fifo", "sieve")
+EVICTION_POLICIES.offer(
+    {
+        "fifo": (NoSettings, lambda _: Fifo[Any]()),
+        "lfu": (NoSettings, lambda _: Lfu[Any]()),
+        "gdfs": (NoSettings, lambda _: Gdfs[Any]()),
+        "s3fifo": (NoSettings, lambda _: S3Fifo[Any]()),
+        "sieve": (NoSettings, lambda _: SievePolicy[Any]()),
     }
 )
 ROUTING_POLICIES.offer({LabCacheAware.name: (LabCacheAwareSettings, LabCacheAware)})

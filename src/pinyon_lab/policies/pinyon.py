@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pinyon.placement.costs import Costs, CostTerms
-from pinyon.placement.pinyon import BatchSharing, Pinyon, PinyonSettings
+from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.policy import PlacementRequest, Pool
 
 
@@ -25,8 +25,8 @@ class LabPinyon(Pinyon):
 
     settings_type: ClassVar[type[LabPinyonSettings]] = LabPinyonSettings
 
-    def __init__(self, settings: LabPinyonSettings = LabPinyonSettings(), sharing: BatchSharing | None = None) -> None:
-        super().__init__(settings, sharing, CostTerms(settings.others, settings.fetch, settings.order))
+    def __init__(self, settings: LabPinyonSettings = LabPinyonSettings()) -> None:
+        super().__init__(settings, CostTerms(settings.others, settings.fetch, settings.order))
         self._prefers_pairs = settings.pair
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:

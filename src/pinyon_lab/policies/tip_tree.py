@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 from pinyon.batching.chunked_hash_tree import ARRIVALS, BestRequest, ChunkedHashTree
-from pinyon.batching.feather_settings import FeatherSettings
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class LabFeatherSettings(FeatherSettings):
-    """``by_tip``: next is by whom the shared prefix loses least, not who misses least of what is covered: the ablation
-    of appendix A.9."""
-
-    by_tip: bool = False
 
 
 class TipTree(ChunkedHashTree[R]):

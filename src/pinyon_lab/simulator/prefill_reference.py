@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pinyon.batching.interface import ServiceOrder
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
+from pinyon.placement.cost_model import PrefillCostModel
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
@@ -48,6 +48,19 @@ UNLIMITED = 1 << 40
 PROGRESS_EVERY = 256
 NANO_S = 1e-9
 """Times are sums, and rounding must not decide what comes first."""
+
+
+class KnownPrefillCost(PrefillCostModel):
+    """A machine whose times are stated: nothing is learned of it."""
+
+    __slots__ = ()
+
+    def __init__(self, coefficients: tuple[float, float, float]) -> None:
+        super().__init__()
+        self._k = coefficients
+
+    def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)

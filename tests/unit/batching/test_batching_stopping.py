@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from pinyon.batching.policies import FeatherSettings, Learning
 from pinyon.batching.stopping import (
     ADD,
     STOP,
@@ -19,12 +18,12 @@ from pinyon.batching.stopping import (
     BatchState,
     Heuristic,
     HeuristicSettings,
-    QLearning,
-    QLearningSettings,
     StoppingPolicy,
     Taken,
     binned,
 )
+from pinyon_lab.policies.feather import LabFeatherSettings, LabLearning
+from pinyon_lab.policies.q_learning import QLearning, QLearningSettings
 
 STRANGER = BatchState(20, 40, 10)
 PEER = BatchState(1, 1, 19)
@@ -73,21 +72,21 @@ def settle(policy: StoppingPolicy, worth: dict[int, float], rounds: int, random:
     return right / (rounds - rounds * 3 // 4)
 
 
-LEARNING = [Learning.BANDIT, Learning.Q_LEARNING]
+LEARNING = [LabLearning.BANDIT, LabLearning.Q_LEARNING]
 
 
 @pytest.mark.parametrize("stop", LEARNING)
 @pytest.mark.parametrize("better", [STOP, ADD])
-def test_what_is_better_by_a_fifth_is_found(stop: Learning, better: int) -> None:
+def test_what_is_better_by_a_fifth_is_found(stop: LabLearning, better: int) -> None:
     random = Random(5)
-    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    policy = LabFeatherSettings(stop=stop, seed=1).stopping()
     assert settle(policy, {better: 1200.0, 1 - better: 1000.0}, 600, random) > 0.9
 
 
 @pytest.mark.parametrize("stop", LEARNING)
-def test_when_the_workload_shifts_it_looks_around_again(stop: Learning) -> None:
+def test_when_the_workload_shifts_it_looks_around_again(stop: LabLearning) -> None:
     random = Random(6)
-    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    policy = LabFeatherSettings(stop=stop, seed=1).stopping()
     assert settle(policy, {STOP: 3000.0, ADD: 1500.0}, 600, random) > 0.9
     calm = policy.exploring
     # Everything is slower now, and the other way round.
@@ -101,10 +100,10 @@ def test_when_the_workload_shifts_it_looks_around_again(stop: Learning) -> None:
     assert settle(policy, {STOP: 400.0, ADD: 600.0}, 800, random) > 0.9
 
 
-@pytest.mark.parametrize(("stop", "bad"), [(Learning.BANDIT, 600.0), (Learning.Q_LEARNING, 800.0)])
-def test_what_was_bad_once_is_tried_again_without_a_shift(stop: Learning, bad: float) -> None:
+@pytest.mark.parametrize(("stop", "bad"), [(LabLearning.BANDIT, 600.0), (LabLearning.Q_LEARNING, 800.0)])
+def test_what_was_bad_once_is_tried_again_without_a_shift(stop: LabLearning, bad: float) -> None:
     random = Random(8)
-    policy = FeatherSettings(stop=stop, seed=1).stopping()
+    policy = LabFeatherSettings(stop=stop, seed=1).stopping()
     # Stopping was tried while the batch was small, and the same bin has larger ones now.
     assert settle(policy, {STOP: bad, ADD: 1000.0}, 400, random) > 0.9
     assert policy.shifts == 0
@@ -113,12 +112,12 @@ def test_what_was_bad_once_is_tried_again_without_a_shift(stop: Learning, bad: f
 
 
 @pytest.mark.parametrize("stop", LEARNING)
-def test_of_a_new_state_both_actions_are_tried(stop: Learning) -> None:
-    policy = FeatherSettings(stop=stop, seed=1).stopping()
+def test_of_a_new_state_both_actions_are_tried(stop: LabLearning) -> None:
+    policy = LabFeatherSettings(stop=stop, seed=1).stopping()
     for _ in range(400):  # until nothing is tried at random any more
         policy.learn([Taken(PEER, ADD)], 100.0)
     for action in (STOP, ADD):
-        other = FeatherSettings(stop=stop, seed=1).stopping()
+        other = LabFeatherSettings(stop=stop, seed=1).stopping()
         other.restore(policy.table())
         other.learn([Taken(STRANGER, action)], 100.0)
         assert other.adds(STRANGER) == (action == STOP)
@@ -135,12 +134,12 @@ def test_a_batch_that_is_left_as_it_is_ends_an_episode_of_q_learning() -> None:
 
 
 @pytest.mark.parametrize("stop", LEARNING)
-def test_what_was_learned_can_be_kept(stop: Learning) -> None:
+def test_what_was_learned_can_be_kept(stop: LabLearning) -> None:
     random = Random(7)
-    policy = FeatherSettings(stop=stop, seed=2).stopping()
+    policy = LabFeatherSettings(stop=stop, seed=2).stopping()
     settle(policy, {STOP: 1000.0, ADD: 500.0}, 300, random)
     kept = json.loads(json.dumps(policy.table()))
-    other = FeatherSettings(stop=stop, seed=3).stopping()
+    other = LabFeatherSettings(stop=stop, seed=3).stopping()
     other.restore(kept)
     assert other.table() == policy.table()
     assert sum(other.adds(STRANGER) for _ in range(200)) < 20

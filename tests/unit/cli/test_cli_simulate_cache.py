@@ -68,7 +68,7 @@ def test_a_pool_says_what_its_nodes_did(tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "said"),
     [
         (["--capacity", "0"], "--capacity must be at least 1"),
-        (["--capacity", "4", "--policy", "nonsense"], "known: lru, fifo"),
+        (["--capacity", "4", "--policy", "nonsense"], "known: lru, workload_aware"),
         (["--capacity", "4", "--policy", "workload_aware:life=1"], "no option 'life'"),
         (["--capacity", "4", "--format", "azure"], "has no blocks"),
         (["--capacity", "4", "--nodes", "0"], "nodes must be from 1 to 1024, got 0"),

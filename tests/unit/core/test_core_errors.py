@@ -6,7 +6,8 @@ import pytest
 from pinyon.core import errors
 from pinyon.messages.error import error_from_proto, error_to_proto
 
-CLASSES = [getattr(errors, name) for name in errors.__all__ if name not in ("PinyonError", "error_from_code")]
+CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.PinyonError)]
+CLASSES.remove(errors.PinyonError)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

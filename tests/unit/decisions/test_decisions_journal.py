@@ -21,9 +21,8 @@ from pinyon.decisions import (
     journal_header,
     replay_journal,
 )
-from pinyon.decisions.eviction import Eviction
 from pinyon.decisions.front import FRONT_INPUTS
-from pinyon.decisions.instance import INSTANCE_INPUTS
+from pinyon.decisions.instance import INSTANCE_INPUTS, Eviction
 from pinyon.paging import Reservations
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.rates import TenantRates

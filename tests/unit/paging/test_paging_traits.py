@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.request import RequestClass
-from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lfu, Lru, Traits, Use
+from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru, Traits, Use
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
+from pinyon_lab.policies.eviction import Lfu
 from tests.unit.eviction.told import Told
 
 KEYS = [bytes([number]) * 16 for number in range(4)]

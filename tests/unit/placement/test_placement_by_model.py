@@ -3,8 +3,7 @@
 import pytest
 
 from pinyon.core.request import Role
-from pinyon.placement.by_model import MODELS_MAX
-from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policies import MODELS_MAX, PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from tests.unit.placement.conftest import info, make_fleet

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import DecodeChoice, PlacementDecision, PlacementRequest, Times
 from pinyon.placement.scheduler import Scheduler
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import info, key, make_fleet
 
 TOKEN_S = 127e-6

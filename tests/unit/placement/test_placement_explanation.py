@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import PinyonError
 from pinyon.core.shared_prefix import SharedPrefix
-from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.explanation import CANDIDATES_MAX, Explanation, explain
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import (
     DECODE,
     LAYOUT,
@@ -80,7 +80,7 @@ def decide(fleet, policy, request, now_s=1.0, before=None) -> tuple[Explanation,
         fleet._instances_max = 1000
         fleet.join(info(f"z{number}", MIXED), now_s)
     fleet.leave(fleet.instances()[0].info.instance_id)
-    (logged,) = log.find(request.request_id, 9)
+    ((logged,),) = log.search(request.request_id)
     return explain(logged), seen
 
 

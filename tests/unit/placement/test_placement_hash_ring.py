@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pinyon.core.hash_ring import ABSENT_MAX, HashRing, lower_bound
 from pinyon.core.request import Role
+from pinyon.placement.pairs import PoolRings
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
-from pinyon.placement.pool_rings import PoolRings
 from pinyon.placement.scheduler import Scheduler
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import info, keys, make_fleet

@@ -6,13 +6,13 @@ import pytest
 
 from pinyon.core.errors import Rejected
 from pinyon.core.layout import KvLayout
-from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import TransferCostModel
 from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import MIXED, STORE, hold, id_of_pair, info, keys, make_fleet, member
 
 NOW_S = 50.0
@@ -109,6 +109,6 @@ def test_a_neighbour_that_computes_for_another_model_is_none() -> None:
     (pool,) = fleet.pools("m")
     request = PlacementRequest("r", "m", 16_010, keys(*range(1, 1001)), 8)
     match = fleet.index.match(request.block_keys, 1000)
-    costs = Costs(CostTerms(1.0, True, True), request, pool, match, 1.0, None)
+    costs = Costs(CostTerms(1.0, True, True), request, pool, match, 1.0)
     over_the_network_s = 1e-3 + 16_000 * 57_344 / GIB_S
-    assert [costs.at(place).transfer_s for place in (0, 1)] == pytest.approx([over_the_network_s] * 2)
+    assert [costs.columns.at(place).transfer_s for place in (0, 1)] == pytest.approx([over_the_network_s] * 2)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pinyon.core.errors import Rejected
 from pinyon.core.hash_ring import HashRing
 from pinyon.core.request import Role
-from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND
@@ -21,6 +20,7 @@ from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon_lab.policies.dualmap import Choice, LabDualMap, LabDualMapSettings
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import hold, info, keys, make_fleet, member

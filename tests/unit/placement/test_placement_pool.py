@@ -20,14 +20,11 @@ def test_rows_and_places_are_those_of_its_instances() -> None:
     assert list(pool.decode_row_numbers) == [state.row for state in pool.decodes]
     assert pool.last_row == max(state.row for state in pool.prefills)
     assert pool.place_of == {"a": 0, "c": 1, "d": 2}
-    assert all(pool.by_id[name] is pool.prefills[place] for name, place in pool.place_of.items())
 
 
 def test_they_are_worked_out_once() -> None:
     """Compiled, too."""
     pool = pool_of_four()
-    assert pool.rows is pool.rows
-    assert pool.by_id is pool.by_id
     assert pool.place_of is pool.place_of
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from pinyon.core.errors import Rejected
+from pinyon.placement.admission import PROBE_AFTER_S, TRANSFER_PROBE_AFTER_S
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
-from pinyon.placement.probing import PROBE_AFTER_S, TRANSFER_PROBE_AFTER_S
 from pinyon.placement.scheduler import Scheduler
 from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, info, keys, make_fleet, member
 

@@ -4,7 +4,6 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
-from pinyon.placement.cost_model import KnownPrefillCost
 from pinyon.placement.index import Intake
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceLoad
@@ -14,6 +13,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.prefix_match import Holders
 from pinyon.placement.scheduler import Scheduler
+from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import DECODE, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
 
 

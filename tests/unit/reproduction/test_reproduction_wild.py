@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pinyon.eviction.lfu import Lfu
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
@@ -20,6 +19,7 @@ from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
 from pinyon_lab.papers.wild.ablation import LIFE_S, LIVES_S, HeadFirst
 from pinyon_lab.papers.wild.ablation import claims as ablation_claims
 from pinyon_lab.papers.wild.figures import BASELINES, claims
+from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
 from tests.unit.eviction.test_eviction_replay import trace

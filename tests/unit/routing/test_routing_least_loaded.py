@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
-from pinyon.routing.groups import Candidate, Pair, serving_groups
 from pinyon.routing.layer import Layer
-from pinyon.routing.least_loaded import LeastLoaded
+from pinyon.routing.pair import Candidate, Pair, serving_groups
 from pinyon.routing.pair import choose_pair as choose
+from pinyon.routing.plain import LeastLoaded
 from pinyon.routing.pushing import Blind
 from pinyon.routing.target_policy import Routed
 from tests.long import usually

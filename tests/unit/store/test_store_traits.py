@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pinyon.eviction import NO_TRAITS, Lfu, Traits, Use
+from pinyon.eviction import NO_TRAITS, Traits, Use
 from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
+from pinyon_lab.policies.eviction import Lfu
 from tests.unit.eviction.told import Told
 
 A, B, C, D, E, F = (bytes([number]) * 16 for number in range(6))

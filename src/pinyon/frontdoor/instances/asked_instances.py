@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.instances.clusters import Cluster
-from pinyon.routing.groups import Candidate
+from pinyon.routing.pair import Candidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
 

@@ -15,9 +15,8 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.messages.layout import layout_from_proto
 from pinyon.messages.role import role_from_proto
-from pinyon.routing.groups import Candidate, serving_groups
 from pinyon.routing.layer import Layer
-from pinyon.routing.pair import choose_pair
+from pinyon.routing.pair import Candidate, choose_pair, serving_groups
 from pinyon.routing.roster import Roster
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed

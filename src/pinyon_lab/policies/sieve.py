@@ -9,12 +9,41 @@ from pinyon.core.sieve import Sieve
 from pinyon.eviction.policy import Key, Traits
 
 
+class _Queue(Sieve[Key]):
+    """Also for who looks before somebody goes, and for those that come back."""
+
+    def insert_at_hand(self, key: Key) -> None:
+        """Just behind the hand, visited. Raises ``ValueError`` if it is there already. O(1)."""
+        newer = self._hand or self._tail
+        self.insert(key)
+        node = self._nodes[key]
+        node.visited = True
+        if newer is None:
+            return
+        self._unlink(node)
+        node.newer, node.older = newer, newer.older
+        if newer.older is None:
+            self._tail = node
+        else:
+            newer.older.newer = node
+        newer.older = node
+
+    def find(self) -> Key | None:
+        """What should go next; it stays, and the hand at it. ``None``: the queue is empty. At most one round."""
+        node = self._hand or self._tail
+        while node is not None and node.visited:
+            node.visited = False
+            node = node.newer or self._tail
+        self._hand = node
+        return None if node is None else node.key
+
+
 class SievePolicy(Generic[Key]):
     """A pinned key keeps its place; one at which the hand stops is behind the hand when it is unpinned. Worth: time
     since the last use, negative."""
 
     def __init__(self) -> None:
-        self._queue: Sieve[Key] = Sieve()
+        self._queue: _Queue[Key] = _Queue()
         self._last_s: dict[Key, float] = {}
         """Of all that is held."""
         self._pinned: set[Key] = set()

@@ -1,0 +1,67 @@
+"""Plain target policies: they do not look at what was sent where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pinyon.routing.target import Target
+from pinyon.routing.target_policy import Routed, least_full
+
+
+class PlainPolicy:
+    """Remembers nothing, and has nobody wait where there is no room: what others of these derive from."""
+
+    def add(self, name: str) -> None:
+        pass
+
+    def remove(self, name: str) -> None:
+        pass
+
+    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
+        return None
+
+    def affinity(self, request: Routed, name: str) -> int:
+        return 0
+
+    def sent(self, request: Routed, name: str) -> None:
+        pass
+
+
+class LeastLoaded(PlainPolicy):
+    """By the requests that it has for its size: the baseline LL of SkyWalker §5.1."""
+
+    name: ClassVar[str] = "least_loaded"
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        return least_full(available)
+
+
+class RoundRobin(PlainPolicy):
+    """Everyone in turn, the baseline RR of SkyWalker §5.1: whose last turn is longest ago, then the smaller name."""
+
+    name: ClassVar[str] = "round_robin"
+
+    def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
+        self._turn = 0
+
+    def add(self, name: str) -> None:
+        self._turns.setdefault(name, 0)
+
+    def remove(self, name: str) -> None:
+        self._turns.pop(name, None)
+
+    def choose(self, request: Routed, available: Sequence[Target]) -> Target:
+        turns, best = self._turns, available[0]
+        best_rank = (turns.get(best.name, 0), best.name)
+        for target in available[1:]:
+            rank = (turns.get(target.name, 0), target.name)
+            if rank < best_rank:
+                best, best_rank = target, rank
+        return best
+
+    def sent(self, request: Routed, name: str) -> None:
+        self._turn += 1
+        if name in self._turns:
+            self._turns[name] = self._turn

@@ -1,0 +1,114 @@
+"""When a batch is better left as it is, by Q-learning (FEATHER §4.3.4): what the bandit is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from pinyon.batching.stopping import (
+    ADD,
+    KNOWN_MIN,
+    STOP,
+    BatchState,
+    Bins,
+    Drift,
+    Taken,
+    binned,
+    bins_of,
+    bins_text,
+    table_numbers,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QLearningSettings:
+    """α, γ and ε of §4.3.4, whose values are not printed there. ``decay``: of ε, with each episode.
+    ``awake``: ε is at least that after a shift."""
+
+    rate: float = 0.1
+    discount: float = 0.8
+    decay: float = 0.97
+    explore_min: float = 0.01
+    awake: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rate <= 1 and 0 <= self.discount < 1 and 0 < self.decay <= 1):
+            raise ValueError("0 < rate <= 1, 0 <= discount < 1 and 0 < decay <= 1 must hold")
+        if not 0 <= self.explore_min <= self.awake <= 1:
+            raise ValueError("0 <= explore_min <= awake <= 1 must hold")
+
+
+class QLearning:
+    """ε-greedy over Q(s, a). A batch is an episode: it ends when it is left as it is. Adding is worth (1 - γ) of the
+    reward and γ of what can be had from the next state on, stopping all of the reward: so values are tokens/s, and
+    adding is not worth more for being followed by more decisions."""
+
+    def __init__(self, settings: QLearningSettings) -> None:
+        self.learns = True
+        self._settings = settings
+        self._random = Random(settings.seed)
+        self._values: dict[Bins, list[float]] = {}
+        """Stop, add; negative: never tried."""
+        self._counts: dict[Bins, list[float]] = {}
+        self._explore = 1.0
+        self._drift = Drift()
+
+    @property
+    def exploring(self) -> float:
+        return self._explore
+
+    @property
+    def shifts(self) -> int:
+        return self._drift.shifts
+
+    def seen(self, state: BatchState) -> tuple[int, ...]:
+        return binned(state)
+
+    def adds(self, state: BatchState) -> bool:
+        values = self._values.get(binned(state))
+        # Of what was never tried adding comes first: it is what others do.
+        if values is None or values[ADD] < 0.0 or values[STOP] < 0.0:
+            return values is None or values[ADD] < 0.0
+        if self._random.random() < self._explore:
+            return self._random.random() < 0.5
+        return values[ADD] >= values[STOP]
+
+    def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
+        settings = self._settings
+        following: Bins | None = None
+        apart: list[float] = []
+        for state, action in reversed(episode):
+            bins = binned(state)
+            values = self._values.setdefault(bins, [-1.0, -1.0])
+            counts = self._counts.setdefault(bins, [0.0, 0.0])
+            target = tokens_s
+            if action == ADD and following is not None:
+                target += settings.discount * (max(self._values[following]) - tokens_s)
+            if values[action] < 0:
+                values[action] = target
+            else:
+                if counts[action] >= KNOWN_MIN and values[action] > 0:
+                    apart.append(target / values[action] - 1.0)
+                values[action] += settings.rate * (target - values[action])
+            counts[action] += 1.0
+            following = bins
+        self._explore = max(self._explore * settings.decay, settings.explore_min)
+        if self._drift.shifted(apart):
+            self._explore = max(self._explore, settings.awake)
+
+    def table(self) -> dict[str, list[float]]:
+        return {bins_text(bins): [*values, *self._counts[bins]] for bins, values in self._values.items()}
+
+    def restore(self, table: Mapping[str, Sequence[float]]) -> None:
+        values: dict[Bins, list[float]] = {}
+        counts: dict[Bins, list[float]] = {}
+        for text, numbers in table.items():
+            known = table_numbers(numbers, 4)
+            if min(known[2:]) < 0:
+                raise ValueError(f"a state was never tried less often than never: {text}")
+            values[bins_of(text)], counts[bins_of(text)] = known[:2], known[2:]
+        self._values, self._counts = values, counts
+        if values:
+            self._explore = self._settings.explore_min
