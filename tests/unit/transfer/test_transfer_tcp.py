@@ -34,8 +34,8 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.spinner import Spinner
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
+from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from pinyon.transfer.types.path import Path
 from tests.long import usually
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
@@ -291,7 +291,7 @@ def test_an_idle_connection_that_the_peer_closed_is_replaced_silently(host) -> N
         assert there.acceptor.drop(here.context.boot_id)
         assert here.run(opcode, there.segment()) == DONE
         assert there.acceptor.hellos[-1].replaces == first
-    assert here.meter.retries == 2
+    assert here.meter.stats.retries == 2
 
 
 def test_a_fresh_connection_that_breaks_is_not_repeated_here(host) -> None:
@@ -683,5 +683,5 @@ def test_nonsense_is_counted_and_ends_the_link(host, noise) -> None:
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
                 pass
-    eventually(lambda: there.meter.protocol_errors == 1, "counted")
+    eventually(lambda: there.meter.stats.protocol_errors == 1, "counted")
     assert here.run(WRITE, there.segment()) == DONE

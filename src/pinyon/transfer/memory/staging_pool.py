@@ -8,6 +8,7 @@ import threading
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
@@ -53,13 +54,16 @@ class StagingBuffer:
 class StagingPool:
     """Host memory of a fixed size, pinned for the devices, lent in contiguous parts, first come first served.
 
-    Allocated when it is first needed, freed when it is closed and everything is back. ``use`` opens it again.
+    In use as long as memory of a device is registered: allocated when it is first needed, freed when it is closed and
+    everything is back. ``use`` opens it again.
     """
 
     def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """``forget``: called before the memory is freed, so that NICs let go of it."""
         self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
         self.clock = clock
+        self.regions = 0
+        """On devices, that are registered now."""
         self._forget = forget
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
@@ -76,13 +80,21 @@ class StagingPool:
         return min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
 
     def use(self, driver: DeviceDriver) -> None:
-        """Pin the memory for the devices of this driver too."""
+        """A region on a device of this driver is registered: pin the memory for its devices too."""
         with self._changed:
+            self.regions += 1
             self._closed = False
             if driver not in self._drivers:
                 self._drivers.append(driver)
                 if self._region is not None:
                     self._pin(self._region, driver)
+
+    def leave(self) -> None:
+        """One of them is unregistered."""
+        with self._changed:
+            self.regions -= 1
+            if not self.regions:
+                self.close()
 
     def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
         """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so. Raises
@@ -173,30 +185,10 @@ class StagingPool:
         region.release()
 
 
-class Staging:
-    """An engine's pools, in use as long as memory of a device is registered."""
+class Staging(NamedTuple):
+    """An engine's pools."""
 
-    def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
-        """``total_bytes`` each."""
-        self.outbound = StagingPool(total_bytes, forget, clock)
-        """For chains of ours."""
-        self.inbound = StagingPool(total_bytes, forget, clock)
-        """For what peers ask for."""
-        self.regions = 0
-        """On devices, now."""
-        self._lock = threading.Lock()
-
-    def use(self, driver: DeviceDriver) -> None:
-        """A region on a device of this driver is registered."""
-        with self._lock:
-            self.regions += 1
-            for pool in (self.outbound, self.inbound):
-                pool.use(driver)
-
-    def leave(self) -> None:
-        """One of them is unregistered."""
-        with self._lock:
-            self.regions -= 1
-            if not self.regions:
-                for pool in (self.outbound, self.inbound):
-                    pool.close()
+    outbound: StagingPool
+    """For chains of ours."""
+    inbound: StagingPool
+    """For what peers ask for."""

@@ -40,7 +40,7 @@ class ControlEndpoint(Endpoint):
         self._spoke = 0.0
 
     def is_open(self) -> bool:
-        return not self.aborted and self._watch.is_open()
+        return super().is_open() and self._watch.is_open()
 
     def _say(self, message: bytes, deadline: float) -> None:
         """Raises OSError, Stalled, DeadlineReached."""

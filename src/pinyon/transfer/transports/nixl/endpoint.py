@@ -137,9 +137,9 @@ class NixlEndpoint(ControlEndpoint):
 
     def _answer_to(self, op: Op, body: bytes, deadline: float) -> tuple[Code, bytes]:
         self._say(wire.pack_request(op, body), deadline)
-        answer = wire.parse_answer(self.link.receive_bytes(wire.HEADER_BYTES, deadline), op)
+        answer = wire.parse_answer(self.link.stream.receive_bytes(wire.HEADER_BYTES, deadline), op)
         self.answered = True
-        return answer.code, self.link.receive_bytes(answer.size, deadline) if answer.size else b""
+        return answer.code, self.link.stream.receive_bytes(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
 

@@ -81,11 +81,11 @@ class RdmaEndpoint(ControlEndpoint):
 
     def _ask(self, op: Op, request: bytes, count: int, deadline: float) -> bytes:
         self._say(request, deadline)
-        head = rdma_wire.parse_reply(self.link.receive_bytes(rdma_wire.HEADER_BYTES, deadline), op, count)
+        head = rdma_wire.parse_reply(self.link.stream.receive_bytes(rdma_wire.HEADER_BYTES, deadline), op, count)
         self.answered = True
         if head.code is not Code.OK:
             raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
-        return self.link.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
+        return self.link.stream.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
 
     def prepare(self, chain: Chain) -> None:
         """Ask for what is not known of the chain's remote regions."""
