@@ -445,6 +445,17 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     assert first.run(WRITE, there.segment()) == DONE
 
 
+def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
+    there = host(replace(PATIENT, max_inbound=2))
+    first, second, third = host(), host(), host()
+    for each in (first, second, first):
+        assert each.run(WRITE, there.segment()) == DONE
+        time.sleep(0.2)  # its link comes to rest
+    for each in (third, first, second):
+        assert each.run(WRITE, there.segment()) == DONE
+    assert [each.meter.stats.retries for each in (first, second)] == [0, 1]
+
+
 # --- polling ---
 
 
