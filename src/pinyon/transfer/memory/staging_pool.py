@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -67,8 +66,8 @@ class StagingPool:
         self._forget = forget
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
-        self._free: list[tuple[int, int]] = []
-        """``(start, size)``, sorted, no two adjacent."""
+        self._pages = bytearray(self.total_bytes // _PAGE)
+        """1: lent."""
         self._lent = 0
         self._closed = False
         self._region: Region | None = None
@@ -128,7 +127,6 @@ class StagingPool:
         except OSError as error:
             raise DeviceError(f"no {self.total_bytes} bytes of staging memory: {error}") from None
         region = self._region = Region(memory, "cpu:0", Access.NONE)
-        self._free = [(0, self.total_bytes)]
         for driver in self._drivers:
             self._pin(region, driver)
         return region
@@ -141,22 +139,16 @@ class StagingPool:
 
     def _take(self, size: int) -> int | None:
         """First fit."""
-        for position, (start, room) in enumerate(self._free):
-            if room >= size:
-                self._free[position : position + 1] = [(start + size, room - size)] if room > size else []
-                return start
-        return None
+        count = size // _PAGE
+        first = self._pages.find(bytes(count))
+        if first < 0:
+            return None
+        self._pages[first : first + count] = b"\1" * count
+        return first * _PAGE
 
     def _put_back(self, start: int, size: int) -> None:
         with self._changed:
-            at = bisect(self._free, (start, size))
-            if at < len(self._free) and start + size == self._free[at][0]:
-                size += self._free.pop(at)[1]
-            if at and sum(self._free[at - 1]) == start:
-                at -= 1
-                start, before = self._free.pop(at)
-                size += before
-            self._free.insert(at, (start, size))
+            self._pages[start // _PAGE : (start + size) // _PAGE] = bytes(size // _PAGE)
             self._lent -= 1
             self._changed.notify_all()
             self._free_if_done()
