@@ -42,8 +42,8 @@ class Retired(Exception):
 
 
 class Peer:
-    """Thread-safe, but for what wants the lock held. Of such methods, those that return *hopeless* chains leave it to
-    the caller to :meth:`_end` those, without the lock."""
+    """Thread-safe. Private methods want the lock held, down to :meth:`_recall`; one that returns *hopeless* chains
+    leaves it to the caller to :meth:`_end` those, without the lock."""
 
     def __init__(
         self,
