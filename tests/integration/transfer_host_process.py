@@ -124,7 +124,6 @@ class TransferHost:
         ]
         return {
             "requests_now": stats.requests_now,
-            "batches_now": stats.batches_now,
             "outbound_now": stats.outbound_connections_now,
             "inbound_now": stats.inbound_connections_now,
             "retries": stats.retries,

@@ -26,10 +26,8 @@ from pinyon.transfer import (
     Transports,
 )
 from pinyon.transfer.paths.reach import NIXL
-from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
-from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
-from pinyon.transfer.transports.nixl.attempts import MOST_CONNECTIONS
+from pinyon.transfer.transports.nixl.agent import MOST_CONNECTIONS, NixlAgent, NixlError
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import until_stopped
 from tests.nixl.conftest import FETCHED
@@ -212,7 +210,7 @@ def test_no_socket_is_left_behind_by_proofs_that_fail(
     engine: TransferEngine, start_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.05)
-    monkeypatch.setattr(nixl_attempts, "MOST_FAILED_PROOFS", 100)
+    monkeypatch.setattr("pinyon.transfer.transports.nixl.agent.MOST_FAILED_PROOFS", 100)
     peer = start_peer(UCX_TLS=ONLY_THROUGH_THE_PEER)
     nixl = engine._peers.transports["nixl"]
 

@@ -118,21 +118,20 @@ def test_batches_do_what_byte_arrays_do(pair, batches, salt) -> None:
     frame=st.integers(1, 3000),
     per_frame=st.integers(1, 10),
     stripe=st.integers(1, 2000),
-    first=st.integers(0, 100),
 )
-def test_slices_cover_each_request_once(lengths, frame, per_frame, stripe, first) -> None:
+def test_slices_cover_each_request_once(lengths, frame, per_frame, stripe) -> None:
     limits = TransferLimits(max_frame_bytes=frame, max_frame_requests=per_frame, stripe_min_bytes=stripe)
     segments = [SegmentDescriptor("10.0.0.1", 1, bytes(16)), SegmentDescriptor("10.0.0.2", 1, bytes(16))]
     requests = [
         TransferRequest(Opcode(1 + i % 2), bytes(16), 7 * i, segments[i % 3 == 0], bytes(16), 11 * i, length)
         for i, length in enumerate(lengths)
     ]
-    covered = dict.fromkeys(range(first, first + len(lengths)), 0)
-    for chain in plan_chains(requests, first, limits, {bytes(16): "cpu:0"}, lambda _: 1 + stripe % 3):
+    covered = dict.fromkeys(range(len(lengths)), 0)
+    for chain in plan_chains(requests, limits, {bytes(16): "cpu:0"}, lambda _: 1 + stripe % 3):
         assert 0 < len(chain.slices) <= per_frame
         assert sum(part.length for part in chain.slices) == chain.nbytes <= frame
         for part in chain.slices:
-            request = requests[part.request - first]
+            request = requests[part.request]
             assert (request.remote, request.opcode) == (chain.remote, chain.opcode)
             done = covered[part.request]
             assert (part.local_offset, part.remote_offset) == (

@@ -232,7 +232,7 @@ def _per_path(stats: TransferStats) -> Iterator[Metric]:
     yield from (failures, seconds)
 
 
-def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
     bounds = [str(bound) for bound in LATENCY_BUCKETS_S] + ["+Inf"]
     return list(zip(bounds, map(float, accumulate(buckets)), strict=True))
 

@@ -9,8 +9,7 @@ from typing import Any
 
 _WHERE = {
     "engine": "TransferEngine",
-    "group": "TransferGroup",
-    "handle": "TransferHandle",
+    "handle": "TransferGroup TransferHandle",
     "links.tls": "TlsContexts TlsFiles",
     "memory.grant": "Grant",
     "memory.region": "Access Region",

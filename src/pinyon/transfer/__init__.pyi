@@ -1,6 +1,5 @@
 from pinyon.transfer.engine import TransferEngine
-from pinyon.transfer.group import TransferGroup
-from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.handle import TransferGroup, TransferHandle
 from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import inf
 
-from pinyon.transfer.chains.chain import DONE, UNDER_WAY, Outcome
+from pinyon.transfer.chains.chain import UNDER_WAY, Outcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
@@ -20,10 +20,6 @@ _GRACE_S = 1.0
 """A loop that is only busy notices within this time that a deadline has passed."""
 
 
-def _nobody() -> None:
-    """In place of a reference to a loop."""
-
-
 class AwaitedTransfers:
     """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
     no thread takes part. Local memory is touched by the loop's thread alone."""
@@ -34,33 +30,21 @@ class AwaitedTransfers:
         self._peers = peers
         self._limits = context.limits
         self._clock = context.clock
-        self._waiting: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
-        """Under way, with whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out,
-        which is atomic, has its endpoint to himself, and puts it back or ends it."""
+        self._under_way: dict[Trip, None] = {}
 
     def end_orphans(self, now: float) -> None:
-        """End what nobody goes on with: its loop is gone, or does not run, so that it has missed the deadline. From any
-        thread."""
-        for trip in list(self._waiting):
-            whose = self._waiting.get(trip)
-            if whose is None:  # its loop is at it, or has ended it
+        """End what nobody goes on with: it was thrown away, or its loop does not run, so that it has missed the
+        deadline. From any thread."""
+        for trip in list(self._under_way):
+            if now < trip.deadline + _GRACE_S or self._peers.moving.pop(trip.endpoint, None) is None:
                 continue
-            loop = whose()  # which lives on for as long as this takes
-            gone = loop is None or loop.is_closed()
-            if not gone and now < trip.deadline + _GRACE_S:
-                continue
-            if self._waiting.pop(trip, None) is None:
-                continue
-            if gone:
+            self._under_way.pop(trip, None)
+            if trip.deadline == -inf:
                 trip.way.endpoints.discard(trip.endpoint)
-                self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+                self._small.ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
                 trip.way.endpoints.disown(trip.endpoint)
-                self._ended(trip, TransferStatus.TIMEOUT, Reason.DEADLINE)
-
-    def _ended(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
-        self._peers.moving.pop(trip.endpoint, None)
-        self._small.ended(trip, status, reason)
+                self._small.ended(trip, TransferStatus.TIMEOUT, Reason.DEADLINE)
 
     async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Move and wait; a task that is cancelled ends the transfer first. Raises InvalidTransfer,
@@ -69,61 +53,41 @@ class AwaitedTransfers:
         results = None if trip is None else await self._move(trip)
         if results is not None:
             return results
-        handle = self._submissions.new_handle(len(requests))
-        self._submissions.submit(handle, requests, timeout_s)
-        return await handle.wait_async()
+        return await self._submissions.submit(requests, timeout_s).wait_async()
 
     async def _move(self, trip: Trip) -> list[TransferResult] | None:
         """On the loop. None: nothing was done, it has to go the long way."""
-        small, endpoint, endpoints = self._small, trip.endpoint, trip.way.endpoints
+        small, endpoint = self._small, trip.endpoint
         outcome: Outcome | None = None
-        again, ours = False, True
+        again = False
         try:
             outcome = small.run(trip, waits=False)
             if outcome is UNDER_WAY:
-                self._waiting[trip] = weakref.ref(asyncio.get_running_loop())
-                try:
-                    outcome = await self._answer(trip)
-                finally:
-                    ours = self._waiting.pop(trip, None) is not None
-                if ours:
-                    endpoint.link.stream.waits_itself()
+                self._under_way[trip] = None
+                outcome = await self._answer(trip)
+                endpoint.link.stream.waits_itself()
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
-        except GeneratorExit:  # thrown away
-            if ours:  # perhaps by the collector in the midst of anything: the books, which have locks, come later
-                self._waiting[trip] = _nobody
-            else:
-                endpoint.close(hard=True)
+        except GeneratorExit:  # perhaps by the collector, in the midst of anything: the books have locks, so they wait
+            trip.deadline = -inf
             raise
         except BaseException as error:  # the task is cancelled, or a defect
-            if not ours:
-                endpoint.close(hard=True)
-                raise
-            endpoints.discard(endpoint)
+            self._under_way.pop(trip, None)
             if isinstance(error, asyncio.CancelledError):
-                self._ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
+                small.give_up(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
-                self._ended(trip, TransferStatus.FAILED, Reason.INTERNAL)
+                small.give_up(trip, TransferStatus.FAILED, Reason.INTERNAL)
             raise
-        if not ours:  # whatever came: it was given up, and counted so
-            endpoint.close(hard=True)
-            return [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
-        self._peers.moving.pop(endpoint, None)
-        if outcome is DONE:
-            return small.arrived(trip)
-        if outcome is None:
-            endpoints.release(endpoint)
-            return None
-        handle = small.go_on(trip, outcome, again, self._peers.submit)
-        return await handle.wait_async() if isinstance(handle, TransferHandle) else [handle]
+        self._under_way.pop(trip, None)
+        end = small.conclude(trip, outcome, again, self._peers.submit)
+        return await end.wait_async() if isinstance(end, TransferHandle) else end
 
     async def _answer(self, trip: Trip) -> Outcome:
         """How it ended, once the answer is here.
 
         Raises: what ``Endpoint.proceed`` raises, Stalled, DeadlineReached
         """
-        loop, waiting = asyncio.get_running_loop(), self._waiting
+        loop = asyncio.get_running_loop()
         endpoint, deadline = trip.endpoint, trip.deadline
         ended: asyncio.Future[Outcome] = loop.create_future()
         clock, stall_s = self._clock, self._limits.stall_s
@@ -134,17 +98,13 @@ class AwaitedTransfers:
             nonlocal moved_at
             if ended.done():
                 return
-            whose = waiting.pop(trip, None)
-            if whose is None:  # it was given up
-                ended.set_exception(DeadlineReached())
-                return
             try:
+                if endpoint.aborted:  # given up, perhaps: what has come is not taken in
+                    raise ConnectionAbortedError("the request was stopped")
                 outcome = endpoint.proceed()
             except Exception as error:
                 ended.set_exception(error)
                 return
-            finally:
-                waiting[trip] = whose
             moved_at = clock()
             if outcome is not None:
                 ended.set_result(outcome)

@@ -1,13 +1,12 @@
-"""The transfer engine: Listing 1 of the Mooncake paper (§3.2.2) in Python, plus a synchronous call and awaitables.
+"""The transfer engine as its callers see it (Mooncake §3.2.2): register memory, open some of it to peers, move bytes.
 
-This is the edge that callers use; what becomes of their requests is in :mod:`.submissions`. All methods may be called
-from any thread unless said otherwise.
+What becomes of their requests is in :mod:`.submissions`. All methods may be called from any thread unless said
+otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import secrets
 import threading
@@ -18,8 +17,7 @@ from typing import TYPE_CHECKING
 from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.transfer.awaited import AwaitedTransfers
-from pinyon.transfer.group import TransferGroup
-from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.handle import TransferGroup, TransferHandle
 from pinyon.transfer.host.process import available_cores, host_id
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.context import EngineContext
@@ -32,7 +30,7 @@ from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.registry import build_transports
 from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.submissions import Submissions
-from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferError, TransferLimitReached
+from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer
 from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.nic import Nic
 from pinyon.transfer.types.options import Network, Transports
@@ -108,8 +106,6 @@ class TransferEngine:
         self._small = SmallTransfers(context, self._submissions, self._peers)
         self._awaited = AwaitedTransfers(context, self._small, self._submissions, self._peers)
         self._lock = threading.Lock()
-        self._batches: dict[int, TransferHandle] = {}
-        self._batch_ids = itertools.count(1)
         self._state = "new"
 
     # --- life ---
@@ -276,60 +272,12 @@ class TransferEngine:
         """
         return self._acceptor.drop(boot_id)
 
-    # --- Listing 1 ---
-
-    def allocate_batch_id(self, size: int) -> int:
-        """Room for ``size`` requests; give it back by ``free_batch_id``. Raises InvalidTransfer,
-        TransferLimitReached."""
-        if not 0 < size <= self.limits.max_batch_requests:
-            raise InvalidTransfer(f"a batch holds 1 to {self.limits.max_batch_requests} requests", field="size")
-        handle = self._submissions.new_handle(size)
-        with self._lock:
-            if len(self._batches) >= self.limits.max_batches:
-                raise TransferLimitReached(f"{self.limits.max_batches} batches are allocated")
-            batch_id = next(self._batch_ids)
-            self._batches[batch_id] = handle
-        return batch_id
-
-    def submit_transfer(
-        self, batch_id: int, requests: Sequence[TransferRequest], timeout_s: float | None = None
-    ) -> None:
-        """Start requests in the batch's next places. Does not block. All or none are accepted.
-
-        ``timeout_s`` replaces the total deadline, which else scales with the bytes. Raises InvalidTransfer: an unknown
-        batch, or a request that makes no sense (``field`` says which); TransferLimitReached, EngineClosed."""
-        self._submissions.submit(self._batch(batch_id), requests, timeout_s)
-
-    def get_transfer_status(self, batch_id: int, index: int) -> TransferResult:
-        """The state of one request. Raises InvalidTransfer: an unknown batch or index."""
-        handle = self._batch(batch_id)
-        result = handle.result(index)
-        if not result.status.is_final and handle.done:  # ``done`` ends what is overdue
-            result = handle.result(index)
-        return result
-
-    def free_batch_id(self, batch_id: int) -> None:
-        """Raises InvalidTransfer: an unknown batch; TransferError: requests are still in flight."""
-        handle = self._batch(batch_id)
-        if not handle.done and not handle.final:  # whoever saw the last status may free the batch
-            raise TransferError("requests of the batch are still in flight")
-        with self._lock:
-            self._batches.pop(batch_id, None)
-
-    def _batch(self, batch_id: int) -> TransferHandle:
-        handle = self._batches.get(batch_id)
-        if handle is None:
-            raise InvalidTransfer(f"no batch {batch_id}", field="batch_id")
-        return handle
-
-    # --- beyond Listing 1 ---
+    # --- moving bytes ---
 
     def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
         """Start requests and return at once; the handle can be waited for, awaited, polled or called back. Raises
         InvalidTransfer, TransferLimitReached, EngineClosed."""
-        handle = self._submissions.new_handle(len(requests))
-        self._submissions.submit(handle, requests, timeout_s)
-        return handle
+        return self._submissions.submit(requests, timeout_s)
 
     def group(self) -> TransferGroup:
         """An empty group of submissions that are awaited together."""
@@ -348,13 +296,10 @@ class TransferEngine:
 
     def stats(self) -> TransferStats:
         """A snapshot of the counters."""
-        batches, requests = self._submissions.in_flight()
-        outbound, inbound = self._peers.endpoints, self._acceptor.links
+        requests, outbound, inbound = self._submissions.in_flight(), self._peers.endpoints, self._acceptor.links
         meter = self._context.meter
         with meter.lock:
-            return meter.snapshot(
-                batches=batches, requests=requests, outbound=outbound, inbound=inbound, grants=self._memory.grants
-            )
+            return meter.snapshot(requests=requests, outbound=outbound, inbound=inbound, grants=self._memory.grants)
 
     def paths(self) -> list[tuple[PeerId, PathState]]:
         """What is known of every path to every peer: usable or avoided, measured rate, bytes in flight."""

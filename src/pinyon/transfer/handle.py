@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chains.batch import BatchState
 from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, Outcome
-from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
+from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
 _log = logging.getLogger(__name__)
 _CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
@@ -28,42 +28,35 @@ class TransferHandle:
     none of their local memory.
     """
 
-    def __init__(self, capacity: int, on_chain: Finished, clock: Clock) -> None:
+    def __init__(self, lengths: list[int], began: float, deadline: float, on_chain: Finished, clock: Clock) -> None:
+        """``lengths``: of the requests. ``began``, ``deadline``: by the clock."""
         self._clock = clock
-        self._state = BatchState(capacity)
+        self._state = BatchState(lengths)
+        self._began = began
+        self._deadline = deadline
         self._on_chain = on_chain
         self._lock = threading.Lock()
-        self._finished = True
         self._event: threading.Event | None = None  # made by the first who waits: a blocking transfer never needs it
         self._callbacks: list[Callable[[TransferHandle], None]] = []
-        self._chains: dict[Chain, float] = {}  # in flight, with the time of submission
-        self.deadline = 0.0
-        """By ``clock``; the latest of its chains."""
+        self._chains: set[Chain] = set()  # in flight
+        self._finished = False
 
     # --- for the engine ---
 
-    def _admit(self, lengths: list[int]) -> int:
+    def _start(self, chains: Iterable[Chain]) -> None:
+        """These move its requests, and call ``_chain_done`` when they have ended."""
         with self._lock:
-            first = self._state.admit(lengths)
-            if self._finished:
-                self._finished, self._event = False, None
-            return first
-
-    def _add(self, chains: list[Chain], now: float, deadline: float) -> None:
-        with self._lock:
-            self._chains.update(dict.fromkeys(chains, now))
-            self.deadline = max(self.deadline, deadline)
+            self._chains.update(chains)
 
     def _chain_done(self, chain: Chain, outcome: Outcome) -> None:
         """The transport's completion callback: runs in its thread, once per chain."""
         with self._lock:
             finals, moved = self._state.slices_done(chain.slices, outcome.status, outcome.reason, outcome.refusals)
-            started = self._chains[chain]
-        self._on_chain(self, chain, finals, moved, started)
+        self._on_chain(self, chain, finals, moved, self._began)
         with self._lock:
             # Only now: whoever waits sees counters and pins that agree with the statuses.
-            del self._chains[chain]
-            if self._chains or self._state.unfinished:
+            self._chains.remove(chain)
+            if self._chains:
                 return
             self._finished = True
             if self._event is not None:
@@ -97,31 +90,15 @@ class TransferHandle:
 
     @property
     def done(self) -> bool:
-        """All submitted requests are final. Also enforces the deadline, so polling ends."""
-        if not self._finished:
-            now = self._clock()
-            if now > self.deadline:  # maybe an earlier submission's: each chain knows its own
-                with self._lock:
-                    late = [chain for chain in self._chains if now > chain.deadline]
-                for chain in late:
-                    chain.stop(LATE)
+        """All requests are final. Also enforces the deadline, so polling ends."""
+        if not self._finished and self._clock() > self._deadline:
+            self._stop(LATE)
         return self._finished
 
-    @property
-    def final(self) -> bool:
-        """All submitted requests have their final status, which is an instant before ``done``: counters follow."""
-        with self._lock:
-            return not self._state.unfinished
-
     def results(self) -> list[TransferResult]:
-        """The present state of every submitted request, in order."""
+        """The present state of every request, in order."""
         with self._lock:
             return self._state.results()
-
-    def result(self, index: int) -> TransferResult:
-        """Raises InvalidTransfer: no such index."""
-        with self._lock:
-            return self._state.result(index)
 
     def cancel(self) -> None:
         """Stop what has not ended; returns at once. What runs on a connection is aborted by closing it.
@@ -148,7 +125,7 @@ class TransferHandle:
             if self._finished:
                 return self._state.results()
             event = self._event = self._event or threading.Event()
-        deadline = self.deadline if timeout_s is None else min(self.deadline, self._clock() + timeout_s)
+        deadline = self._deadline if timeout_s is None else min(self._deadline, self._clock() + timeout_s)
         while not event.wait(max(0.0, deadline - self._clock())):
             self._stop(LATE)  # ends what waits, aborts what runs
             deadline = self._clock() + 0.1
@@ -171,7 +148,7 @@ class TransferHandle:
                 loop.call_soon_threadsafe(finished)
 
         self.add_done_callback(wake)
-        deadline = self.deadline if timeout_s is None else min(self.deadline, self._clock() + timeout_s)
+        deadline = self._deadline if timeout_s is None else min(self._deadline, self._clock() + timeout_s)
         stop = LATE
         cancelled = False
         while not future.done():
@@ -188,3 +165,42 @@ class TransferHandle:
 
     def __await__(self) -> Generator[Any, None, list[TransferResult]]:
         return self.wait_async().__await__()
+
+
+class TransferGroup:
+    """Submit now, from any thread; await all later. Made for pushing KV layer by layer: the engine thread submits a
+    layer's WRITEs as it is computed, the event loop awaits them when the chunk is done."""
+
+    def __init__(
+        self, submit: Callable[[Sequence[TransferRequest], float | None], TransferHandle], clock: Clock
+    ) -> None:
+        self._submit = submit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._handles: list[TransferHandle] = []
+
+    def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
+        """Does not block. Raises what ``TransferEngine.submit`` raises."""
+        handle = self._submit(requests, timeout_s)
+        with self._lock:
+            self._handles.append(handle)
+        return handle
+
+    async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
+        """Results of everything submitted before this call, in order of submission. A cancelled task cancels all of
+        the group and waits until local memory is free."""
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        results: list[TransferResult] = []
+        with self._lock:
+            handles = list(self._handles)
+        cancelled = False
+        for handle in handles:
+            try:
+                results += await handle.wait_async(None if deadline is None else max(0.0, deadline - self._clock()))
+            except asyncio.CancelledError:
+                cancelled = True
+                for other in handles:
+                    other.cancel()
+        if cancelled:
+            raise asyncio.CancelledError
+        return results

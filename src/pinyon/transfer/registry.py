@@ -69,7 +69,6 @@ def build_transports(
     if wanted.nixl != "off":
         by_nixl = _nixl(context, loopback)
         transports["nixl"], services[Service.NIXL] = by_nixl, by_nixl.service
-        order = ("nixl", *order)
     return Built(transports, order, services, tuple(published), shm_address, "nixl" in transports)
 
 

@@ -46,8 +46,8 @@ class Trip:
 
 
 class SmallTransfers:
-    """The short way: :meth:`set_out`, :meth:`run`, and :meth:`arrived` or :meth:`go_on`. Who waits for the answer is a
-    caller in his thread here, a task on its loop in :mod:`.awaited`. Thread-safe."""
+    """The short way: :meth:`set_out`, :meth:`run`, :meth:`conclude`. Who waits for the answer is a caller in his thread
+    here, a task on its loop in :mod:`.awaited`. Thread-safe."""
 
     def __init__(self, context: EngineContext, submissions: Submissions, peers: Peers) -> None:
         self._memory = context.memory
@@ -128,37 +128,39 @@ class SmallTransfers:
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
         except BaseException:  # Ctrl-C, or a defect: nobody knows how far it came
-            trip.way.endpoints.discard(endpoint)
+            self.give_up(trip, TransferStatus.CANCELLED, Reason.SHUTDOWN)
             raise
         finally:
             if pinned:
                 self._memory.unpin(pinned, endpoint)
-            del self._peers.moving[endpoint]
-        if outcome is DONE:
-            return self.arrived(trip)
-        if outcome is None:
-            trip.way.endpoints.release(endpoint)
-            return None
-        handle = self.go_on(trip, outcome, again, self._peers.run)
-        return handle.wait() if isinstance(handle, TransferHandle) else [handle]
+        end = self.conclude(trip, outcome, again, self._peers.run)
+        return end.wait() if isinstance(end, TransferHandle) else end
 
-    def arrived(self, trip: Trip) -> list[TransferResult]:
-        """All of it was moved."""
-        request, way = trip.request, trip.way
-        way.endpoints.release(trip.endpoint)
-        elapsed_s = self._clock() - trip.started
-        meter = self._meter
-        with meter.lock:
-            meter.went_short(way.path, request.opcode, request.length, elapsed_s)
-        return [TransferResult(TransferStatus.COMPLETED, request.length)]
-
-    def go_on(
-        self, trip: Trip, outcome: Outcome, again: bool, start: Callable[[Chain], None]
-    ) -> TransferHandle | TransferResult:
-        """It ended so, but not well: a chain goes on as if it had run there. ``again``: a fresh endpoint may do, where
-        ``start`` begins. A result: nobody is there any more to take it up."""
+    def conclude(
+        self, trip: Trip, outcome: Outcome | None, again: bool, start: Callable[[Chain], None]
+    ) -> TransferHandle | list[TransferResult] | None:
+        """It ended so. None: nothing was done, it has to go the long way. A handle: a chain goes on as if it had run
+        there. ``again``: a fresh endpoint may do, where ``start`` begins."""
         way, endpoint = trip.way, trip.endpoint
-        fence = 0
+        if self._peers.moving.pop(endpoint, None) is None:  # it was given up, and counted so
+            endpoint.close(hard=True)
+            return [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
+        if outcome is DONE:
+            way.endpoints.release(endpoint)
+            request, meter = trip.request, self._meter
+            elapsed_s = self._clock() - trip.started
+            with meter.lock:
+                meter.went_short(way.path, request.opcode, request.length, elapsed_s)
+            return [TransferResult(TransferStatus.COMPLETED, request.length)]
+        if outcome is None:
+            way.endpoints.release(endpoint)
+            return None
+        return self._go_on(trip, outcome, again, start)
+
+    def _go_on(
+        self, trip: Trip, outcome: Outcome, again: bool, start: Callable[[Chain], None]
+    ) -> TransferHandle | list[TransferResult]:
+        way, endpoint, fence = trip.way, trip.endpoint, 0
         if outcome is SHUTDOWN or outcome.status is TransferStatus.COMPLETED:
             way.endpoints.release(endpoint)
         else:
@@ -168,7 +170,7 @@ class SmallTransfers:
         fresh = outcome is SHUTDOWN or (again and not endpoint.aborted)
         if again:
             with self._meter.lock:
-                self._meter.retries += 1
+                self._meter.stats.retries += 1
 
         def take_up(chain: Chain) -> None:
             chain.fence = fence
@@ -177,7 +179,7 @@ class SmallTransfers:
 
         left_s = max(trip.deadline - self._clock(), 0.001)
         try:
-            return self._submissions.take_up(trip.request, left_s, take_up, trip.started)
+            return self._submissions.submit([trip.request], left_s, last=take_up, began=trip.started)
         except (EngineClosed, InvalidTransfer):  # closed, or unregistered, since it was looked at
             return self.ended(trip, TransferStatus.CANCELLED, Reason.SHUTDOWN)
         except TransferLimitReached:
@@ -185,8 +187,16 @@ class SmallTransfers:
                 return self.ended(trip, TransferStatus.FAILED, outcome.reason)
             return self.ended(trip, TransferStatus.REFUSED, Reason(outcome.refusals[0]))
 
-    def ended(self, trip: Trip, status: TransferStatus, reason: Reason) -> TransferResult:
+    def give_up(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
+        """It ends in the midst of it."""
+        if self._peers.moving.pop(trip.endpoint, None) is None:
+            trip.endpoint.close(hard=True)
+        else:
+            trip.way.endpoints.discard(trip.endpoint)
+            self.ended(trip, status, reason)
+
+    def ended(self, trip: Trip, status: TransferStatus, reason: Reason) -> list[TransferResult]:
         """It is over without a chain, and nothing was moved."""
         with self._meter.lock:
             self._meter.finished(status, reason, 1, self._clock() - trip.started)
-        return TransferResult(status, 0, reason)
+        return [TransferResult(status, 0, reason)]

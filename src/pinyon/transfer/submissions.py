@@ -13,6 +13,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
+from pinyon.transfer.types.limits import MAX_BATCH_REQUESTS, MAX_REQUEST_BYTES
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
@@ -52,15 +53,10 @@ class Submissions:
             handle._stop(SHUTDOWN)
         return live
 
-    def in_flight(self) -> tuple[int, int]:
-        """Batches and requests, with those that callers move themselves."""
+    def in_flight(self) -> int:
+        """Requests, with those that callers move themselves."""
         with self._lock:
-            moving = len(self._peers.moving)
-            return len(self._live) + moving, self._inflight_requests + moving
-
-    def new_handle(self, size: int) -> TransferHandle:
-        """For up to ``size`` requests."""
-        return TransferHandle(size, self._chain_done, self._clock)
+            return self._inflight_requests + len(self._peers.moving)
 
     @property
     def full(self) -> bool:
@@ -69,39 +65,28 @@ class Submissions:
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Blocks until all have ended. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        handle = self.new_handle(len(requests))
+        # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
+        handle = self.submit(requests, timeout_s, last=self._peers.run)
         try:
-            # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
-            self.submit(handle, requests, timeout_s, last=self._peers.run)
             return handle.wait()
         except BaseException:
             handle.abandon()
             raise
 
-    def take_up(
-        self, request: TransferRequest, timeout_s: float, start: Callable[[Chain], None], began: float
-    ) -> TransferHandle:
-        """What the short way has begun, as one chain that ``start`` makes go on. Does not block, unless that does.
-        Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        handle = self.new_handle(1)
-        self.submit(handle, [request], timeout_s, last=start, began=began)
-        return handle
-
     def submit(
         self,
-        handle: TransferHandle,
         requests: Sequence[TransferRequest],
         timeout_s: float | None,
         *,
         last: Callable[[Chain], None] | None = None,
         began: float | None = None,
-    ) -> None:
+    ) -> TransferHandle:
         """Does not block. ``last``: starts the last chain, in place of its peer; this may block. ``began``: when the
         caller began to move them, if that was before. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
-        if not 0 < len(requests) <= self._limits.max_batch_requests:
-            raise InvalidTransfer(f"submit 1 to {self._limits.max_batch_requests} requests", field="requests")
+        if not 0 < len(requests) <= MAX_BATCH_REQUESTS:
+            raise InvalidTransfer(f"submit 1 to {MAX_BATCH_REQUESTS} requests", field="requests")
         regions = self._check(requests)
         lengths = [request.length for request in requests]
         nbytes = sum(lengths)
@@ -111,18 +96,24 @@ class Submissions:
                 raise EngineClosed("the engine is not running")
             if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
                 raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
-            if handle not in self._live and len(self._live) >= self._limits.max_batches:
-                raise TransferLimitReached(f"{len(self._live)} batches are in flight")
-            first = handle._admit(lengths)
             budget = timeout_s if timeout_s is not None else self._limits.budget_s(nbytes + self.queued_bytes)
+            deadline = now + budget
+            handle = TransferHandle(lengths, now if began is None else began, deadline, self._chain_done, self._clock)
             self._inflight_requests += len(requests)
             self.queued_bytes += nbytes
-            self._live[handle] = self._live.get(handle, 0) + len(requests)
-        deadline = now + budget
+            self._live[handle] = len(requests)
         locations = {key: region.location for key, region in regions.items()}
-        plans = plan_chains(requests, first, self._limits, locations, self._streams)
+        plans = plan_chains(requests, self._limits, locations, self._streams)
         chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
-        handle._add(chains, now if began is None else began, deadline)
+        handle._start(chains)
+        try:
+            self._start(chains, regions, last or self._peers.submit)
+        except BaseException:  # Ctrl-C while the last one ran in its caller's thread
+            handle.abandon()
+            raise
+        return handle
+
+    def _start(self, chains: list[Chain], regions: dict[bytes, Region], last: Callable[[Chain], None]) -> None:
         ready: list[Chain] = []
         for chain in chains:
             if self._memory.pin(regions.values(), chain, chain.shut):
@@ -135,12 +126,11 @@ class Submissions:
         for chain in ready[:-1]:
             self._peers.submit(chain)
         for chain in ready[-1:]:
-            (last or self._peers.submit)(chain)
+            last(chain)
 
     def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
         """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
         regions: dict[bytes, Region] = {}
-        most = self._limits.max_request_bytes
         for position, request in enumerate(requests):
             try:
                 opcode, local, local_offset, remote, remote_region, remote_offset, length = request
@@ -154,8 +144,10 @@ class Submissions:
                         raise EngineClosed("the engine is not running")
                     raise InvalidTransfer("no such local region", field=f"requests[{position}].local")
                 regions[local] = region
-            if length < 1 or length > most:
-                raise InvalidTransfer(f"a request moves 1 to {most} bytes", field=f"requests[{position}].length")
+            if length < 1 or length > MAX_REQUEST_BYTES:
+                raise InvalidTransfer(
+                    f"a request moves 1 to {MAX_REQUEST_BYTES} bytes", field=f"requests[{position}].length"
+                )
             if local_offset < 0 or local_offset + length > region.length:
                 raise InvalidTransfer("outside the local region", field=f"requests[{position}].local_offset")
             if remote_offset < 0 or remote_offset + length >= 1 << 63:

@@ -181,7 +181,6 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
             assert host.transport.endpoints == 1
             # the peer's end goes as well
             eventually(lambda: resources()["qp"] == before + 2, "one queue pair at each end")
-        assert host.transport.evictions == 5
     finally:
         host.close()
 

@@ -74,7 +74,8 @@ def main(arguments: list[str]) -> None:
         elif command == "become":
             os.setuid(arguments[0])
         elif command == "state":
-            answer = [acceptor.links, meter.protocol_errors, meter.auth_failures, len(os.listdir("/proc/self/fd"))]
+            counts = meter.stats.protocol_errors, meter.stats.auth_failures
+            answer = [acceptor.links, *counts, len(os.listdir("/proc/self/fd"))]
         print(json.dumps(answer), flush=True)
     transport.close()
     acceptor.close()

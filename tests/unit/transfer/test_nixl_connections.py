@@ -12,10 +12,14 @@ import pytest
 
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, Transports
 from pinyon.transfer.paths.reach import NIXL
-from pinyon.transfer.transports.nixl import attempts as nixl_attempts
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
-from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, NixlAgent, NixlError
-from pinyon.transfer.transports.nixl.attempts import MOST_CONNECTIONS, MOST_FAILED_PROOFS, Attempts
+from pinyon.transfer.transports.nixl.agent import (
+    BUFFER_BYTES,
+    MOST_CONNECTIONS,
+    MOST_FAILED_PROOFS,
+    NixlAgent,
+    NixlError,
+)
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_environment
 from pinyon.transfer.transports.nixl.transport import NixlTransport
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Pair
@@ -176,25 +180,27 @@ def test_peers_that_nobody_speaks_to_are_forgotten_above_a_bound(
     assert not fake.agents["reader"].known
 
 
-def test_what_is_remembered_of_attempts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_attempts, "_MOST_REMEMBERED", 3)
-    attempts = Attempts()
+def test_what_is_remembered_of_attempts_is_bounded(fake: FakeNixl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinyon.transfer.transports.nixl.agent._MOST_REMEMBERED", 2)
+    agent, others = NixlAgent("reader"), [NixlAgent(name) for name in "abc"]
+    told = {each.name: each.metadata(each.new_buffer(4096).registered, connection=True) for each in others}
     for _ in range(MOST_CONNECTIONS):
-        assert attempts.refusal("a", connected=False) is None
-        attempts.connects("a")
-    assert attempts.refusal("a", connected=False) is not None
-    assert attempts.refusal("a", connected=True) is None
+        agent.meet("a", told["a"])
+        agent.spoil("a")
+        agent.leave("a")
+    with pytest.raises(NixlError, match="not any more"):
+        agent.check("a")
     for _ in range(MOST_FAILED_PROOFS - 1):
-        attempts.failed("b")
-    attempts.proved("b")
+        agent.proved("b", well=False)
+    agent.proved("b", well=True)
     for _ in range(MOST_FAILED_PROOFS):
-        assert attempts.refusal("b", connected=True) is None
-        attempts.failed("b")
-    assert attempts.refusal("b", connected=True) is not None
-    for name in "cd":
-        attempts.connects(name)
-    assert attempts.refusal("a", connected=False) is None, "tried least recently"
-    assert attempts.refusal("b", connected=False) is not None
+        agent.check("b")
+        agent.proved("b", well=False)
+    with pytest.raises(NixlError, match="not any more"):
+        agent.check("b")
+    agent.check("c")
+    agent.check("a")  # tried least recently
+    agent.close()
 
 
 # --- memory ---

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pinyon.transfer import InvalidTransfer, Transports
-from pinyon.transfer.transports.tcp.checksum import Digest, checksum, seed_of
+from pinyon.transfer.transports.tcp.wire import Digest, checksum, seed_of
 
 DATA = random.Random(5).randbytes(100_000)
 

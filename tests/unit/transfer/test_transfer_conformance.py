@@ -24,13 +24,13 @@ from pinyon.transfer import (
     Opcode,
     Reason,
     TransferEngine,
-    TransferError,
     TransferHandle,
     TransferLimitReached,
     TransferRequest,
     TransferStatus,
 )
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
+from pinyon.transfer.types.limits import MAX_BATCH_REQUESTS
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 
@@ -63,7 +63,7 @@ def test_write_then_read(make_pair) -> None:
     assert pair.near[50_000:55_000] == pair.far[7:5007]
     stats = pair.engine.stats()
     assert (stats.written_bytes, stats.read_bytes, stats.requests["completed"]) == (5000, 5000, 2)
-    assert (stats.batches_now, stats.requests_now, sum(stats.latency_buckets)) == (0, 0, 2)
+    assert (stats.requests_now, sum(stats.latency_buckets)) == (0, 2)
 
 
 @functools.cache
@@ -139,25 +139,6 @@ def test_refusals_touch_nothing_and_spare_the_rest_of_the_batch(make_pair, opcod
         assert result.reason is Reason.ACCESS_DENIED
 
 
-def test_listing_1(make_pair) -> None:
-    pair = make_pair()
-    pair.near[:] = os.urandom(len(pair.near))
-    batch = pair.engine.allocate_batch_id(3)
-    assert pair.engine.get_transfer_status(batch, 2).status is TransferStatus.WAITING
-    pair.engine.submit_transfer(batch, [pair.request(WRITE, 0, 0, 1000), pair.request(WRITE, 1000, 1000, 1000)])
-    pair.engine.submit_transfer(batch, [pair.request(WRITE, 2000, 2000, 1000)])
-    eventually(lambda: all(pair.engine.get_transfer_status(batch, i).ok for i in range(3)), "completed")
-    assert pair.far[:3000] == pair.near[:3000]
-    with pytest.raises(TransferLimitReached):
-        pair.engine.submit_transfer(batch, [pair.request(WRITE, 0, 0, 1)])
-    with pytest.raises(InvalidTransfer):
-        pair.engine.get_transfer_status(batch, 3)
-    pair.engine.free_batch_id(batch)
-    for call in (pair.engine.free_batch_id, lambda one: pair.engine.get_transfer_status(one, 0)):
-        with pytest.raises(InvalidTransfer):
-            call(batch)
-
-
 @pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.READ])
 def test_requests_of_several_regions_at_either_end_go_together(make_pair, opcode: Opcode) -> None:
     """In one batch, some of them neighbours: each moves its own region's bytes."""
@@ -202,14 +183,11 @@ def test_senseless_requests_are_refused_before_anything_moves(make_pair) -> None
         with pytest.raises(InvalidTransfer) as caught:
             pair.engine.transfer([good, bad])
         assert caught.value.field == f"requests[1].{field}"
-    for empty in ([], [good] * (pair.engine.limits.max_batch_requests + 1)):
+    for empty in ([], [good] * (MAX_BATCH_REQUESTS + 1)):
         with pytest.raises(InvalidTransfer):
             pair.engine.transfer(empty)
     with pytest.raises(InvalidTransfer):
         pair.engine.transfer([good], timeout_s=0)
-    for size in (0, -1, pair.engine.limits.max_batch_requests + 1):
-        with pytest.raises(InvalidTransfer):
-            pair.engine.allocate_batch_id(size)
     for buffer in (b"read only", bytearray(), "text", np.zeros((4, 4))[:, 1]):
         with pytest.raises(InvalidTransfer):
             pair.engine.register_local_memory(buffer)
@@ -217,15 +195,10 @@ def test_senseless_requests_are_refused_before_anything_moves(make_pair) -> None
 
 
 def test_limits_hold(make_pair) -> None:
-    pair = make_pair(1000, replace(PATIENT, max_batches=2, max_regions=3, max_inflight_requests=4))
+    pair = make_pair(1000, replace(PATIENT, max_regions=3, max_inflight_requests=4))
     good = pair.request(WRITE, 0, 0, 10)
     with pytest.raises(TransferLimitReached):
         pair.engine.transfer([good] * 5)
-    batches = [pair.engine.allocate_batch_id(1) for _ in range(2)]
-    with pytest.raises(TransferLimitReached):
-        pair.engine.allocate_batch_id(1)
-    for batch in batches:
-        pair.engine.free_batch_id(batch)
     while len(pair.engine._memory.regions()) < 3:
         pair.engine.register_local_memory(bytearray(1))
     with pytest.raises(TransferLimitReached):
@@ -245,7 +218,7 @@ async def test_await_and_cancel(make_pair) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     stats = pair.engine.stats()
-    assert (stats.requests_now, stats.batches_now) == (0, 0)
+    assert stats.requests_now == 0
     assert (await pair.engine.transfer_async([request]))[0].ok  # the engine goes on
 
 
@@ -264,8 +237,7 @@ async def test_group_submitted_from_another_thread(make_pair) -> None:
     assert len(results) == 64
     assert all(one.ok for one in results)
     assert pair.far == pair.near
-    assert group.wait(GENEROUS_S) == results
-    group.cancel()
+    assert await group.wait_async() == results
 
 
 def test_done_callbacks_run_once_and_may_fail(make_pair) -> None:
@@ -337,20 +309,7 @@ def test_engine_life(make_pair) -> None:
 def test_close_ends_what_is_in_flight(make_pair) -> None:
     pair = make_pair(64 << 20)
     handles = [pair.engine.submit([pair.request(READ, 0, 0, len(pair.near))]) for _ in range(10)]
-    batch = pair.engine.allocate_batch_id(1)
     pair.engine.close()
     for handle in handles:
         assert handle.wait(GENEROUS_S)[0].status in (TransferStatus.COMPLETED, TransferStatus.CANCELLED)
     assert pair.engine.stats().requests_now == 0
-    pair.engine.free_batch_id(batch)
-
-
-def test_free_refuses_a_batch_in_flight(make_pair) -> None:
-    pair = make_pair(64 << 20)
-    batch = pair.engine.allocate_batch_id(1)
-    pair.engine.submit_transfer(batch, [pair.request(READ, 0, 0, len(pair.near))])
-    try:
-        pair.engine.free_batch_id(batch)
-    except TransferError:
-        eventually(lambda: pair.engine.get_transfer_status(batch, 0).ok, "completed")
-        pair.engine.free_batch_id(batch)

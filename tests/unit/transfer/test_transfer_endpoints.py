@@ -25,7 +25,7 @@ from pinyon.transfer.chains.chain import (
 from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import DialRefused
-from pinyon.transfer.links.endpoint import Endpoint, TryAgain
+from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
@@ -163,7 +163,7 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
     workers = [in_thread(lambda seed=seed: work(seed)) for seed in range(6)]
     while any(worker.is_alive() for worker, _ in workers):
         transport.forget(REMOTE, paths[0])
-        transport.forget_nics(["b"])
+        transport.forget_if(lambda key: key[1].local_nic == "b")
         transport.maintain(transport.now)
         workers[0][0].join(0.005)
     assert [set(outcomes[0]) for _, outcomes in workers] == [{DONE}] * 6
@@ -190,16 +190,15 @@ def test_what_is_leased_while_its_path_is_forgotten_is_forgotten_too(transport, 
 
     users: list[threading.Thread] = []
 
-    def clock() -> float:  # asked when the first and the third are put into the books: around PATH's turn
+    def failed(key: EndpointKey) -> bool:
         if not users:
             users.append(in_thread(use)[0])
         elif early:
             release.set()
         users[0].join(0.1)  # as far as it comes before the path is forgotten
-        return transport.now
+        return key[1] == PATH
 
-    transport.clock = clock
-    transport.forget(REMOTE, PATH)
+    transport.forget_if(failed)
     release.set()
     users[0].join(GENEROUS_S)
     assert transport.lease(transport.chain(), PATH) is not ends[1]
@@ -360,7 +359,6 @@ def test_the_cap_over_all_paths_evicts_what_rests(transport) -> None:
     for path in (PATH, OTHER, Path("fake", "c", "x"), Path("fake", "d", "x")):
         assert transport.run(transport.chain(), path) == DONE
         assert transport.endpoints <= LIMITS.max_endpoints
-    assert transport.evictions == 1
     assert sum(len(endpoint.closed) for endpoint in transport.made) == 1
 
 
@@ -407,7 +405,7 @@ def test_what_fails_is_closed_hard_and_a_write_is_fenced(transport, opcode, erro
     assert transport.run(chain, PATH) == DONE
     assert transport.made[1].replaces == (1 if opcode is WRITE else 0)
     assert chain.fence == 0
-    assert transport.meter.retries == 0
+    assert transport.meter.stats.retries == 0
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -416,7 +414,7 @@ def test_an_idle_endpoint_that_the_peer_closed_is_replaced_once(transport, opcod
     transport.script += [ConnectionResetError(), DONE]
     assert transport.run(transport.chain(opcode), PATH) == DONE
     assert [endpoint.replaces for endpoint in transport.made] == [0, 1]
-    assert transport.meter.retries == 1
+    assert transport.meter.stats.retries == 1
     transport.script += [ConnectionResetError(), ConnectionResetError()]
     assert transport.run(transport.chain(opcode), PATH) == LOST  # the second one was fresh
     assert len(transport.made) == 3
@@ -441,7 +439,7 @@ def test_what_is_known_to_be_closed_is_not_leased(transport) -> None:
     assert transport.run(transport.chain(), PATH) == DONE
     assert transport.made[0].closed == [True]
     assert transport.endpoints == 1
-    assert transport.meter.retries == 0
+    assert transport.meter.stats.retries == 0
 
 
 def test_grants_that_were_taken_back_are_asked_for_again_and_again_but_not_for_ever(transport) -> None:
@@ -538,7 +536,7 @@ def test_a_forgotten_path_loses_idle_endpoints_now_and_others_when_they_are_rele
 def test_the_paths_of_a_lost_nic_are_forgotten(transport) -> None:
     for path in (PATH, OTHER):
         assert transport.run(transport.chain(), path) == DONE
-    transport.forget_nics(["b", "none of ours"])
+    transport.forget_if(lambda key: key[1].local_nic in ("b", "none of ours"))
     assert [endpoint.closed for endpoint in transport.made] == [[], [False]]
 
 

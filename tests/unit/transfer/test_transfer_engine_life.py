@@ -6,7 +6,6 @@ import itertools
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +27,6 @@ from pinyon.transfer import (
 )
 from pinyon.transfer import submissions as submissions_module
 from pinyon.transfer.chains.chain import Chain, Outcome
-from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.types.path import Path
 from tests.on_compiled import REPLACES_METHODS
@@ -111,13 +109,10 @@ class Callers:
             self.outcomes.update(one.status for one in results)
 
     def _polled(self, requests: list[TransferRequest]) -> Any:
-        batch = self._engine.allocate_batch_id(len(requests))
-        self._engine.submit_transfer(batch, requests)
-        tick = threading.Event()
-        while not all(self._engine.get_transfer_status(batch, at).status.is_final for at in range(len(requests))):
+        handle, tick = self._engine.submit(requests), threading.Event()
+        while not handle.done:
             tick.wait(0.001)
-        results = [self._engine.get_transfer_status(batch, at) for at in range(len(requests))]
-        return results
+        return handle.results()
 
 
 @pytest.mark.parametrize("variant", ["local", "shm", "tcp", "tcp-nics"])
@@ -366,51 +361,6 @@ def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch
             assert engine.stats().requests_now == 0
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def test_polling_does_not_expire_what_was_just_submitted() -> None:
-    """A handle's deadline may still be its last submission's when the chains of the next one are there."""
-    ended: list[Chain] = []
-    handle = TransferHandle(2, lambda handle, chain, finals, moved, started: ended.append(chain), time.monotonic)
-    now = time.monotonic()
-    peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
-    first = handle._admit([10, 10])
-    fresh, late = (
-        Chain(
-            ChainPlan(peer, READ, [Slice(first + index, b"", 0, bytes(16), 0, 10)], 10),
-            {},
-            deadline,
-            handle._chain_done,
-        )
-        for index, deadline in enumerate((now + 1000.0, now - 1.0))
-    )
-    handle._add([fresh, late], now, now - 1.0)
-    assert not handle.done
-    assert ended == [late]
-    assert handle.result(1).status is TransferStatus.TIMEOUT
-    assert handle.result(0).status is TransferStatus.PENDING
-    handle.cancel()
-    assert handle.done
-    assert ended == [late, fresh]
-
-
-def test_a_batch_may_be_freed_by_whoever_saw_its_last_status() -> None:
-    """Between the last status and ``done`` counters are brought up to date, in another thread."""
-    seen: list[tuple[bool, bool]] = []
-
-    def count(handle: TransferHandle, *_: object) -> None:
-        seen.append((handle.final, handle.done))
-
-    handle = TransferHandle(1, count, time.monotonic)
-    peer = SegmentDescriptor("127.0.0.1", 1, b"p" * 16)
-    first = handle._admit([10])
-    deadline = time.monotonic() + 1000.0
-    chain = Chain(ChainPlan(peer, READ, [Slice(first, b"", 0, bytes(16), 0, 10)], 10), {}, deadline, handle._chain_done)
-    handle._add([chain], time.monotonic(), deadline)
-    assert not handle.final
-    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.NONE))
-    assert seen == [(True, False)]
-    assert handle.done
 
 
 def test_limits_of_a_stopped_engine_are_free_again() -> None:

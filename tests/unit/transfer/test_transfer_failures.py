@@ -132,11 +132,10 @@ async def test_cancel_against_a_frozen_peer_is_immediate(start_peer) -> None:
                 await waiting
         assert {one.status for one in handle.results()} <= {TransferStatus.COMPLETED, TransferStatus.CANCELLED}
         # A deadline shorter than the stall limit holds too, polled or waited for.
-        batch = engine.allocate_batch_id(1)
-        engine.submit_transfer(batch, big_batch(local, peer, WRITE, 1), timeout_s=0.2)
-        eventually(lambda: engine.get_transfer_status(batch, 0).status is TransferStatus.TIMEOUT, "expired")
+        polled = engine.submit(big_batch(local, peer, WRITE, 1), timeout_s=0.2)
+        eventually(lambda: polled.done, "expired")
+        assert polled.results()[0].status is TransferStatus.TIMEOUT
         eventually(lambda: engine.stats().requests_now == 0, "nothing in flight")
-        engine.free_batch_id(batch)
         peer.kill()  # else the handshakes that nobody waits for would hold up close()
 
 
@@ -455,9 +454,8 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     local = memory.register(bytearray(4 * SIZE), None, Access.READ)
     submissions = Submissions(EngineContext(bytes(16), memory, TransferLimits()), peers, lambda remote: 1)
     submissions.open()
-    handle = submissions.new_handle(1)
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
-    submissions.submit(handle, [TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 4 * SIZE)], None)
+    handle = submissions.submit([TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 4 * SIZE)], None)
     early, *others = given
     assert others
     completed = Outcome(TransferStatus.COMPLETED)
@@ -466,11 +464,11 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     assert memory.holds.wait(GENEROUS_S)
     for chain in others:
         chain.finish(completed)
-    assert handle.result(0).ok
+    assert handle.results()[0].ok
     memory.go.set()
     held_up.join(GENEROUS_S)
     assert handle.wait(GENEROUS_S)[0].ok
-    assert submissions.in_flight() == (0, 0)
+    assert submissions.in_flight() == 0
 
 
 def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
@@ -481,15 +479,14 @@ def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     context = EngineContext(bytes(16), memory, TransferLimits(), clock=lambda: now)
     submissions = Submissions(context, peers, lambda remote: 1)
     submissions.open()
-    handle = submissions.new_handle(1)
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
-    submissions.submit(handle, [TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 10)], 5.0)
+    handle = submissions.submit([TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 10)], 5.0)
     now += 4.9
     assert not handle.done
     now += 0.2
     assert handle.done
-    assert handle.result(0) == (TransferStatus.TIMEOUT, 0, Reason.DEADLINE)
-    assert submissions.in_flight() == (0, 0)
+    assert handle.results()[0] == (TransferStatus.TIMEOUT, 0, Reason.DEADLINE)
+    assert submissions.in_flight() == 0
 
 
 def test_a_silent_path_is_avoided_even_when_deadlines_are_shorter_than_the_stall_limit(engine, start_peer) -> None:

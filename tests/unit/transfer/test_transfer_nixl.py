@@ -25,13 +25,14 @@ from pinyon.transfer import (
     Reason,
     SegmentDescriptor,
     TransferEngine,
+    TransferLimits,
     TransferRequest,
     TransferStatus,
     Transports,
     WireError,
 )
 from pinyon.transfer.links import handshake
-from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, most_read_bytes, roads
+from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, PeerPaths, Reach
 from pinyon.transfer.transports.nixl import agent as nixl_agent
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire
@@ -51,18 +52,31 @@ AGENT = "ab" * 16
 
 # --- which way ---
 
-TIERS = {name: ((Path(name, "", ""),),) for name in ("shm", "rdma", "tcp")}
+TIERS = {name: (Path(name, "", ""),) for name in ("shm", "rdma", "tcp")}
 
 
 def test_only_reads_that_are_measured_to_be_better_off_go_by_nixl() -> None:
-    both = (NIXL,), *TIERS["tcp"]
-    assert most_read_bytes(both, "auto") == MOST_READ_BYTES["tcp"] > 0
-    assert most_read_bytes(both, "prefer") == ANY_BYTES
-    assert most_read_bytes(both, "off") == most_read_bytes(TIERS["tcp"], "prefer") == 0
-    assert most_read_bytes(((NIXL,), *TIERS["shm"], *TIERS["tcp"]), "auto") == MOST_READ_BYTES["shm"]
-    assert most_read_bytes(((NIXL,),), "auto") == ANY_BYTES
-    assert roads((*TIERS["shm"], (NIXL,), *TIERS["tcp"]), by_nixl=True)[0] == (NIXL,)
-    assert roads((*TIERS["shm"], (NIXL,), *TIERS["tcp"]), by_nixl=False) == (*TIERS["shm"], *TIERS["tcp"])
+    def most(mode: str, *others: str, location: str = "cpu:0", has_it: bool = True) -> int:
+        remote = SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=has_it)
+        return reach(mode).most_read_bytes(remote, location, tuple(TIERS[name] for name in others))
+
+    assert most("auto", "tcp") == MOST_READ_BYTES["tcp"] > 0
+    assert most("auto") == most("prefer", "tcp") == ANY_BYTES
+    assert most("auto", "shm", "tcp") == MOST_READ_BYTES["shm"]
+    assert most("off", "tcp") == most("prefer", "tcp", has_it=False) == most("prefer", "tcp", location="cuda:0") == 0
+
+
+def test_its_path_comes_first_for_what_goes_by_it() -> None:
+    paths = PeerPaths(reach("prefer"), SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=True))
+    where = "cpu:0", "cpu:0"
+    assert [paths.by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
+    assert paths.tiers(*where, by_nixl=True) == ((NIXL,), *paths.tiers(*where))
+    paths.exclude(bytes(16), "nixl")
+    assert paths.tiers(*where, [bytes(16)], by_nixl=True) == paths.tiers(*where) == (TIERS["tcp"],)
+
+
+def reach(mode: str) -> Reach:
+    return Reach(("tcp",), (), None, b"a" * 16, "this host", TransferLimits(), 8, mode)
 
 
 # --- pairs of engines ---
@@ -450,9 +464,9 @@ class Liar(threading.Thread):
     def serve(self, inbound: Any) -> None:
         head = memoryview(bytearray(wire.HEADER_BYTES))
         inbound.stream.receive([head], inbound._clock() + GENEROUS_S)
-        inbound.receive_bytes(wire.parse_request(head).size, inbound._clock() + GENEROUS_S)
+        inbound.stream.receive_bytes(wire.parse_request(head).size, inbound._clock() + GENEROUS_S)
         inbound.stream.send([self.answer], inbound._clock() + GENEROUS_S)
-        inbound.receive_bytes(1, inbound._clock() + GENEROUS_S)
+        inbound.stream.receive_bytes(1, inbound._clock() + GENEROUS_S)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ class Bench:
     def under_way(self) -> tuple[dict[Chain, Path], list[Chain]]:
         """What runs and what waits, at one moment."""
         with self.peer.lock:
-            return dict(self.peer.queue.running), self.peer.queue.waiting()
+            return dict(self.peer.running), self.peer.waiting()
 
     def _quiet(self) -> bool:
         running, waiting = self.under_way()
@@ -222,21 +222,21 @@ class Bench:
 
     def check(self) -> None:
         """What holds whenever it is quiet."""
-        queue = self.peer.queue
+        peer = self.peer
         carried = Counter[Path]()
         queued = Counter[Path]()
-        for chain, path in queue.running.items():
+        for chain, path in peer.running.items():
             carried[path] += 1
             queued[path] += chain.nbytes
-        for path, lane in queue.lanes.items():
+        for path, lane in peer.lanes.items():
             assert 0 <= carried[path] <= ROOM
             assert lane.room + carried[path] == ROOM, f"{path} lost room"
             assert not lane.chains or lane.threads
         for state in self.peer.snapshot():
             assert state.queued_bytes == queued[state.path], f"{state.path} lost bytes"
         assert all(len(outcomes) <= 1 for outcomes in self.ended.values())
-        for chain in queue.waiting():
-            assert chain.done or queue.carries(queue.tiers(chain)), "nobody will wake a waiting chain"
+        for chain in peer.waiting():
+            assert chain.done or peer.carries(peer.tiers(chain)), "nobody will wake a waiting chain"
 
     def results(self, chains: list[Chain]) -> Counter[Outcome]:
         assert all(len(self.ended[chain]) == 1 for chain in chains)
@@ -371,7 +371,7 @@ def test_a_failed_paths_chains_complete_elsewhere(bench: Bench) -> None:
     bench.end_all()
     assert bench.results(chains) == {DONE: 12}
     assert rail(1) not in bench.tcp.paths
-    assert bench.meter.retries == ROOM
+    assert bench.meter.stats.retries == ROOM
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, STALLED, LOST])
@@ -679,7 +679,7 @@ def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> No
 
     class Watched(Chain):
         def interrupt(self) -> None:
-            held.append(bench.peer.lock.locked() and bench.peer.queue.running[self] == rail(0))
+            held.append(bench.peer.lock.locked() and bench.peer.running[self] == rail(0))
             super().interrupt()
 
     bench.peer.nic_down("n1")

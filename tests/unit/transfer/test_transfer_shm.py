@@ -236,7 +236,7 @@ def test_random_batches_match_byte_arrays(make_near, start_peer, rng) -> None:
         assert near.memory == here
         assert peer.peek(0, size) == there
     assert near.transport.endpoints == 1
-    assert near.meter.retries == 0
+    assert near.meter.stats.retries == 0
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -467,7 +467,7 @@ def test_an_idle_link_that_the_peer_closed_is_replaced_silently(near, start_peer
         assert near.run(opcode, peer.segment, [(0, peer.key, 0, 8)]) == DONE
         assert peer.ask("drop", near.context.boot_id.hex()) is True
         assert near.run(opcode, peer.segment, [(0, peer.key, 0, 8)]) == DONE
-        assert near.meter.retries == retries
+        assert near.meter.stats.retries == retries
     assert near.transport.endpoints == 1
 
 
@@ -561,12 +561,12 @@ class Impostor:
 
     def serve(self, inbound: Inbound) -> None:
         deadline = time.monotonic() + GENEROUS_S
-        inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline)
+        inbound.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)
         self._marks.append(array("Q", inbound.marks.server))
         shown = self._marks[0 if self._repeat else -1].buffer_info()[0]
         inbound.stream.send([self._answers[0] or shm_wire.pack_proof(shm_wire.OK, shown)], deadline)
         for answer in self._answers[1:]:
-            inbound.receive_bytes(shm_wire.HEAD_BYTES + 16, deadline)
+            inbound.stream.receive_bytes(shm_wire.HEAD_BYTES + 16, deadline)
             inbound.stream.send([answer], deadline)
 
 
@@ -607,7 +607,7 @@ def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> No
     codes = []
     for link in (first, dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)):
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-        codes.append(shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code)
+        codes.append(shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code)
         link.stream.close(hard=True)
     assert codes == [shm_wire.OK, shm_wire.UNREACHABLE]
 
@@ -639,7 +639,7 @@ def dial_raw(near: Near, peer: ShmPeer) -> Link:
     mark = array("Q", link.marks.initiator)
     near.marks.append(mark)
     link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-    assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
+    assert shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
     return link
 
 
@@ -672,7 +672,8 @@ def test_an_initiator_that_does_not_prove_itself_is_told(near, start_peer) -> No
     for address in (4096, other.buffer_info()[0]):
         link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, address)], deadline)
-        assert shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.UNREACHABLE
+        proof = link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)
+        assert shm_wire.parse_proof(proof).code == shm_wire.UNREACHABLE
         link.stream.close(hard=True)
 
 
@@ -682,7 +683,7 @@ def test_a_write_from_memory_that_is_not_there_ends_the_link(near, start_peer) -
     link = dial_raw(near, peer)
     link.stream.send([shm_wire.pack_write(1, [(peer.key, 0, 8)], [4096], 8)], deadline)
     with pytest.raises(ConnectionResetError):
-        link.receive_bytes(1, deadline)
+        link.stream.receive_bytes(1, deadline)
     link.stream.close(hard=True)
     assert peer.peek(0, 16) == b"\x5a" * 16
 
@@ -761,7 +762,7 @@ def test_what_was_served_is_counted(near, local) -> None:
     parts = [(0, local.region.key, 0, 100), (0, b"no such key here", 0, 50)]
     near.run(WRITE, local.segment, parts)
     near.run(READ, local.segment, [(0, b"no such key here", 0, 50)])
-    stats = local.meter.snapshot(batches=0, requests=0, outbound=0, inbound=0, grants=0)
+    stats = local.meter.snapshot()
     assert (stats.served_written_bytes, stats.served_refusals) == (100, {"unknown_region": 2})
 
 

@@ -81,7 +81,7 @@ def test_the_pool_lends_each_byte_to_one_at_a_time() -> None:
         loans[buffer] = mine
     for buffer in loans:
         buffer.release()
-    assert pool._free == [(0, 16 * PAGE)]
+    assert not any(pool._pages)
     assert not pool._queue
 
 
@@ -107,7 +107,7 @@ def test_who_waits_longest_is_served_first() -> None:
     for thread in threads:
         thread.join(GENEROUS_S)
     assert served == [4, 1]
-    assert pool._free == [(0, 4 * PAGE)]
+    assert not any(pool._pages)
 
 
 def test_waiting_ends_at_the_deadline_when_given_up_and_when_closed() -> None:
@@ -160,17 +160,17 @@ def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
     table.on_unregister.append(taken_back.append)
     host = table.register(bytearray(8), None, Access.READ)
     staging = table.staging
-    assert not staging.regions
+    assert not staging.inbound.regions
     one, two = (table.register(driver.tensor(bytearray(8)), None, Access.READ) for _ in range(2))
-    assert staging.regions == 2
+    assert staging.inbound.regions == 2
     with staging.outbound.acquire(1, soon(), never) or pytest.fail("nothing") as buffer:
         pass
     table.unregister(one, 0.0)
     table.unregister(one, 0.0)
-    assert staging.regions == 1
+    assert staging.inbound.regions == 1
     assert driver.pinned
     table.unregister(two, 0.0)
-    assert not staging.regions
+    assert not staging.inbound.regions
     assert not driver.pinned
     assert staging.outbound.acquire(1, soon(), never) is None
     assert taken_back == [one, two, buffer.region]
@@ -318,7 +318,7 @@ def test_a_failing_device_fails_the_chain(driver, opcode, direction, caplog) -> 
     assert "as told" in caplog.text
     assert staged.idle()
     assert not staged.wire.aborted
-    assert staged.wire.claims == ([True, True] if opcode is READ else [True, False])
+    assert staged.wire.claims == ([True, True] if opcode is READ else [True])
     chain.finish(outcome)
     assert staged.ended == [outcome]
 
@@ -369,7 +369,6 @@ def test_a_chain_that_ends_before_the_transport_claims_it_is_left_alone(driver) 
     staged.wire.before_claim = lambda part: (chain.shut(), None)[1]
     assert staged.run(chain).status is TransferStatus.CANCELLED
     assert staged.wire.claims == [False]
-    assert not driver.copies["out"]
     assert staged.idle()
 
 
@@ -386,7 +385,7 @@ def test_stopping_aborts_the_endpoint_only_while_the_transport_uses_it(driver, o
     assert sum(driver.copies.values()) == 1  # the second one did not begin
     if opcode is WRITE:
         assert staged.near == before
-        assert staged.wire.claims == [False]
+        assert staged.wire.claims == []
     assert not staged.ended  # the device's memory was in use until now
     chain.finish(outcome)
     assert [one.reason for one in staged.ended] == [Reason.SHUTDOWN]

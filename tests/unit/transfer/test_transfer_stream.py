@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 
 import pytest
@@ -34,27 +33,3 @@ def test_a_link_that_broke_meanwhile_keeps_its_buffers() -> None:
         stream = Stream(sock, 1.0, BYTES)
         stream.close(hard=True)
     stream.keep_little()
-
-
-def test_what_a_reset_finds_unsent_never_arrives_and_the_descriptor_stays() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
-        far, _ = server.accept()
-        with far:
-            stream = Stream(near, 1.0, 1 << 16)
-            near.setblocking(False)
-            sent = 0
-            with contextlib.suppress(BlockingIOError):  # it is full
-                while True:
-                    sent += near.send(bytes(1 << 16))
-            descriptor = near.fileno()
-            stream.reset()
-            assert near.fileno() == descriptor
-            far.settimeout(60.0)
-            with contextlib.suppress(ConnectionResetError):
-                while arrived := far.recv(1 << 16):
-                    sent -= len(arrived)
-                pytest.fail("it ended in good order")
-            assert sent > 0
-            stream.close(hard=True)
-            stream.reset()
-            assert near.fileno() == -1

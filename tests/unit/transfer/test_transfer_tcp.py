@@ -34,8 +34,8 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.spinner import Spinner
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import checksum, seed_of
 from pinyon.transfer.transports.tcp.transport import TcpTransport
+from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from pinyon.transfer.types.path import Path
 from tests.long import usually
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
@@ -291,7 +291,7 @@ def test_an_idle_connection_that_the_peer_closed_is_replaced_silently(host) -> N
         assert there.acceptor.drop(here.context.boot_id)
         assert here.run(opcode, there.segment()) == DONE
         assert there.acceptor.hellos[-1].replaces == first
-    assert here.meter.retries == 2
+    assert here.meter.stats.retries == 2
 
 
 def test_a_fresh_connection_that_breaks_is_not_repeated_here(host) -> None:
@@ -443,6 +443,17 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
                 reply = sock.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
                 assert wire.parse_reply(reply, frame).code == wire.ALL_OK
     assert first.run(WRITE, there.segment()) == DONE
+
+
+def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
+    there = host(replace(PATIENT, max_inbound=2))
+    first, second, third = host(), host(), host()
+    for each in (first, second, first):
+        assert each.run(WRITE, there.segment()) == DONE
+        time.sleep(0.2)  # its link comes to rest
+    for each in (third, first, second):
+        assert each.run(WRITE, there.segment()) == DONE
+    assert [each.meter.stats.retries for each in (first, second)] == [0, 1]
 
 
 # --- polling ---
@@ -683,5 +694,5 @@ def test_nonsense_is_counted_and_ends_the_link(host, noise) -> None:
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
                 pass
-    eventually(lambda: there.meter.protocol_errors == 1, "counted")
+    eventually(lambda: there.meter.stats.protocol_errors == 1, "counted")
     assert here.run(WRITE, there.segment()) == DONE

@@ -14,7 +14,6 @@ from pinyon.transfer import (
     RegionDescriptor,
     SegmentDescriptor,
     TransferFailed,
-    TransferLimitReached,
     TransferLimits,
     TransferRefused,
     TransferRequest,
@@ -90,26 +89,20 @@ def part(index: int, length: int) -> Slice:
 
 
 def test_batch_gives_each_request_one_final_status() -> None:
-    batch = BatchState(3)
-    assert batch.admit([10, 20]) == 0
-    assert [batch.result(i).status.value for i in range(3)] == ["pending", "pending", "waiting"]
+    batch = BatchState([10, 20, 5])
+    assert {result.status for result in batch.results()} == {TransferStatus.PENDING}
     finals, moved = batch.slices_done([part(0, 4), part(1, 20)], TransferStatus.COMPLETED, Reason.NONE)
     assert (finals, moved) == ({(TransferStatus.COMPLETED, Reason.NONE): 1}, 24)
-    assert not batch.result(0).status.is_final
+    assert [result.status.is_final for result in batch.results()] == [False, True, False]
     batch.slices_done([part(0, 3)], TransferStatus.TIMEOUT, Reason.STALLED)
     finals, _ = batch.slices_done([part(0, 3)], TransferStatus.FAILED, Reason.CONNECTION_LOST)
     assert finals == {(TransferStatus.TIMEOUT, Reason.STALLED): 1}  # the first failure decides
-    assert batch.result(0) == TransferResult(TransferStatus.TIMEOUT, 4, Reason.STALLED)
+    assert batch.results()[0] == TransferResult(TransferStatus.TIMEOUT, 4, Reason.STALLED)
     with pytest.raises(AssertionError):
         batch.slices_done([part(0, 1)], TransferStatus.COMPLETED, Reason.NONE)
-    with pytest.raises(TransferLimitReached):
-        batch.admit([1, 1])
-    assert batch.admit([5]) == 2
     batch.slices_done([part(2, 5)], TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OUT_OF_RANGE]))
-    assert batch.result(2) == TransferResult(TransferStatus.REFUSED, 0, Reason.OUT_OF_RANGE)
-    assert batch.unfinished == 0
-    with pytest.raises(InvalidTransfer):
-        batch.result(3)
+    assert batch.results()[2] == TransferResult(TransferStatus.REFUSED, 0, Reason.OUT_OF_RANGE)
+    assert all(result.status.is_final for result in batch.results())
 
 
 def test_small_requests_stay_whole_and_large_ones_are_cut() -> None:
@@ -117,7 +110,7 @@ def test_small_requests_stay_whole_and_large_ones_are_cut() -> None:
 
     def plan(*lengths: int) -> list[list[int]]:
         requests = [TransferRequest(Opcode.WRITE, KEY, 0, SEGMENT, KEY, 0, length) for length in lengths]
-        plans = plan_chains(requests, 0, limits, {KEY: "cpu:0"}, lambda _: 1)
+        plans = plan_chains(requests, limits, {KEY: "cpu:0"}, lambda _: 1)
         return [[one.length for one in chain.slices] for chain in plans]
 
     assert plan(60, 60, 40) == [[60], [60, 40]]

@@ -5,41 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon.transfer.chains.slicing import Slice
-from pinyon.transfer.types.errors import InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
-
-_WAITING = TransferResult(TransferStatus.WAITING, 0)
 
 
 class BatchState:
-    """Statuses of up to ``capacity`` requests, submitted in one or more calls, each moved in one or more slices.
+    """Statuses of requests that were submitted together, each moved in one or more slices.
 
     A request is final when its last slice is: until then its local memory may still be touched, so no status says
     otherwise. Of several unsuccessful slices the first decides the status.
     """
 
-    __slots__ = ("_failures", "_left", "_moved", "capacity", "unfinished")
+    __slots__ = ("_failures", "_left", "_moved")
 
-    def __init__(self, capacity: int) -> None:
-        if capacity <= 0:
-            raise InvalidTransfer("a batch holds at least one request", field="size")
-        self.capacity = capacity
-        self.unfinished = 0
-        """Submitted requests without a final status."""
-        self._left: list[int] = []
-        self._moved: list[int] = []
+    def __init__(self, lengths: list[int]) -> None:
+        """``lengths``: of the requests; kept."""
+        self._left = lengths
+        self._moved = [0] * len(lengths)
         self._failures: dict[int, tuple[TransferStatus, Reason]] = {}
-
-    def admit(self, lengths: Sequence[int]) -> int:
-        """Take the next places for requests of these lengths; the index of the first. Raises TransferLimitReached: more
-        than the batch was allocated for."""
-        first = len(self._left)
-        if first + len(lengths) > self.capacity:
-            raise TransferLimitReached(f"the batch holds {self.capacity} requests, {first} are submitted")
-        self._left += lengths
-        self._moved += [0] * len(lengths)
-        self.unfinished += len(lengths)
-        return first
 
     def slices_done(
         self, slices: Sequence[Slice], status: TransferStatus, reason: Reason, refusals: bytes | None = None
@@ -70,24 +52,18 @@ class BatchState:
                     completed += 1
         if completed:
             finals[TransferStatus.COMPLETED, Reason.NONE] = completed
-        self.unfinished -= sum(finals.values())
         return finals, moved_bytes
 
-    def result(self, index: int) -> TransferResult:
-        """Raises InvalidTransfer: no such place in the batch."""
-        if not 0 <= index < self.capacity:
-            raise InvalidTransfer(f"the batch holds {self.capacity} requests, no index {index}", field="index")
-        if index >= len(self._left):
-            return _WAITING
+    def results(self) -> list[TransferResult]:
+        """The present state of every request."""
+        if not self._failures and not any(self._left):
+            # The usual end of a batch of thousands of like requests: results are immutable, so equal ones are shared.
+            shared = {length: TransferResult(TransferStatus.COMPLETED, length) for length in set(self._moved)}
+            return [shared[length] for length in self._moved]
+        return [self._result(index) for index in range(len(self._left))]
+
+    def _result(self, index: int) -> TransferResult:
         if self._left[index]:
             return TransferResult(TransferStatus.PENDING, self._moved[index])
         status, reason = self._failures.get(index, (TransferStatus.COMPLETED, Reason.NONE))
         return TransferResult(status, self._moved[index], reason)
-
-    def results(self) -> list[TransferResult]:
-        """Of all submitted requests."""
-        if not self.unfinished and not self._failures:
-            # The usual end of a batch of thousands of like requests: results are immutable, so equal ones are shared.
-            shared = {length: TransferResult(TransferStatus.COMPLETED, length) for length in set(self._moved)}
-            return [shared[length] for length in self._moved]
-        return [self.result(index) for index in range(len(self._left))]

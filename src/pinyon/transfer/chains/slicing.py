@@ -50,7 +50,6 @@ Where = tuple[PeerId, Opcode, str, str]
 
 def plan_chains(
     requests: Sequence[TransferRequest],
-    first_index: int,
     limits: TransferLimits,
     locations: Mapping[bytes, str],
     streams: Callable[[SegmentDescriptor], int],
@@ -64,7 +63,7 @@ def plan_chains(
     last_remote: SegmentDescriptor | None = None
     last_opcode: Opcode | None = None
     last_local = last_region = b""
-    for index, request in enumerate(requests, first_index):
+    for index, request in enumerate(requests):
         opcode, local, local_offset, remote, region, remote_offset, length = request
         if (
             remote is not last_remote

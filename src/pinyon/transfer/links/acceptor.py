@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import selectors
 import socket
 import ssl
 import threading
@@ -17,7 +15,6 @@ from pinyon.core.address import network_of
 from pinyon.core.clock import Clock
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.endpoint_pool import EndpointPool
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.links.tls import TlsStream
 from pinyon.transfer.types.errors import WireError
@@ -28,7 +25,6 @@ _TLS_RECORD = b"\x16\x03"
 REST_S = 4.0
 """A link that was silent for this long is not in use, where peers say that they use it (``receive_request``)."""
 _OTHER = object()
-_TICK_S = 1.0
 _ROOM_S = 0.05
 """How long one more link waits for another to come to rest (it polls for a moment after each request) before BUSY."""
 _STRANGERS_MIN = 64
@@ -60,7 +56,7 @@ class Inbound:
         self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
         self.identity: tuple[bytes, int] | None = None
         """Client boot id and link id, once the handshake is through."""
-        self.marks = handshake.Marks(b"", b"")
+        self.marks = handshake.NO_MARKS
         self.thread = threading.Thread(target=self._work, name="pinyon-transfer-in", daemon=True)
         self.on_end: list[Callable[[], None]] = []
         """What the service must undo when the link ends (destroy a queue pair, stop a copy); run in the link's thread
@@ -98,11 +94,6 @@ class Inbound:
                 return False
             resting = True
             self.rest()
-
-    def receive_bytes(self, count: int, deadline: float) -> bytes:
-        data = bytearray(count)
-        self.stream.receive([memoryview(data)], deadline)
-        return bytes(data)
 
     def _work(self) -> None:
         hard = True
@@ -162,7 +153,7 @@ class Inbound:
     def _refuse(self, deadline: float) -> None:
         """Answer the hello that is to come with a no: this peer has no business here."""
         self._acceptor.count("auth_failures")
-        self.receive_bytes(handshake.HELLO_BYTES, deadline)
+        self.stream.receive_bytes(handshake.HELLO_BYTES, deadline)
         boot = bytes(len(self._context.boot_id))
         refusal = handshake.HelloCode.AUTH, boot, bytes(handshake.NONCE_BYTES), b"", None
         self.stream.send([handshake.pack_hello_reply(*refusal)], deadline)
@@ -170,7 +161,7 @@ class Inbound:
     def _shake_hands(self, deadline: float) -> LinkService | None:
         acceptor = self._acceptor
         secret, boot_id = self._context.secret, self._context.boot_id
-        hello_bytes = self.receive_bytes(handshake.HELLO_BYTES, deadline)
+        hello_bytes = self.stream.receive_bytes(handshake.HELLO_BYTES, deadline)
         version, hello = handshake.parse_hello(hello_bytes)
         service = acceptor.services.get(hello.service)
         code = handshake.HelloCode.OK
@@ -196,7 +187,7 @@ class Inbound:
         self.stream.send([reply], deadline)
         if not ok or secret is None:
             return service if ok else None
-        proof = self.receive_bytes(handshake.MAC_BYTES, deadline)
+        proof = self.stream.receive_bytes(handshake.MAC_BYTES, deadline)
         if not handshake.verify_client(secret, hello_bytes, reply, proof):
             code = handshake.HelloCode.AUTH
             acceptor.count("auth_failures")
@@ -211,7 +202,7 @@ class Inbound:
 class Acceptor:
     """Accepts up to ``max_inbound`` links on all addresses of the engine, and can cut off a peer.
 
-    One more link evicts a resting one, chosen by SIEVE; when all are in use it is answered BUSY. A link takes its
+    One more link evicts the one that has rested for longest; when all are in use it is answered BUSY. A link takes its
     place when its handshake is through. Before that it is a stranger: when there are too many, the oldest of the
     address with most of them goes, so one address cannot keep the others out.
     """
@@ -229,14 +220,13 @@ class Acceptor:
         """Links whose handshake is not through, the oldest first, and the network each comes from."""
         self._inbound: set[Inbound] = set()
         """With those that were evicted and whose threads have not ended yet."""
-        self._pool: EndpointPool[Inbound, Inbound] = EndpointPool(context.limits.max_inbound, 1)
+        self._places: set[Inbound] = set()
+        """Those whose handshake is through, but for what was evicted."""
         self._resting: dict[Inbound, None] = {}
-        """Links that rest between two requests but that the pool takes for used, so that one request after another
-        needs neither the lock nor the books: put and ``pop`` are atomic. Whoever wants the books right calls
-        ``_shelve``."""
+        """Those that rest between two requests, the longest rest first. Put and taken out without a lock: ``pop`` is
+        atomic, and gives a link to its thread, which uses it, or to who evicts it."""
         self._by_identity: dict[tuple[bytes, int], Inbound] = {}
         self._closing = threading.Event()
-        self._wake = -1  # an eventfd, from the first listener to the close
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen(self, host: str, port: int) -> int:
@@ -260,27 +250,19 @@ class Acceptor:
         self._start_accepting(listener)
 
     def _start_accepting(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
-        if self._wake < 0:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         thread = threading.Thread(target=self._accept, args=(listener,), name="pinyon-transfer-accept", daemon=True)
         self._listeners.append((listener, thread))
         thread.start()
 
     def _accept(self, listener: socket.socket) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            while not self._closing.is_set():
-                selector.select(_TICK_S)
-                try:
-                    sock, _ = listener.accept()
-                except BlockingIOError:
-                    continue
-                except OSError as error:  # out of file descriptors, or a peer that left the queue
-                    if not self._closing.wait(0.05):
-                        _log.warning("cannot accept a transfer link: %s", error)
-                    continue
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:  # closing, out of file descriptors, or a peer that left the queue
+                if self._closing.wait(0.05):
+                    return
+                _log.warning("cannot accept a transfer link: %s", error)
+            else:
                 self._start(sock)
 
     def _start(self, sock: socket.socket) -> None:
@@ -307,35 +289,24 @@ class Acceptor:
         most = Counter(self._strangers.values()).most_common(1)[0][0]
         return next(each for each, network in self._strangers.items() if network == most)
 
-    def _make_room(self, inbound: Inbound) -> list[Inbound] | None:
-        """Lock held. Those evicted; None: there is no room even after a moment in which a link may come to rest."""
-        evicted = self._pool.reserve(inbound)
-        if evicted is not None:
-            return evicted
+    def _make_room(self) -> bool:
+        """Lock held. False: all are in use, even after a moment in which one may come to rest."""
         end = self._clock() + _ROOM_S
-        self._waiting += 1
+        self._waiting += 1  # before the look at who rests: who comes to rest meanwhile is seen here, or sees who waits
         try:
-            self._shelve()  # after that, so that who comes to rest meanwhile is either seen here or sees who waits
-            while not self._closing.is_set():
-                evicted = self._pool.reserve(inbound)
+            while len(self._places) >= self._limits.max_inbound:
+                victim = next((each for each in list(self._resting) if self.take(each)), None)
                 remaining = end - self._clock()
-                if evicted is not None or remaining <= 0:
-                    return evicted
-                self._rested.wait(remaining)
+                if victim is not None:
+                    self._places.remove(victim)
+                    victim.abort()
+                elif remaining <= 0 or self._closing.is_set():
+                    return False
+                else:
+                    self._rested.wait(remaining)
+            return True
         finally:
             self._waiting -= 1
-        return None
-
-    def _shelve(self) -> None:
-        """Lock held. The pool learns who rests."""
-        for inbound in list(self._resting):
-            if self._left_rest(inbound):
-                self._pool.touch(inbound)
-                self._pool.release(inbound, self._clock())
-
-    def _left_rest(self, inbound: Inbound) -> bool:
-        """It rested, the pool does not know, and nobody else was told so."""
-        return self._resting.pop(inbound, _OTHER) is None
 
     def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
         """Enter a link whose handshake is through, after the one it replaces has ended."""
@@ -346,47 +317,33 @@ class Acceptor:
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         with self._lock:
-            evicted = self._make_room(inbound)
-            if evicted is None:
+            if not self._make_room() or self._closing.is_set():
                 return handshake.HelloCode.BUSY
-            if self._closing.is_set() or identity in self._by_identity or inbound not in self._strangers:
-                self._pool.cancel(inbound)
-                code = handshake.HelloCode.BUSY
-            else:
-                del self._strangers[inbound]
-                self._pool.add(inbound, inbound)
-                inbound.identity = identity
-                self._by_identity[identity] = inbound
-                code = handshake.HelloCode.OK
-        for victim in evicted:
-            victim.abort()
-        return code
+            if identity in self._by_identity or inbound not in self._strangers:
+                return handshake.HelloCode.BUSY
+            del self._strangers[inbound]
+            self._places.add(inbound)
+            inbound.identity = identity
+            self._by_identity[identity] = inbound
+        return handshake.HelloCode.OK
 
     def take(self, inbound: Inbound) -> bool:
-        """From now on the link is not evicted. False: it has been."""
-        if self._left_rest(inbound):
-            return True
-        with self._lock:
-            return self._pool.take(inbound)
+        """It rested, and from now on is not evicted. False: it has been."""
+        return self._resting.pop(inbound, _OTHER) is None
 
     def release(self, inbound: Inbound) -> None:
         """From now on the link may be evicted."""
         self._resting[inbound] = None
-        if not (self._waiting or self._closing.is_set()) or not self._left_rest(inbound):
-            return
-        with self._lock:
-            kept = self._pool.release(inbound, self._clock())
-            if self._waiting:
+        if self._waiting:
+            with self._lock:
                 self._rested.notify_all()
-        if not kept:
-            inbound.abort()
 
     def ended(self, inbound: Inbound) -> None:
         self._resting.pop(inbound, None)
         with self._lock:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)
-            self._pool.discard(inbound)
+            self._places.discard(inbound)
             if self._waiting:
                 self._rested.notify_all()
             if inbound.identity is not None:
@@ -399,28 +356,25 @@ class Acceptor:
         return _end(victims, max(self._limits.stall_s, 5.0), self._clock)
 
     def count(self, name: str) -> None:
-        """One more protocol error or refused identity (a counter of ``Meter``)."""
+        """One more protocol error or refused identity (a counter of ``TransferStats``)."""
         meter = self.context.meter
         with meter.lock:
-            setattr(meter, name, getattr(meter, name) + 1)
+            setattr(meter.stats, name, getattr(meter.stats, name) + 1)
 
     @property
     def links(self) -> int:
         return len(self._inbound)
 
     def close(self) -> None:
+        self._closing.set()
+        for listener, _ in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in ``accept``
+        for listener, thread in self._listeners:
+            thread.join(10.0)
+            listener.close()
+        self._listeners.clear()
         with self._lock:
-            self._closing.set()
-            self._pool.close()
             inbound = list(self._inbound)
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)  # read by nobody, so it wakes every acceptor
-            for listener, thread in self._listeners:
-                thread.join(10.0)
-                listener.close()
-            self._listeners.clear()
-            os.close(self._wake)
-            self._wake = -1
         _end(inbound, 10.0, self._clock)
 
 

@@ -7,6 +7,7 @@ import itertools
 import secrets
 import socket
 import ssl
+from dataclasses import dataclass
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.chains.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
@@ -56,23 +57,14 @@ def dial_failure(error: BaseException, deadline: float, now_s: float) -> Outcome
     return NO_CONNECTION if isinstance(error, OSError) else None
 
 
+@dataclass(slots=True, eq=False)
 class Link:
-    """An authenticated stream to a peer's service. Owned by whoever dialled; ``close`` frees it."""
+    """An authenticated stream to a peer's service. Owned by whoever dialled, who closes it."""
 
-    __slots__ = ("id", "marks", "stream")
-
-    def __init__(self, stream: Stream, link_id: int) -> None:
-        self.stream = stream
-        self.id = link_id
-        """Unique in this process life; what a later link's ``replaces`` names."""
-        self.marks = handshake.Marks(b"", b"")
-        """Once hands are shaken."""
-
-    def receive_bytes(self, count: int, deadline: float) -> bytes:
-        """Exactly ``count`` bytes; raises like ``Stream.receive``."""
-        data = bytearray(count)
-        self.stream.receive([memoryview(data)], deadline)
-        return bytes(data)
+    stream: Stream
+    id: int
+    """Unique in this process life; what a later link's ``replaces`` names."""
+    marks: handshake.Marks = handshake.NO_MARKS
 
 
 def dial(
@@ -171,7 +163,7 @@ def _shake_hands(
         handshake.Hello(link.id, replaces, context.boot_id, expected_boot, nonce, secret is not None, service)
     )
     link.stream.send([hello], limit)
-    reply_bytes = link.receive_bytes(handshake.HELLO_REPLY_BYTES, limit)
+    reply_bytes = link.stream.receive_bytes(handshake.HELLO_REPLY_BYTES, limit)
     reply = handshake.parse_hello_reply(reply_bytes)
     if reply.code is not handshake.HelloCode.OK:
         raise DialRefused(_REASONS[reply.code])
@@ -183,6 +175,6 @@ def _shake_hands(
     if not handshake.verify_server(secret, hello, reply_bytes):
         raise DialRefused(Reason.UNAUTHENTICATED)
     link.stream.send([handshake.client_mac(secret, hello, reply_bytes)], limit)
-    code = handshake.parse_accept(link.receive_bytes(handshake.ACCEPT_BYTES, limit))
+    code = handshake.parse_accept(link.stream.receive_bytes(handshake.ACCEPT_BYTES, limit))
     if code is not handshake.HelloCode.OK:
         raise DialRefused(_REASONS[code])

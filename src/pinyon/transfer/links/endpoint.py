@@ -23,10 +23,10 @@ class TryAgain(Exception):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint(ABC):
-    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` and ``reset`` may be
-    called from others."""
+    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from
+    others."""
 
-    __slots__ = ("aborted", "answered", "epoch", "key", "link", "reused")
+    __slots__ = ("aborted", "answered", "key", "leaving", "link", "reused")
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -38,12 +38,12 @@ class Endpoint(ABC):
         """It has been idle, so the peer may have closed it meanwhile."""
         self.key: EndpointKey | None = None
         """Whose it is, from the time that it is kept."""
-        self.epoch = 0
-        """``Endpoints._epoch`` when it was leased."""
+        self.leaving = False
+        """Its path failed while it was in use: the release closes it."""
 
     def is_open(self) -> bool:
         """After it sat idle, as far as can be known without asking the peer."""
-        return not self.aborted
+        return not self.aborted and not self.leaving
 
     def prepare(self, chain: Chain) -> None:
         """What is to be done before the chain's memory is touched. Raises like ``exchange``."""
@@ -88,11 +88,6 @@ class Endpoint(ABC):
         """Make its user stop soon; from any thread, any number of times."""
         self.aborted = True
         self.link.stream.abort()
-
-    def reset(self) -> None:
-        """Nothing more goes out or comes in over its link, which its user has still to close; from any thread."""
-        self.aborted = True
-        self.link.stream.reset()
 
     def close(self, *, hard: bool) -> None:
         """On return it touches no memory. ``hard``: after a failure, so that nothing trickles on to the peer."""

@@ -9,8 +9,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
@@ -99,9 +98,6 @@ class Endpoints(ABC, Generic[E]):
         """Per path one endpoint that nobody uses but that the pool takes for used, so that one chain after another
         needs neither the lock nor the books (docs/transfer.md: what that saves). Taken by ``pop`` and put by
         ``setdefault``, which are atomic. Whoever wants the books right calls ``_shelve``."""
-        self._epoch = 0
-        """Odd while endpoints are being forgotten: nothing is handy then. Grown by the end of it, so that those in use
-        since before go through the pool when they are released."""
 
     moves_bytes = 0
     """Most bytes that its endpoints' ``move`` takes; 0: it does nothing."""
@@ -155,7 +151,7 @@ class Endpoints(ABC, Generic[E]):
                 break
             replaces = endpoint.link.id
             with self._meter.lock:
-                self._meter.retries += 1
+                self._meter.stats.retries += 1
         return outcome
 
     def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | Outcome:
@@ -166,41 +162,32 @@ class Endpoints(ABC, Generic[E]):
         """
         key = (chain.remote.peer, path)
         fresh = replaces != 0
-        epoch = self._epoch
-        handy = None if fresh or self._waiters or epoch & 1 else self._handy.pop(key, None)
-        if handy is not None and handy.is_open():
-            handy.reused = True
-            handy.epoch = epoch
-            return handy
-        with self._lock:
-            epoch = self._epoch
-            taken = handy if handy is not None else self._take(key, fresh)
-            found = taken if taken is not None else self._wait(chain, key, fresh)
-        if isinstance(found, Outcome):
-            return found
-        if not isinstance(found, list):
-            if found.is_open():
-                found.reused = True
-                found.epoch = epoch
+        endpoint = None if fresh or self._waiters else self._handy.pop(key, None)
+        if endpoint is None:
+            with self._lock:
+                taken = self._take(key, fresh)
+                found = taken if taken is not None else self._wait(chain, key, fresh)
+            if isinstance(found, Outcome):
                 return found
-            found.close(hard=True)
-            with self._lock:  # its place is kept: who has waited does not wait again
-                self._pool.discard(found)
-                room = self._pool.reserve(key)
-            if room is None:
-                return SHUTDOWN
-            found = room
-        return self._make(chain, path, replaces, found, epoch)
+            if isinstance(found, list):
+                return self._make(chain, path, replaces, found)
+            endpoint = found
+        if endpoint.is_open():
+            endpoint.reused = True
+            return endpoint
+        endpoint.close(hard=not endpoint.leaving)
+        with self._lock:  # its place is kept: who has waited does not wait again
+            self._pool.discard(endpoint)
+            room = self._pool.reserve(key)
+        return SHUTDOWN if room is None else self._make(chain, path, replaces, room)
 
     def lend(self, key: EndpointKey) -> E | None:
         """An endpoint that lies ready, for one small request: to be given back by ``release`` or ``discard``."""
-        epoch = self._epoch
-        endpoint = None if self._waiters or epoch & 1 else self._handy.pop(key, None)
+        endpoint = None if self._waiters else self._handy.pop(key, None)
         if endpoint is None:
             return None
-        endpoint.epoch = epoch
         if not endpoint.is_open():
-            self.release(endpoint)  # which closes it
+            self.discard(endpoint)
             return None
         endpoint.reused, endpoint.answered = True, False
         return endpoint
@@ -256,8 +243,8 @@ class Endpoints(ABC, Generic[E]):
                 waiter.wake.notify()
                 return
 
-    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E], epoch: int) -> E | Outcome:
-        """A new endpoint, in use by the caller, for which there is room since ``epoch``; or why there is none."""
+    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | Outcome:
+        """A new endpoint, in use by the caller, for which there is room; or why there is none."""
         key = (chain.remote.peer, path)
         try:
             _close(evicted)
@@ -271,31 +258,33 @@ class Endpoints(ABC, Generic[E]):
                 raise
             return outcome
         with self._lock:
-            self._add(key, endpoint, epoch)
+            self._add(key, endpoint)
         return endpoint
 
-    def _add(self, key: EndpointKey, endpoint: E, epoch: int) -> None:
+    def _add(self, key: EndpointKey, endpoint: E) -> None:
         """Lock held. It is kept from now on, in use by the caller."""
         self._pool.add(key, endpoint)
-        endpoint.key, endpoint.epoch = key, epoch
+        endpoint.key, endpoint.leaving = key, self._pool.closed
 
     def release(self, endpoint: E) -> None:
         """Its user is done with it: it is kept for the next one, unless it was aborted or its path was forgotten."""
-        key, epoch = endpoint.key, endpoint.epoch
+        key = endpoint.key
         assert key is not None
-        may_keep = not self._waiters and epoch == self._epoch and not endpoint.aborted
+        may_keep = not self._waiters and not endpoint.leaving and not endpoint.aborted
         if may_keep and self._handy.setdefault(key, endpoint) is endpoint:
             # Looked at again: who changed these meanwhile has either seen what is handy, or is seen here.
-            if not self._waiters and epoch == self._epoch:
+            if not self._waiters and not endpoint.leaving:
                 return
             handy = self._handy.pop(key, None)
             if handy is None:
                 return
             endpoint = handy
         with self._lock:
-            kept = self._pool.release(endpoint, self._clock())
-            if kept and endpoint.aborted:
-                kept = not self._pool.discard(endpoint)
+            if endpoint.leaving or endpoint.aborted:
+                self._pool.discard(endpoint)
+                kept = False
+            else:
+                kept = self._pool.release(endpoint, self._clock())
             if self._waiters:
                 self._hand_over()
         if not kept:
@@ -318,8 +307,9 @@ class Endpoints(ABC, Generic[E]):
         self._strike(endpoint)
 
     def disown(self, endpoint: E) -> None:
-        """Its user is not heard of: the link ends and its place comes free. The user, if he ever goes on, closes it."""
-        endpoint.reset()
+        """Its user is not heard of: the link ends and its place comes free. The user, if he ever goes on, closes it:
+        until then his event loop would take the next file of that number for it."""
+        endpoint.abort()
         self._strike(endpoint)
 
     def _strike(self, endpoint: E) -> None:
@@ -341,7 +331,7 @@ class Endpoints(ABC, Generic[E]):
         with self._lock:
             evicted = self._pool.reserve(key)
             if evicted is not None:
-                self._add(key, endpoint, self._epoch)
+                self._add(key, endpoint)
         if evicted is None:
             endpoint.close(hard=False)
         else:
@@ -349,29 +339,28 @@ class Endpoints(ABC, Generic[E]):
             _close(evicted)
         return True
 
-    @contextmanager
-    def _forgetting(self) -> Iterator[None]:
-        """The lock, held, with everything that nobody uses in the pool's books; those in use find a new epoch."""
-        with self._lock:
-            self._epoch += 1
-            try:
-                self._shelve()
-                yield
-            finally:
-                self._epoch += 1
-
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
         """See ``Transport.forget``."""
-        with self._forgetting():
-            dropped = self._pool.drop((remote.peer, path))
-        _close(dropped)
+        self.forget_if(lambda key: key == (remote.peer, path))
 
-    def forget_nics(self, names: Iterable[str]) -> None:
-        """Like ``forget`` for all paths over these local NICs."""
-        gone = set(names)
-        with self._forgetting():
-            dropped = self._pool.drop_if(lambda key: key[1].local_nic in gone)
-        _close(dropped)
+    def forget_if(self, failed: Callable[[EndpointKey], bool]) -> None:
+        """Like ``forget`` for all paths of which that is true."""
+        with self._lock:
+            left = self._drop(failed)
+            self._hand_over()
+        _close(left)
+
+    def _drop(self, failed: Callable[[EndpointKey], bool]) -> list[E]:
+        """Lock held. Those to be closed; those in use leave when they are released."""
+        left, used = self._pool.drop(failed)
+        for endpoint in used:  # among them what is handy: told before that is taken away, see ``release``
+            endpoint.leaving = True
+        for key in list(self._handy):
+            handy = self._handy.pop(key, None) if failed(key) else None
+            if handy is not None:
+                self._pool.discard(handy)
+                left.append(handy)
+        return left
 
     def maintain(self, now: float) -> None:
         """See ``Transport.maintain``. What was used since the last time counts as idle from now on."""
@@ -390,15 +379,11 @@ class Endpoints(ABC, Generic[E]):
         """Chains that wait for an endpoint now."""
         return len(self._waiters)
 
-    @property
-    def evictions(self) -> int:
-        """Endpoints closed to make room for others, so far."""
-        return self._pool.evictions
-
     def close(self) -> None:
         """See ``Transport.close``."""
-        with self._forgetting():
-            left = self._pool.close()
+        with self._lock:
+            left = self._drop(lambda _: True)
+            self._pool.close()
             for waiter in self._waiters:
                 waiter.wake.notify()
         _close(left)

@@ -89,6 +89,10 @@ class Marks(NamedTuple):
     server: bytes
 
 
+NO_MARKS = Marks(b"", b"")
+"""Before hands are shaken."""
+
+
 def marks(hello: bytes, reply: bytes) -> Marks:
     """Of the link that was set up by these two messages."""
     whole = hashlib.sha256(b"pinyon-transfer marks" + hello + reply).digest()

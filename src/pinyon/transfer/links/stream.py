@@ -7,11 +7,9 @@ without the GIL; ``socket.settimeout`` would add a poll and a trip through the i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from typing import Final, TypeVar
@@ -27,11 +25,6 @@ _LITTLE_BYTES: Final = 256 << 10
 _MIN_TIMEOUT_S: Final = 0.001
 _WAIT_ALL: Final = int(socket.MSG_WAITALL)
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
-_NO_ADDRESS: Final = bytes(16)
-"""A ``sockaddr`` of AF_UNSPEC: who connects to it is disconnected (connect(2))."""
-
-_libc = ctypes.CDLL(None)
-
 
 _Buffer = TypeVar("_Buffer", bytes | memoryview, memoryview)
 
@@ -45,7 +38,7 @@ class DeadlineReached(Exception):
 
 
 class Stream:
-    """One thread uses a stream at a time; only ``abort``, ``reset`` and ``close`` may be called from another."""
+    """One thread uses a stream at a time; only ``abort`` and ``close`` may be called from another."""
 
     def __init__(
         self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0, clock: Clock = time.monotonic
@@ -54,7 +47,6 @@ class Stream:
         self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
         """What a call raises when its tick ends without a byte."""
         self._clock = clock
-        self._ending = threading.RLock()  # the collector may close a stream in the midst of another's end
         self._buffer_bytes = buffer_bytes
         self._little = False
         self._tick_s = stall_s / _TICKS_PER_STALL
@@ -147,6 +139,12 @@ class Stream:
             if left:
                 self._quiet = 0
                 rest = _after(rest, moved)
+
+    def receive_bytes(self, count: int, deadline: float) -> bytes:
+        """Exactly so many. Raises like :meth:`receive`."""
+        data = bytearray(count)
+        self.receive([memoryview(data)], deadline)
+        return bytes(data)
 
     def _receive_some(self, rest: Sequence[memoryview]) -> int:
         if len(rest) == 1:
@@ -246,22 +244,12 @@ class Stream:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
-    def reset(self) -> None:
-        """End the connection as a hard ``close`` does, but keep the descriptor: an event loop may still have it
-        registered, and would take the next file of that number for this one. Any number of times."""
-        with self._ending:
-            descriptor = self._sock.fileno()
-            if descriptor >= 0:
-                _libc.connect(descriptor, _NO_ADDRESS, len(_NO_ADDRESS))  # TCP; a Unix socket has nothing to drop
-        self.abort()
-
     def close(self, *, hard: bool) -> None:
         """``hard``: drop what is in our send buffer, so that a failed WRITE does not trickle on after its status."""
         if hard:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        with self._ending:
-            self._sock.close()
+        self._sock.close()
 
 
 def _stays_here(sock: socket.socket) -> bool:

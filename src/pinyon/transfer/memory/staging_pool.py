@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from bisect import bisect
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
@@ -53,18 +53,21 @@ class StagingBuffer:
 class StagingPool:
     """Host memory of a fixed size, pinned for the devices, lent in contiguous parts, first come first served.
 
-    Allocated when it is first needed, freed when it is closed and everything is back. ``use`` opens it again.
+    In use as long as memory of a device is registered: allocated when it is first needed, freed when it is closed and
+    everything is back. ``use`` opens it again.
     """
 
     def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """``forget``: called before the memory is freed, so that NICs let go of it."""
         self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
         self.clock = clock
+        self.regions = 0
+        """On devices, that are registered now."""
         self._forget = forget
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
-        self._free: list[tuple[int, int]] = []
-        """``(start, size)``, sorted, no two adjacent."""
+        self._pages = bytearray(self.total_bytes // _PAGE)
+        """1: lent."""
         self._lent = 0
         self._closed = False
         self._region: Region | None = None
@@ -76,13 +79,21 @@ class StagingPool:
         return min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
 
     def use(self, driver: DeviceDriver) -> None:
-        """Pin the memory for the devices of this driver too."""
+        """A region on a device of this driver is registered: pin the memory for its devices too."""
         with self._changed:
+            self.regions += 1
             self._closed = False
             if driver not in self._drivers:
                 self._drivers.append(driver)
                 if self._region is not None:
                     self._pin(self._region, driver)
+
+    def leave(self) -> None:
+        """One of them is unregistered."""
+        with self._changed:
+            self.regions -= 1
+            if not self.regions:
+                self.close()
 
     def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
         """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so. Raises
@@ -116,7 +127,6 @@ class StagingPool:
         except OSError as error:
             raise DeviceError(f"no {self.total_bytes} bytes of staging memory: {error}") from None
         region = self._region = Region(memory, "cpu:0", Access.NONE)
-        self._free = [(0, self.total_bytes)]
         for driver in self._drivers:
             self._pin(region, driver)
         return region
@@ -129,22 +139,16 @@ class StagingPool:
 
     def _take(self, size: int) -> int | None:
         """First fit."""
-        for position, (start, room) in enumerate(self._free):
-            if room >= size:
-                self._free[position : position + 1] = [(start + size, room - size)] if room > size else []
-                return start
-        return None
+        count = size // _PAGE
+        first = self._pages.find(bytes(count))
+        if first < 0:
+            return None
+        self._pages[first : first + count] = b"\1" * count
+        return first * _PAGE
 
     def _put_back(self, start: int, size: int) -> None:
         with self._changed:
-            at = bisect(self._free, (start, size))
-            if at < len(self._free) and start + size == self._free[at][0]:
-                size += self._free.pop(at)[1]
-            if at and sum(self._free[at - 1]) == start:
-                at -= 1
-                start, before = self._free.pop(at)
-                size += before
-            self._free.insert(at, (start, size))
+            self._pages[start // _PAGE : (start + size) // _PAGE] = bytes(size // _PAGE)
             self._lent -= 1
             self._changed.notify_all()
             self._free_if_done()
@@ -173,30 +177,10 @@ class StagingPool:
         region.release()
 
 
-class Staging:
-    """An engine's pools, in use as long as memory of a device is registered."""
+class Staging(NamedTuple):
+    """An engine's pools."""
 
-    def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
-        """``total_bytes`` each."""
-        self.outbound = StagingPool(total_bytes, forget, clock)
-        """For chains of ours."""
-        self.inbound = StagingPool(total_bytes, forget, clock)
-        """For what peers ask for."""
-        self.regions = 0
-        """On devices, now."""
-        self._lock = threading.Lock()
-
-    def use(self, driver: DeviceDriver) -> None:
-        """A region on a device of this driver is registered."""
-        with self._lock:
-            self.regions += 1
-            for pool in (self.outbound, self.inbound):
-                pool.use(driver)
-
-    def leave(self) -> None:
-        """One of them is unregistered."""
-        with self._lock:
-            self.regions -= 1
-            if not self.regions:
-                for pool in (self.outbound, self.inbound):
-                    pool.close()
+    outbound: StagingPool
+    """For chains of ours."""
+    inbound: StagingPool
+    """For what peers ask for."""

@@ -19,7 +19,7 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, DeviceRegion, Region
-from pinyon.transfer.memory.staging_pool import Staging
+from pinyon.transfer.memory.staging_pool import Staging, StagingPool
 from pinyon.transfer.types.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, Reason
@@ -56,7 +56,8 @@ class MemoryTable:
         """Of the grants among them that are not a region's own."""
         self._deadlines: list[tuple[float, int, Grant]] = []
         self._numbers = itertools.count()
-        self.staging = Staging(staging_bytes, self._take_back, clock)
+        pools = (StagingPool(staging_bytes, self._take_back, clock) for _ in range(2))
+        self.staging = Staging(*pools)
         self.on_unregister: list[Callable[[Region], None]] = []
         """Called when nothing here uses the region any more and before ``unregister`` returns: a transport takes back
         what it made of it for our own use (a memory registration). Must not raise."""
@@ -78,7 +79,8 @@ class MemoryTable:
             if len(self._regions) >= self._limits.max_regions:
                 raise TransferLimitReached(f"{self._limits.max_regions} regions are registered")
             if opened.driver is not None:
-                self.staging.use(opened.driver)
+                for pool in self.staging:
+                    pool.use(opened.driver)
             self._regions[region.key] = region
             whole = Grant(region, region.key, Spans((0,), (region.length,)), region.access, inf, given=False)
             self._open[region.key] = whole
@@ -211,7 +213,8 @@ class MemoryTable:
                 del self._grants_of[region]
             region.release()
             if region.device is not None:
-                self.staging.leave()
+                for pool in self.staging:
+                    pool.leave()
 
     def _settle(self, pinned: Sequence[Region | Grant], grace_s: float) -> bool:
         """Wait until nobody pins any of these; after the grace, end who does. False: somebody does not end."""

@@ -59,14 +59,12 @@ class PathState(NamedTuple):
     """When a path that is avoided may be tried; ``-inf`` when it is not avoided."""
 
 
+@dataclass(slots=True, eq=False)
 class _Rate:
     """A moving average that begins at a prior."""
 
-    __slots__ = ("bytes_s", "samples")
-
-    def __init__(self, prior: float) -> None:
-        self.bytes_s = prior
-        self.samples = 0
+    bytes_s: float
+    samples: int = 0
 
     def add(self, sample: float, limits: PathLimits) -> None:
         if self.samples >= limits.settled_samples:
@@ -77,38 +75,33 @@ class _Rate:
         self.samples += 1
 
 
+@dataclass(slots=True, eq=False)
 class _Record:
-    __slots__ = (
-        "avoided", "busy_bytes", "busy_s", "busy_until", "chains", "down", "failed_at", "failures", "longest_s", "path",
-        "pause_ends", "pause_s", "probe_began", "probing", "queued", "rate", "transport", "turn", "usable",
-    )  # fmt: skip
-
-    def __init__(self, path: Path, transport: _Rate, down: bool) -> None:
-        self.path = path
-        self.transport = transport
-        self.rate = transport
-        """Its own once it is measured."""
-        self.queued = 0
-        self.chains = 0
-        self.turn = 0
-        """When it was chosen last."""
-        self.avoided = False
-        self.down = down
-        self.usable = not down
-        self.failures = 0
-        self.pause_s = 0.0
-        self.pause_ends = -inf
-        self.failed_at = -inf
-        """A chain that began before this says nothing new when it ends."""
-        self.probing = False
-        self.probe_began = -inf
-        self.busy_until = -inf
-        self.busy_bytes = 0
-        """Completed since the last sample,"""
-        self.busy_s = 0.0
-        """in so much time in which the path carried something,"""
-        self.longest_s = 0.0
-        """by chains that took at most this long."""
+    path: Path
+    transport: _Rate
+    rate: _Rate
+    """Its own once it is measured."""
+    down: bool
+    usable: bool
+    avoided: bool = False
+    queued: int = 0
+    chains: int = 0
+    turn: int = 0
+    """When it was chosen last."""
+    failures: int = 0
+    pause_s: float = 0.0
+    pause_ends: float = -inf
+    failed_at: float = -inf
+    """A chain that began before this says nothing new when it ends."""
+    probing: bool = False
+    probe_began: float = -inf
+    busy_until: float = -inf
+    busy_bytes: int = 0
+    """Completed since the last sample,"""
+    busy_s: float = 0.0
+    """in so much time in which the path carried something,"""
+    longest_s: float = 0.0
+    """by chains that took at most this long."""
 
     def set_state(self, *, avoided: bool, down: bool) -> None:
         self.avoided = avoided
@@ -169,12 +162,8 @@ class PathBoard:
         """The least estimated finish time, (queued + new bytes) / rate; those that are close take turns."""
         estimates = [(record.queued + nbytes) / record.rate.bytes_s for record in usable]
         limit = min(estimates) * (1 + self.limits.tie)
-        quickest: _Record | None = None
-        for record, estimate in zip(usable, estimates, strict=True):
-            if estimate <= limit and (quickest is None or record.turn < quickest.turn):
-                quickest = record
-        assert quickest is not None  # the least estimate is within the limit
-        return quickest
+        close = (record for record, estimate in zip(usable, estimates, strict=True) if estimate <= limit)
+        return min(close, key=lambda record: record.turn)
 
     # ------------------------------------------------------------ what became of the chains
 
@@ -317,7 +306,8 @@ class PathBoard:
             transport = self._transports.get(path.transport)
             if transport is None:
                 transport = self._transports[path.transport] = _Rate(self.limits.prior_rates.get(path.transport, 1e9))
-            record = self._records[path] = _Record(path, transport, path.local_nic in self._down)
+            down = path.local_nic in self._down
+            record = self._records[path] = _Record(path, transport, transport, down, not down)
         return record
 
     def _forget_one(self) -> None:

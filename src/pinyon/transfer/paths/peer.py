@@ -1,10 +1,15 @@
-"""One peer: gives its chains to paths, runs them, and sends those whose path failed another way."""
+"""One peer: which path each of its chains takes, what runs on it, what waits; and another way for what failed.
+
+A chain is given to a path only when the path has room for it. The rest waits in one queue, which so feeds whichever
+path is fast: slices spread over NICs by measured speed, and a slow or dying NIC holds few of them (Mooncake §3.2.3).
+"""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import Mapping
 
 from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
@@ -13,8 +18,7 @@ from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
 from pinyon.transfer.paths.lane import Lane
-from pinyon.transfer.paths.queue import PeerQueue
-from pinyon.transfer.paths.reach import PeerPaths, Reach
+from pinyon.transfer.paths.reach import NIXL, PeerPaths, Reach
 from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
@@ -24,8 +28,13 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _DEFECT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
+_NO_THREAD = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
+_NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
 _SILENT_S = 0.25
 """A deadline that passes sooner after a chain's start says nothing of its path."""
+_JUST_NOW_S = 1.0
+"""A path that failed less than this ago is not tried as a last resort."""
+_MAX_LOCATION_PAIRS = 256
 
 
 class Retired(Exception):
@@ -33,7 +42,8 @@ class Retired(Exception):
 
 
 class Peer:
-    """All methods are thread-safe."""
+    """Thread-safe. Private methods want the lock held, down to :meth:`_recall`; one that returns *hopeless* chains
+    leaves it to the caller to :meth:`_end` those, without the lock."""
 
     def __init__(
         self,
@@ -49,34 +59,35 @@ class Peer:
         self._meter = context.meter
         self._staging = context.memory.staging.outbound
         self._clock = context.clock
-        self.queue = PeerQueue(
-            PeerPaths(reach, remote), PathBoard(PathLimits(), rng), self._new_lane, self._new_short_way
-        )
         self.lock = threading.Lock()
-        """Of the queue and all that it holds."""
+        """Of all that follows."""
+        self.paths = PeerPaths(reach, remote)
+        self.board = PathBoard(PathLimits(), rng)
+        self.running: dict[Chain, Path] = {}
+        """Given to a path, whether a thread has taken them or not."""
+        self.lanes: dict[Path, Lane] = {}
+        self._last_failure = _NO_PATH
+        self._waiting: dict[tuple[str, str, bool], deque[Chain]] = {}
+        """By memory locations and whether NIXL was the better road, none empty: what waits for a busy NIC, or for the
+        one connection of NIXL, does not hold up what wants another one."""
+        self._short: dict[tuple[str, str, bool], ShortWay] = {}
+        """By memory locations, and whether it is for what goes by NIXL; while nothing is wrong with it."""
+        self._failed_at: dict[Path, float] = {}
         self._closed = False
         self.last_used = self._clock()
-
-    def _new_lane(self, path: Path, tiers: Tiers) -> Lane:
-        alike = next((len(tier) for tier in tiers if path in tier), 1)
-        return Lane(path, self._reach.room(path, alike, self.queue.paths.remote), self.lock, self.run)
-
-    def _new_short_way(self, path: Path) -> ShortWay | None:
-        transport = self._transports[path.transport]
-        if not isinstance(transport, Endpoints) or not transport.moves_bytes:
-            return None
-        return ShortWay((self.queue.paths.remote.peer, path), transport)
 
     # --- one request, by its caller ---
 
     def short_way(
         self, remote: SegmentDescriptor, local_location: str, remote_location: str, opcode: Opcode, nbytes: int
     ) -> ShortWay | None:
-        """None: there is none now, or ``remote`` has news of which paths there are."""
-        paths = self.queue.paths
-        if remote is not paths.remote and paths.is_news(remote):
+        """None: there is none now, or ``remote`` has news of which paths there are. Needs no lock: who uses it looks at
+        ``open`` when others can see that he does."""
+        paths = self.paths
+        if paths.beyond or (remote is not paths.remote and paths.is_news(remote)):
             return None
-        return self.queue.short_way(local_location, remote_location, opcode, nbytes)
+        by_nixl = paths.has_nixl and self._by_nixl(local_location, remote_location, opcode, nbytes)
+        return self._short.get((local_location, remote_location, by_nixl))
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
         """A chain for a request that ended so on the short way: goes on as if it had run there. False: this peer is
@@ -84,33 +95,193 @@ class Peer:
         with self.lock:
             if self._closed:
                 return False
-            self.queue.adopt(chain, way.path)
+            tiers = self.tiers(chain)
+            self._assign(chain, way.path, self._lane(way.path, tiers), tiers)
         self._ran(chain, way.path, outcome, started)
         return True
 
-    # --- chains ---
+    def _learn_short(self, chain: Chain, path: Path) -> None:
+        """Lock held. A chain has completed there."""
+        where = (chain.local_location, chain.remote_location, path.transport == "nixl")
+        if where in self._short or not self.board.usable(path) or self.tiers(chain)[:1] != ((path,),):
+            return
+        transport = self._transports[path.transport]
+        if isinstance(transport, Endpoints) and transport.moves_bytes:
+            if len(self._short) >= _MAX_LOCATION_PAIRS:
+                self._shut_short_ways()
+            self._short[where] = ShortWay((self.paths.remote.peer, path), transport)
+
+    def _shut_short_ways(self) -> None:
+        """Lock held. They may be wrong now."""
+        for way in self._short.values():
+            way.open = False
+        self._short.clear()
+
+    # --- which way ---
 
     def learn(self, remote: SegmentDescriptor) -> None:
         """Use what ``remote`` says about the peer's addresses, if it says anything else than what we had."""
-        paths = self.queue.paths
-        if remote is not paths.remote and paths.is_news(remote):
+        if remote is not self.paths.remote and self.paths.is_news(remote):
             with self.lock:
-                paths.learn(remote)
-                self.queue.shut_short_ways()
+                self.paths.learn(remote)
+                self._shut_short_ways()
+
+    def tiers(self, chain: Chain) -> Tiers:
+        """Lock held. The paths that the chain may take, best first."""
+        regions = (part.remote_region for part in chain.slices)
+        where = chain.local_location, chain.remote_location
+        by_nixl = self.paths.has_nixl and self._by_nixl(*where, chain.opcode, chain.nbytes)
+        return self.paths.tiers(*where, regions, by_nixl=by_nixl)
+
+    def _by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
+        """Is it the better road, and not avoided?"""
+        return self.paths.by_nixl(local_location, remote_location, opcode, nbytes) and self.board.usable(NIXL)
+
+    def carries(self, tiers: Tiers) -> bool:
+        """Lock held. Does anything run on one of these paths?"""
+        carrying = set(self.running.values())
+        return any(path in carrying for tier in tiers for path in tier)
+
+    def waiting(self) -> list[Chain]:
+        """Lock held."""
+        return [chain for queue in self._waiting.values() for chain in queue]
+
+    def _choose(self, chain: Chain, tiers: Tiers) -> Path | None:
+        """A usable path, of a transport that was not full for this chain if there is one."""
+        if chain.full:
+            others = tuple(tier for tier in tiers if tier[0].transport not in chain.full)
+            path = self.board.choose(others, chain.nbytes)
+            if path is not None:
+                return path
+        return self.board.choose(tiers, chain.nbytes)
+
+    def _last_resort(self, chain: Chain, tiers: Tiers, now: float) -> Path | None:
+        """All paths are avoided, but one may be back before its pause has ended: those that this chain did not try and
+        that did not fail just now. And a connection that broke is made anew once, on the path that it broke on. A chain
+        fails only when nothing is left to try."""
+        for tier in tiers:
+            for path in tier:
+                if path not in chain.tried and now - self._failed_at.get(path, 0.0) >= _JUST_NOW_S:
+                    return path
+        if chain.attempts == 1 and chain.failure is not None and chain.failure.reason is Reason.CONNECTION_LOST:
+            return next((path for tier in tiers for path in tier if path in chain.tried), None)
+        return None
+
+    # --- giving chains to paths ---
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
-        """Give the chain to a path, or queue it. ``inline``: if a path has room now, the caller must :meth:`run` the
-        chain there (returned). Raises Retired: nothing was done with the chain."""
+        """Give a fresh chain to a path, or let it wait. ``inline``: if a path has room now, the caller must :meth:`run`
+        the chain there (returned). Raises Retired: nothing was done with the chain."""
         now = self._clock()
         with self.lock:
             if self._closed:
                 raise Retired
             self.last_used = now
-            given = self.queue.submit(chain, now, inline=inline)
+            given = self._give(chain, now, inline=inline)
         if isinstance(given, Outcome):
             chain.stop(given)
             return None
         return given
+
+    def _give(self, chain: Chain, now: float, *, inline: bool) -> Path | Outcome | None:
+        """Lock held. An outcome: there is no way."""
+        tiers = self.tiers(chain)
+        # A fresh chain tries an avoided path too when there is no other: the peer may be back.
+        path = self.board.choose_any(tiers, chain.nbytes, now)
+        if path is None:
+            return _NO_PATH
+        lane = self._lane(path, tiers)
+        if lane.room <= 0:
+            self._wait(chain)
+            return None
+        if inline:
+            self._assign(chain, path, lane, tiers)
+            return path
+        return None if self._hand_over(chain, path, lane, tiers) else _NO_THREAD
+
+    def _pump(self, now: float) -> list[Chain]:
+        """Lock held. Give waiting chains to paths with room. Returns the hopeless: no path is left for them."""
+        hopeless: list[Chain] = []
+        turns = deque(self._waiting)
+        while turns:
+            where = turns.popleft()
+            queue = self._waiting[where]
+            while queue and queue[0].done:
+                queue.popleft()
+            if not queue:
+                del self._waiting[where]
+                continue
+            chain = queue[0]
+            tiers = self.tiers(chain)
+            path = self._choose(chain, tiers) or self._last_resort(chain, tiers, now)
+            if path is None:
+                if self.carries(tiers):  # what runs may bring an avoided path back, or fail too
+                    continue
+                hopeless.append(queue.popleft())
+            else:
+                lane = self._lane(path, tiers)
+                if lane.room <= 0:
+                    continue
+                queue.popleft()
+                if not self._hand_over(chain, path, lane, tiers):
+                    chain.failure = _NO_THREAD
+                    hopeless.append(chain)
+                self._waiting[where] = self._waiting.pop(where)  # next time others are first
+            turns.append(where)
+        return hopeless
+
+    def _lane(self, path: Path, tiers: Tiers) -> Lane:
+        lane = self.lanes.get(path)
+        if lane is None:
+            alike = next((len(tier) for tier in tiers if path in tier), 1)
+            room = self._reach.room(path, alike, self.paths.remote)
+            lane = self.lanes[path] = Lane(path, room, self.lock, self.run)
+        return lane
+
+    def _wait(self, chain: Chain, *, first: bool = False) -> None:
+        here, there = chain.local_location, chain.remote_location
+        by_nixl = self.paths.has_nixl and self._by_nixl(here, there, chain.opcode, chain.nbytes)
+        queue = self._waiting.setdefault((here, there, by_nixl), deque())
+        if first:
+            queue.appendleft(chain)
+        else:
+            queue.append(chain)
+
+    def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
+        lane.room -= 1
+        # What has come back to a full transport waits there: nothing else was usable.
+        full = {path.transport, *chain.full}
+        chain.elsewhere = path.transport not in chain.full and any(tier[0].transport not in full for tier in tiers)
+        chain.remote = self.paths.remote  # whose NICs the path names
+        self.running[chain] = path
+        self.board.started(path, chain.nbytes)
+
+    def _unassign(self, chain: Chain, path: Path) -> None:
+        self.lanes[path].room += 1
+        del self.running[chain]
+
+    def _withdraw(self, chain: Chain, path: Path) -> None:
+        """It does not run there any more, and that says nothing of the path."""
+        self._unassign(chain, path)
+        self.board.aborted(path, chain.nbytes)
+
+    def _hand_over(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> bool:
+        """To the lane's threads. False: there is none and none can be had."""
+        self._assign(chain, path, lane, tiers)
+        if lane.give(chain):
+            return True
+        self._withdraw(chain, path)
+        return False
+
+    def _recall(self, path: Path) -> None:
+        """What the path's threads have not taken yet can go another way."""
+        lane = self.lanes.get(path)
+        while lane is not None and lane.chains:
+            chain = lane.chains.pop()
+            self._withdraw(chain, path)
+            self._wait(chain, first=True)
+
+    # --- running them, and what became of them ---
 
     def run(self, chain: Chain, path: Path) -> None:
         """Run a chain that was given to this path, in the calling thread. After it the chain is done or on its way over
@@ -150,9 +321,12 @@ class Peer:
             return
         with self.lock:
             if completed:
-                hopeless = self.queue.completed(chain, path, now - started, now)
-            else:
-                hopeless = self.queue.aborted(chain, path, now)
+                self._unassign(chain, path)
+                self.board.completed(path, chain.nbytes, now - started, now)
+                self._learn_short(chain, path)
+            else:  # it was stopped, or failed for a reason that is not the path's
+                self._withdraw(chain, path)
+            hopeless = self._pump(now) if self._waiting else []
         if completed:
             with self._meter.lock:
                 self._meter.path_completed(path, _moved(chain, outcome), now - started)
@@ -169,16 +343,20 @@ class Peer:
 
     def _reroute(self, chain: Chain, path: Path, refusals: bytes | None, now: float) -> None:
         """This transport cannot reach the memory: another one must. What was moved is moved again. Without
-        ``refusals`` it has no endpoint for the chain: another one may."""
+        ``refusals`` it had no endpoint for the chain in good time: another one may."""
         with self.lock:
+            self._withdraw(chain, path)
             if refusals is None:
-                self.queue.full(chain, path)
+                chain.full |= {path.transport}
             else:
-                self.queue.reroute(chain, path, refusals)
+                chain.failure = _NO_PATH
+                for part, code in zip(chain.slices, refusals, strict=True):
+                    if code == Reason.OTHER_TRANSPORT:
+                        self.paths.exclude(part.remote_region, path.transport)
             retry = not self._closed
             if retry:
-                self.queue.again(chain)
-            hopeless = self.queue.pump(now)
+                self._wait(chain, first=True)
+            hopeless = self._pump(now)
         if not retry:
             chain.finish(SHUTDOWN)
         self._end(hopeless)
@@ -186,6 +364,7 @@ class Peer:
     def _path_failed(
         self, chain: Chain, path: Path, outcome: Outcome, started: float, now: float, *, final: bool
     ) -> None:
+        """It is avoided from now on."""
         try:
             self._transports[path.transport].forget(chain.remote, path)
         except Exception:
@@ -195,11 +374,16 @@ class Peer:
         retry = not final and now < chain.deadline and chain.attempts < self._limits.max_attempts
         with self.lock:
             retry = retry and not self._closed
-            self.queue.failed(chain, path, outcome, now - started, now)
+            self._unassign(chain, path)
+            self._shut_short_ways()
+            chain.tried |= {path}
+            self.board.failed(path, chain.nbytes, now - started, now)
+            self._failed_at[path] = now
+            self._last_failure = outcome
             if retry:
-                self.queue.again(chain)
-            self.queue.recall(path)
-            hopeless = self.queue.pump(now)
+                self._wait(chain, first=True)
+            self._recall(path)
+            hopeless = self._pump(now)
         with self._meter.lock:
             self._meter.path_failed(path, outcome.reason, retry and chain not in hopeless)
         if not retry:
@@ -209,84 +393,97 @@ class Peer:
     def _end(self, hopeless: list[Chain]) -> None:
         """Chains that no path is left for end as the last attempt did, their own or another's."""
         for chain in hopeless:
-            chain.finish(chain.failure or self.queue.last_failure)
+            chain.finish(chain.failure or self._last_failure)
 
     # --- health ---
 
     def nic_down(self, name: str) -> None:
         """The link monitor says so: what runs over this NIC goes another way at once."""
-        now = self._clock()
         with self.lock:
-            self.queue.nic_down(name)
-            hopeless = self.queue.pump(now)
+            self._shut_short_ways()
+            self.board.nic_down(name)
+            for path in self.lanes:
+                if path.local_nic == name:
+                    self._recall(path)
+            for chain, path in self.running.items():
+                if path.local_nic == name:
+                    chain.interrupt()  # under the lock: not when it has gone over to a sound path meanwhile
+            hopeless = self._pump(self._clock())
         self._end(hopeless)
 
     def nic_up(self, name: str) -> None:
         """What failed over this NIC may be tried again, after a probe or as a last resort."""
         with self.lock:
-            self.queue.nic_up(name, self._clock())
+            self.board.nic_up(name, self._clock())
+            for path in [path for path in self._failed_at if path.local_nic == name]:
+                del self._failed_at[path]
+            for chain in [*self.running, *self.waiting()]:
+                chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)
 
     def due_probes(self, now: float, most: int) -> list[Path]:
         """Avoided paths to be probed now, at most so many; each must then be given to :meth:`probe`."""
         with self.lock:
-            due = self.queue.board.due_probes(now)[:most]
+            due = self.board.due_probes(now)[:most]
             for path in due:
-                self.queue.board.probe_started(path, now)
+                self.board.probe_started(path, now)
             return due
 
     def probe(self, path: Path, deadline: float) -> None:
         """Try an avoided path with a connection of its own, so that no chain has to."""
         alive = False
         try:
-            alive = self._transports[path.transport].probe(self.queue.paths.remote, path, deadline)
+            alive = self._transports[path.transport].probe(self.paths.remote, path, deadline)
         except Exception:
             _log.exception("probing a transfer path ended in a defect")
         now = self._clock()
         with self.lock:
             if alive:
-                self.queue.board.recovered(path)
+                self.board.recovered(path)
             else:
-                self.queue.board.probe_failed(path, now)
-            hopeless = self.queue.pump(now)
+                self.board.probe_failed(path, now)
+            hopeless = self._pump(now)
         self._end(hopeless)
 
     def expire(self, now: float) -> None:
         """End chains that wait beyond their deadline."""
         with self.lock:
-            late = [chain for chain in self.queue.waiting() if now > chain.deadline]
+            late = [chain for chain in self.waiting() if now > chain.deadline]
         for chain in late:
             chain.stop(LATE)
 
     def snapshot(self) -> list[PathState]:
         with self.lock:
-            return self.queue.board.snapshot()
+            return self.board.snapshot()
 
     # --- the end ---
 
     def retire(self, unused_since: float) -> bool:
         """Close, if nothing runs or waits and no chain came after that time. From then on ``submit`` raises."""
         with self.lock:
-            if not self.queue.idle or self.last_used > unused_since:
+            if self.running or self._waiting or self.last_used > unused_since:
                 return False
-            self.queue.shut_short_ways()
-            self._close_lanes()
+            self._close()
             return True
 
     def close(self) -> list[threading.Thread]:
         """Take nothing more, stop what waits and what runs; returns the threads to join."""
         with self.lock:
-            left = self.queue.clear()
-            threads = self._close_lanes()
+            for path in self.lanes:
+                self._recall(path)
+            left = [*self.running, *self.waiting()]
+            self._waiting.clear()
+            threads = self._close()
         for chain in left:
             chain.stop(SHUTDOWN)
         return threads
 
-    def _close_lanes(self) -> list[threading.Thread]:
+    def _close(self) -> list[threading.Thread]:
         """Lock held."""
         self._closed = True
-        for lane in self.queue.lanes.values():
+        self._shut_short_ways()
+        for lane in self.lanes.values():
             lane.close()
-        return [thread for lane in self.queue.lanes.values() for thread in lane.threads]
+        return [thread for lane in self.lanes.values() for thread in lane.threads]
 
 
 def _moved(chain: Chain, outcome: Outcome) -> int:

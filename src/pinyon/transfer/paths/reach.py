@@ -46,20 +46,13 @@ _NO_NIC = Nic("", "tcp", "", 0)
 
 
 def candidate_paths(
-    local: End,
-    remote: End,
-    transports: Sequence[str],
-    *,
-    same_process: bool = False,
-    shm: bool = False,
-    nixl: bool = False,
+    local: End, remote: End, transports: Sequence[str], *, same_process: bool = False, shm: bool = False
 ) -> Tiers:
     """The paths between two memory locations by the given transports, in that order.
 
-    ``local`` needs ``same_process``, ``shm`` and ``nixl`` need what is named like them; each is a tier of one path. A
-    transport with NICs has up to two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end
-    or both. Where any two NICs are on one network, pairs on different ones are left out ("rails"); where none are, a
-    router is assumed.
+    ``local`` needs ``same_process``, ``shm`` what is named like it; each is a tier of one path. A transport with NICs
+    has up to two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end or both. Where any
+    two NICs are on one network, pairs on different ones are left out ("rails"); where none are, a router is assumed.
     Inside a tier the i-th NIC here is paired with the i-th there first, and successive paths change the NIC here.
     Where no NICs fit together, tcp still has its one path without NICs.
     """
@@ -69,8 +62,6 @@ def candidate_paths(
             tiers += [(Path("local", "", ""),)] * same_process
         elif transport == "shm":
             tiers += [(Path("shm", "", ""),)] * shm
-        elif transport == "nixl":
-            tiers += [(NIXL,)] * nixl
         else:
             tiers += _nic_tiers(local, remote, transport)
     return tuple(tiers)
@@ -149,8 +140,16 @@ class Reach:
             self.order,
             same_process=own,
             shm=self._same_host(remote) and not own,
-            nixl=remote.nixl and not own and (not remote_location or remote_location.startswith("cpu:")),
         )
+
+    def most_read_bytes(self, remote: SegmentDescriptor, remote_location: str, others: Tiers) -> int:
+        """Bytes of the largest READ that goes by NIXL, where else it would go by ``others``; 0: none does."""
+        in_host_memory = not remote_location or remote_location.startswith("cpu:")
+        if self.nixl == "off" or not remote.nixl or remote.boot_id == self.boot_id or not in_host_memory:
+            return 0
+        if self.nixl == "prefer" or not others:
+            return ANY_BYTES
+        return MOST_READ_BYTES.get(others[0][0].transport, 0)
 
     def streams(self, remote: SegmentDescriptor) -> int:
         """How many NICs chains to this peer are spread over."""
@@ -190,11 +189,10 @@ class PeerPaths:
         self.beyond: dict[bytes, frozenset[str]] = {}
         """Regions of the peer, and the transports that it says cannot reach them."""
         self._reach = reach
-        self._tiers: dict[tuple[str, str], Tiers] = {}
-        self._most: dict[tuple[str, str], int] = {}
-        """Bytes of the largest READ by NIXL, between these memory locations; empty: none goes by it."""
-        self.has_nixl = False
-        """Some of the tiers."""
+        self.has_nixl = reach.nixl != "off"
+        """Some of them, perhaps."""
+        self._known: dict[tuple[str, str], tuple[Tiers, int]] = {}
+        """By memory locations: the paths but for NIXL, and bytes of the largest READ by that."""
 
     def is_news(self, remote: SegmentDescriptor) -> bool:
         """Does it say anything else about the peer's addresses than what we have?"""
@@ -206,7 +204,7 @@ class PeerPaths:
 
     def learn(self, remote: SegmentDescriptor) -> None:
         self.remote = remote
-        self._forget()
+        self._known.clear()
 
     def exclude(self, region: bytes, transport: str) -> None:
         """This transport does not reach the region."""
@@ -214,46 +212,28 @@ class PeerPaths:
             self.beyond.clear()
         self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
 
-    def _forget(self) -> None:
-        self._tiers.clear()
-        self._most.clear()
-
     def by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """Is NIXL the better road for this, between these memory locations? Not as far as is known before their paths
-        were asked for."""
-        if not self._most or opcode is not Opcode.READ:
-            return False
-        return nbytes <= self._most.get((local_location, remote_location), 0)
+        """Is NIXL the better road for this, between these memory locations?"""
+        return opcode is Opcode.READ and nbytes <= self._between(local_location, remote_location)[1]
 
-    def tiers(self, local_location: str, remote_location: str, regions: Iterable[bytes] = ()) -> Tiers:
-        """The paths that reach all of these regions."""
-        where = (local_location, remote_location)
-        tiers = self._tiers.get(where)
-        if tiers is None:
-            if len(self._tiers) >= _MAX_LOCATION_PAIRS:
-                self._forget()
-            tiers = self._tiers[where] = self._reach.candidates(self.remote, *where)
-            self.has_nixl = self.has_nixl or (NIXL,) in tiers
-            most = most_read_bytes(tiers, self._reach.nixl)
-            if most:
-                self._most[where] = most
+    def tiers(
+        self, local_location: str, remote_location: str, regions: Iterable[bytes] = (), *, by_nixl: bool = False
+    ) -> Tiers:
+        """The paths that reach all of these regions; NIXL's first, or without it."""
+        tiers, _ = self._between(local_location, remote_location)
+        if by_nixl:
+            tiers = ((NIXL,), *tiers)
         if self.beyond:
             useless = {name for region in regions for name in self.beyond.get(region, ())}
             tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
         return tiers
 
-
-def most_read_bytes(tiers: Tiers, mode: str) -> int:
-    """Bytes of the largest READ that goes by NIXL, of all these paths; 0: none does."""
-    if mode == "off" or all(tier[0] != NIXL for tier in tiers):
-        return 0
-    if mode == "prefer":
-        return ANY_BYTES
-    others = [tier[0].transport for tier in tiers if tier[0] != NIXL]
-    return MOST_READ_BYTES.get(others[0], 0) if others else ANY_BYTES
-
-
-def roads(tiers: Tiers, *, by_nixl: bool) -> Tiers:
-    """All paths, NIXL's first; or all others."""
-    others = tuple(tier for tier in tiers if tier[0] != NIXL)
-    return (*(tier for tier in tiers if tier[0] == NIXL), *others) if by_nixl else others
+    def _between(self, local_location: str, remote_location: str) -> tuple[Tiers, int]:
+        where = local_location, remote_location
+        known = self._known.get(where)
+        if known is None:
+            if len(self._known) >= _MAX_LOCATION_PAIRS:
+                self._known.clear()
+            tiers = self._reach.candidates(self.remote, *where)
+            known = self._known[where] = tiers, self._reach.most_read_bytes(self.remote, remote_location, tiers)
+        return known

@@ -10,6 +10,8 @@ _MIB = 1 << 20
 MAX_FRAME_BYTES = 64 * _MIB
 MAX_FRAME_REQUESTS = 1024
 """What the protocols between peers allow in one frame."""
+MAX_BATCH_REQUESTS = 65536
+MAX_REQUEST_BYTES = 1 << 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,8 @@ class TransferLimits:
     min_rate_bytes_s: int = 32 * _MIB
     """A request's total deadline is ``base_deadline_s`` + (its batch's bytes + the bytes queued before) / this rate."""
 
-    max_batches: int = 4096
-    """Batches allocated or in flight."""
-    max_batch_requests: int = 65536
     max_inflight_requests: int = 1 << 20
     """Over all batches: bounds the memory that queued work takes."""
-    max_request_bytes: int = 1 << 36
     max_regions: int = 4096
     max_grants: int = 1 << 17
     """Open at a time: each lease of a reader, each put and each prefill has one."""
@@ -46,7 +44,7 @@ class TransferLimits:
     max_endpoints: int = 1024
     """Open connections (and queue pairs) towards peers, per transport; above it SIEVE closes idle ones."""
     max_inbound: int = 1024
-    """Links accepted from peers, one thread each; above it SIEVE closes idle ones."""
+    """Links accepted from peers, one thread each; above it the one that has rested for longest is closed."""
     max_peers: int = 4096
     """Peers whose paths are remembered."""
     max_attempts: int = 8

@@ -1,7 +1,6 @@
 """What is moved and how it ended: requests, statuses, results. Pure values.
 
-The shape is Listing 1 of the Mooncake paper (§3.2.2): one-sided READ and WRITE between a range of a registered local
-region and a range of a peer's registered region.
+One-sided READ and WRITE between a range of a registered local region and a range of a peer's (Mooncake §3.2.2).
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ class Opcode(IntEnum):
 
 
 class TransferStatus(Enum):
-    """A request goes WAITING → PENDING → exactly one final status, and never changes after that."""
+    """A request goes from PENDING to exactly one final status, and never changes after that."""
 
-    WAITING = "waiting"
-    """A place in the batch, nothing submitted for it yet."""
     PENDING = "pending"
     """Submitted: queued or on the wire."""
     COMPLETED = "completed"
@@ -49,7 +46,7 @@ class TransferStatus(Enum):
 
     @property
     def is_final(self) -> bool:
-        return self is not TransferStatus.WAITING and self is not TransferStatus.PENDING
+        return self is not TransferStatus.PENDING
 
 
 class Reason(IntEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pinyon.transfer.types.path import Path
@@ -22,36 +22,30 @@ MAX_PATHS = 1024
 """Paths that are counted apart; beyond that they share one entry without NIC names."""
 
 
-@dataclass(frozen=True, slots=True)
+def _buckets() -> list[int]:
+    return [0] * (len(LATENCY_BUCKETS_S) + 1)
+
+
+@dataclass(slots=True)
 class PathStats:
     """What went over one path as initiator, summed over peers. The local NIC alone: sum over ``path.local_nic``."""
 
     path: Path
-    nbytes: int
+    nbytes: int = 0
     """Completed."""
-    chains: int
-    failures: dict[str, int]
+    chains: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
     """Attempts that failed because of the path, by reason."""
-    retries: int
+    retries: int = 0
     """Of these, how many went on over another path."""
-    latency_sum_s: float
-    latency_buckets: tuple[int, ...]
+    latency_sum_s: float = 0.0
+    latency_buckets: list[int] = field(default_factory=_buckets)
     """Completed chains per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
     short: int = 0
-    """Of the chains, how many were one small request that its caller's thread moved the short way (``small.py``)."""
+    """Of the chains, how many were one small request that its caller moved the short way (``small.py``)."""
 
 
-class _PathRecorder:
-    __slots__ = ("buckets", "chains", "failures", "latency_sum_s", "nbytes", "retries", "short")
-
-    def __init__(self) -> None:
-        self.nbytes = self.chains = self.retries = self.short = 0
-        self.failures: dict[str, int] = {}
-        self.latency_sum_s = 0.0
-        self.buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransferStats:
     """A snapshot. Everything counts from the engine's start except the ``*_now`` gauges."""
 
@@ -75,10 +69,9 @@ class TransferStats:
     """Chains sent again, over another path or a new connection."""
     latency_sum_s: float = 0.0
     """Submission to final status, summed over requests."""
-    latency_buckets: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS_S) + 1)
+    latency_buckets: list[int] = field(default_factory=_buckets)
     """Requests per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
     paths: tuple[PathStats, ...] = ()
-    batches_now: int = 0
     requests_now: int = 0
     outbound_connections_now: int = 0
     inbound_connections_now: int = 0
@@ -87,65 +80,67 @@ class TransferStats:
 
 
 class Meter:
-    """The engine's counters, of which :class:`TransferStats` is a snapshot, with the lock that guards them."""
+    """Counts, under its lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._requests = dict.fromkeys((status.value for status in TransferStatus if status.is_final), 0)
-        self._failures: dict[str, int] = {}
-        self._moved = {Opcode.READ: 0, Opcode.WRITE: 0}
-        self._served: dict[int, int] = {Opcode.READ: 0, Opcode.WRITE: 0}
-        self._latency_sum_s = 0.0
-        self._buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
-        self._paths: dict[Path, _PathRecorder] = {}
-        self._refusals: dict[str, int] = {}
-        self.protocol_errors = 0
-        self.auth_failures = 0
-        self.retries = 0
+        self.stats = TransferStats(
+            requests=dict.fromkeys((status.value for status in TransferStatus if status.is_final), 0)
+        )
+        """Without the paths and what is so now."""
+        self._paths: dict[Path, PathStats] = {}
 
-    def _path(self, path: Path) -> _PathRecorder:
-        recorder = self._paths.get(path)
-        if recorder is None:
+    def _path(self, path: Path) -> PathStats:
+        found = self._paths.get(path)
+        if found is None:
             if len(self._paths) >= MAX_PATHS:
                 path = Path(path.transport, "", "")
-            recorder = self._paths.setdefault(path, _PathRecorder())
-        return recorder
+            found = self._paths.setdefault(path, PathStats(path))
+        return found
 
     def path_completed(self, path: Path, nbytes: int, elapsed_s: float) -> None:
-        recorder = self._path(path)
-        recorder.nbytes += nbytes
-        recorder.chains += 1
-        recorder.latency_sum_s += elapsed_s
-        recorder.buckets[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
+        one = self._path(path)
+        one.nbytes += nbytes
+        one.chains += 1
+        one.latency_sum_s += elapsed_s
+        one.latency_buckets[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
 
     def went_short(self, path: Path, opcode: Opcode, nbytes: int, elapsed_s: float) -> None:
         """One request that was one chain, completed. What ``path_completed``, ``moved`` and ``finished`` count, at
         once."""
-        recorder = self._paths.get(path) or self._path(path)
+        one, stats = self._paths.get(path) or self._path(path), self.stats
         bucket = bisect_left(LATENCY_BUCKETS_S, elapsed_s)
-        recorder.nbytes += nbytes
-        recorder.chains += 1
-        recorder.short += 1
-        recorder.latency_sum_s += elapsed_s
-        recorder.buckets[bucket] += 1
-        self._moved[opcode] += nbytes
-        self._requests["completed"] += 1
-        self._latency_sum_s += elapsed_s
-        self._buckets[bucket] += 1
+        one.nbytes += nbytes
+        one.chains += 1
+        one.short += 1
+        one.latency_sum_s += elapsed_s
+        one.latency_buckets[bucket] += 1
+        if opcode is Opcode.READ:
+            stats.read_bytes += nbytes
+        else:
+            stats.written_bytes += nbytes
+        stats.requests["completed"] += 1
+        stats.latency_sum_s += elapsed_s
+        stats.latency_buckets[bucket] += 1
 
     def path_failed(self, path: Path, reason: Reason, retried: bool) -> None:
-        recorder = self._path(path)
-        name = reason.name.lower()
-        recorder.failures[name] = recorder.failures.get(name, 0) + 1
-        recorder.retries += retried
-        self.retries += retried
+        one = self._path(path)
+        _count(one.failures, reason)
+        one.retries += retried
+        self.stats.retries += retried
 
     def moved(self, opcode: Opcode, nbytes: int) -> None:
-        self._moved[opcode] += nbytes
+        if opcode is Opcode.READ:
+            self.stats.read_bytes += nbytes
+        else:
+            self.stats.written_bytes += nbytes
 
     def served(self, opcode: int, nbytes: int, refusals: bytes | None = None) -> None:
         """``refusals``: a ``Reason`` number per range, 0 = served; None when all were."""
-        self._served[opcode] += nbytes  # an Opcode hashes as its number
+        if opcode == 1:  # a READ, as its number: an enum's is dear to look at
+            self.stats.served_read_bytes += nbytes
+        else:
+            self.stats.served_written_bytes += nbytes
         if refusals is not None:
             self.refused(refusals)
 
@@ -153,48 +148,37 @@ class Meter:
         """``Reason`` numbers of what a peer asked for; 0 = granted."""
         for code in codes:
             if code:
-                name = Reason(code).name.lower()
-                self._refusals[name] = self._refusals.get(name, 0) + 1
+                _count(self.stats.served_refusals, Reason(code))
 
     def finished(self, status: TransferStatus, reason: Reason, count: int, latency_s: float) -> None:
         """``count`` requests reached this final status, each ``latency_s`` after its submission."""
-        self._requests[status.value] += count
+        stats = self.stats
+        stats.requests[status.value] += count
         if status is not TransferStatus.COMPLETED:
-            name = reason.name.lower()
-            self._failures[name] = self._failures.get(name, 0) + count
-        self._latency_sum_s += latency_s * count
-        self._buckets[bisect_left(LATENCY_BUCKETS_S, latency_s)] += count
+            _count(stats.failures, reason, count)
+        stats.latency_sum_s += latency_s * count
+        stats.latency_buckets[bisect_left(LATENCY_BUCKETS_S, latency_s)] += count
 
-    def snapshot(self, *, batches: int, requests: int, outbound: int, inbound: int, grants: int) -> TransferStats:
-        return TransferStats(
-            read_bytes=self._moved[Opcode.READ],
-            written_bytes=self._moved[Opcode.WRITE],
-            served_read_bytes=self._served[Opcode.READ],
-            served_written_bytes=self._served[Opcode.WRITE],
-            requests=dict(self._requests),
-            failures=dict(self._failures),
-            served_refusals=dict(self._refusals),
-            protocol_errors=self.protocol_errors,
-            auth_failures=self.auth_failures,
-            retries=self.retries,
-            latency_sum_s=self._latency_sum_s,
-            latency_buckets=tuple(self._buckets),
+    def snapshot(self, *, requests: int = 0, outbound: int = 0, inbound: int = 0, grants: int = 0) -> TransferStats:
+        """With what is so now."""
+        stats = self.stats
+        return replace(
+            stats,
+            requests=dict(stats.requests),
+            failures=dict(stats.failures),
+            served_refusals=dict(stats.served_refusals),
+            latency_buckets=list(stats.latency_buckets),
             paths=tuple(
-                PathStats(
-                    path,
-                    one.nbytes,
-                    one.chains,
-                    dict(one.failures),
-                    one.retries,
-                    one.latency_sum_s,
-                    tuple(one.buckets),
-                    one.short,
-                )
-                for path, one in self._paths.items()
+                replace(one, failures=dict(one.failures), latency_buckets=list(one.latency_buckets))
+                for one in self._paths.values()
             ),
-            batches_now=batches,
             requests_now=requests,
             outbound_connections_now=outbound,
             inbound_connections_now=inbound,
             grants_now=grants,
         )
+
+
+def _count(counts: dict[str, int], reason: Reason, more: int = 1) -> None:
+    name = reason.name.lower()
+    counts[name] = counts.get(name, 0) + more

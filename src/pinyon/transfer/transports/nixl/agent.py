@@ -9,6 +9,8 @@ The only file that imports NIXL, and only when an engine is told to use it. What
   UCX has the peer's own thread read whatever address it is told, without looking whether that is registered; the
   pairing (:mod:`.endpoint`) tells the two apart and refuses the second.
 - A transfer that does not end cannot be called back for certain, so bytes land in buffers of ours only.
+- UCX does not give a connection back while the peer lives: each one that is ended and made anew leaves a descriptor
+  open at both ends. So one is kept for as long as its peer lives, and those that are made anew are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from pinyon.transfer.transports.nixl.attempts import Attempts
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_environment
 from pinyon.transfer.transports.nixl.wire import Place
 
@@ -42,6 +43,12 @@ _FAILED_S = 60.0
 """So long after it failed a transfer that was given up counts as ended."""
 _MOST_IDLE = 1024
 """Peers that nobody speaks to and NIXL stays connected to; above it the one that was left first is forgotten."""
+MOST_CONNECTIONS = 16
+"""To one process, as long as it lives."""
+MOST_FAILED_PROOFS = 3
+"""One after another."""
+_MOST_REMEMBERED = 1 << 14
+"""Processes of which is known how often NIXL was tried; above it the one that was tried least recently is new again."""
 _MOST_FREE_BUFFERS = 16
 """Kept for the next READ, whoever it is from."""
 BUFFER_BYTES = 1 << 20
@@ -117,6 +124,23 @@ class _Stray:
 
 
 @dataclass(slots=True, eq=False)
+class _Attempts:
+    """With one process."""
+
+    connections: int = 0
+    failed_proofs: int = 0
+    """That it is read without taking part."""
+
+    def refusal(self, *, connected: bool) -> str | None:
+        """Why NIXL is not used any more with this process, in words for people; None: it may be."""
+        if self.failed_proofs >= MOST_FAILED_PROOFS:
+            return f"{self.failed_proofs} times it was not read without taking part"
+        if self.connections >= MOST_CONNECTIONS and not connected:
+            return f"{self.connections} connections to it were made already, which UCX does not give back"
+        return None
+
+
+@dataclass(slots=True, eq=False)
 class _Peer:
     metadata: bytes
     endpoints: int = 0
@@ -160,7 +184,7 @@ class NixlAgent:
         """What NIXL knows of other agents, by name."""
         self._idle: OrderedDict[str, None] = OrderedDict()
         """Those of them that no endpoint speaks to; who was left last comes last."""
-        self._attempts = Attempts()
+        self._attempts: OrderedDict[str, _Attempts] = OrderedDict()
         self._free: list[Buffer] = []
         self._strays: list[_Stray] = []
 
@@ -207,7 +231,7 @@ class NixlAgent:
     # --- peers ---
 
     def check(self, name: str) -> None:
-        """Raises NixlError: it was tried with this peer often enough (:mod:`.attempts`), or too much does not end."""
+        """Raises NixlError: it was tried with this peer often enough, or too much does not end."""
         with self._lock:
             self._check(name)
 
@@ -219,8 +243,16 @@ class NixlAgent:
             raise NixlError("earlier transfers from this peer do not end")
         peer = self._peers.get(name)
         connected = peer is not None and not (peer.spoiled and not peer.endpoints)
-        if (reason := self._attempts.refusal(name, connected=connected)) is not None:
+        if (reason := self._attempts_with(name).refusal(connected=connected)) is not None:
             raise NixlError(f"not any more with the process {name}: {reason}")
+
+    def _attempts_with(self, name: str) -> _Attempts:
+        """Lock held."""
+        attempts = self._attempts.setdefault(name, _Attempts())
+        self._attempts.move_to_end(name)
+        if len(self._attempts) > _MOST_REMEMBERED:
+            self._attempts.popitem(last=False)
+        return attempts
 
     def meet(self, name: str, metadata: bytes) -> bool:
         """An endpoint speaks to this peer from now on, until :meth:`leave`. Whether that is by a connection that was
@@ -233,7 +265,7 @@ class NixlAgent:
                 peer, kept = None, False
             self._check(name)
             if peer is None:
-                self._attempts.connects(name)
+                self._attempts_with(name).connections += 1
                 peer = self._peers[name] = _Peer(metadata)
                 try:
                     self._load(name, metadata)
@@ -272,7 +304,7 @@ class NixlAgent:
         endpoint that speaks to it is closed."""
         with self._lock:
             peer = self._peers.get(name)
-            if peer is None or peer.endpoints != 1 or self._attempts.refusal(name, connected=False) is not None:
+            if peer is None or peer.endpoints != 1 or self._attempts_with(name).refusal(connected=False) is not None:
                 return False
             peer.spoiled = True
             return True
@@ -286,11 +318,9 @@ class NixlAgent:
     def proved(self, name: str, *, well: bool) -> None:
         """Whether this peer, which was met, is read without taking part."""
         with self._lock:
-            if well:
-                self._attempts.proved(name)
-                return
-            self._attempts.failed(name)
-            if (reason := self._attempts.refusal(name, connected=True)) is not None:
+            attempts = self._attempts_with(name)
+            attempts.failed_proofs = 0 if well else attempts.failed_proofs + 1
+            if (reason := attempts.refusal(connected=True)) is not None:
                 _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
 
     def leave(self, name: str) -> None:
@@ -304,7 +334,7 @@ class NixlAgent:
                 return
             if peer.spoiled:
                 self._forget(name)
-                if (reason := self._attempts.refusal(name, connected=False)) is not None:
+                if (reason := self._attempts_with(name).refusal(connected=False)) is not None:
                     _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
                 return
             self._idle[name] = None

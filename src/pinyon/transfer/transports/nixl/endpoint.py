@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -40,24 +40,20 @@ _Piece = tuple[bytes, int, int, Region, int]
 """Key, the peer's address, bytes, region and offset here."""
 
 
-class NixlEndpoint(ControlEndpoint):
+class NixlEndpoint(ControlEndpoint[Place]):
     """For one user at a time. NIXL never writes into a region: what it brings is copied out of ``_buffer``, so nothing
     can land late, whatever becomes of a READ that was given up. What is larger than that comes in pieces."""
 
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """``peer``: the name of the peer's agent. ``pair`` comes next. Raises NixlError."""
-        super().__init__(context, link, wire.pack_request(Op.TOUCH))
+        most = context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS
+        super().__init__(context, link, wire.pack_request(Op.TOUCH), KnownKeys(*most, self._release_looks))
         self._agent = agent
         self._peer = peer
         self._table = context.memory
         self._page = Page(0, 0, b"")
         self._met = False
-        self._keys: KnownKeys[Place] = KnownKeys(
-            context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS, self._release_looks
-        )
         self._places = self._keys.opened
-        self._known: Mapping[bytes, Place] = self._places
-        """The same with what the peer has refused to the present chain."""
         self._looks: dict[bytes, int] = {}
         """A prepared READ of the seal, by key."""
         self._running = 0
@@ -136,22 +132,10 @@ class NixlEndpoint(ControlEndpoint):
         return answer
 
     def _answer_to(self, op: Op, body: bytes, deadline: float) -> tuple[Code, bytes]:
-        self._say(wire.pack_request(op, body), deadline)
-        answer = wire.parse_answer(self.link.receive_bytes(wire.HEADER_BYTES, deadline), op)
-        self.answered = True
-        return answer.code, self.link.receive_bytes(answer.size, deadline) if answer.size else b""
+        answer = wire.parse_answer(self._answer(wire.pack_request(op, body), wire.HEADER_BYTES, deadline), op)
+        return answer.code, self.link.stream.receive_bytes(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
-
-    def prepare(self, chain: Chain) -> None:
-        """Ask for what is not known of the chain's remote regions."""
-        try:
-            keys = {part.remote_region for part in chain.slices}
-            self._known = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
-        except NixlError:
-            raise
-        except OSError:
-            self._link_ended()
 
     def exchange(self, chain: Chain) -> Outcome:
         self._touch(chain.deadline)

@@ -16,8 +16,8 @@ from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.endpoint import PROOF_S
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
-from pinyon.transfer.transports.nixl.seal_page import SealPage
-from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Place
+from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Page, Place
+from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
 
@@ -26,6 +26,8 @@ _BUSY_S = 0.05
 """So long a peer that is ready waits for another proof to end before it is told to come again."""
 _HELP_MS = 1
 """Between two turns of our agent while a peer connects to it."""
+_PAGE_BYTES = 1 << 20
+"""Of seals: NIXL reads registered memory only."""
 
 
 class _Shown(NamedTuple):
@@ -49,8 +51,10 @@ class NixlServer:
         self._limits = context.limits
         self._agent = agent
         self._clock = context.clock
-        self._seals = SealPage(agent)
-        self._metadata = agent.metadata(self._seals.registered, connection=True)
+        page = agent.new_buffer(_PAGE_BYTES)
+        self._seals = Seals(page.view)
+        self._page = Page(page.address, _PAGE_BYTES, self._seals.own.value)
+        self._metadata = agent.metadata(page.registered, connection=True)
         self._lock = threading.Lock()
         self._shown: dict[Region, _Shown] = {}
         context.memory.on_revoke.append(self._seals.revoke)
@@ -69,7 +73,7 @@ class NixlServer:
             if header.op is not Op.RESOLVE:
                 raise WireError(f"{header.op.name} on a link that is paired")
             deadline = self._clock() + self._limits.stall_s
-            keys = wire.parse_keys(inbound.receive_bytes(wire.request_bytes(header), deadline))
+            keys = wire.parse_keys(inbound.stream.receive_bytes(wire.request_bytes(header), deadline))
             places = tell(self._context, inbound, keys, wire.MAX_SPANS, self._place, Place)
             inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, wire.pack_places(places))], deadline)
 
@@ -79,12 +83,12 @@ class NixlServer:
         """False: it comes to nothing, which the peer knows."""
         deadline = self._clock() + self._limits.connect_s
         stream = inbound.stream
-        version = inbound.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).size, deadline)
+        version = inbound.stream.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).size, deadline)
         if version != self._agent.version.encode():
             _log.info("a peer has another version of NIXL than %s", self._agent.version)
             stream.send([wire.pack_answer(Op.PAIR, Code.OTHER_VERSION)], deadline)
             return False
-        stream.send([wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(self._seals.page, self._metadata))], deadline)
+        stream.send([wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(self._page, self._metadata))], deadline)
         heard = select.poll()
         heard.register(stream.sock, select.POLLIN | select.POLLRDHUP)
         while True:

@@ -39,18 +39,14 @@ _BLIND_S = 0.001
 """Between polls when the completion channel's descriptor is not known."""
 
 
-class RdmaEndpoint(ControlEndpoint):
+class RdmaEndpoint(ControlEndpoint[RegionGrant]):
     """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
     def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
         """``name``: of the HCA. ``pair`` comes next. Raises VerbsError."""
-        super().__init__(context, link, rdma_wire.pack_touch())
-        self._hcas = hcas
         most = context.limits.max_regions, rdma_wire.MAX_PARTS, rdma_wire.MAX_KEYS
-        self._keys: KnownKeys[RegionGrant] = KnownKeys(*most, lambda: None)
-        self._grants = self._keys.opened
-        self._known: Mapping[bytes, RegionGrant] = self._grants
-        """The same with what the peer has refused to the present chain."""
+        super().__init__(context, link, rdma_wire.pack_touch(), KnownKeys(*most, lambda: None))
+        self._hcas = hcas
         self._largest = 0
         """Bytes that one work request may move."""
         self.hca: Hca = hcas.use(name, self, self.abort)
@@ -80,22 +76,10 @@ class RdmaEndpoint(ControlEndpoint):
         self._complete(deadline)
 
     def _ask(self, op: Op, request: bytes, count: int, deadline: float) -> bytes:
-        self._say(request, deadline)
-        head = rdma_wire.parse_reply(self.link.receive_bytes(rdma_wire.HEADER_BYTES, deadline), op, count)
-        self.answered = True
+        head = rdma_wire.parse_reply(self._answer(request, rdma_wire.HEADER_BYTES, deadline), op, count)
         if head.code is not Code.OK:
             raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
-        return self.link.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
-
-    def prepare(self, chain: Chain) -> None:
-        """Ask for what is not known of the chain's remote regions."""
-        try:
-            keys = {part.remote_region for part in chain.slices}
-            self._known = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
-        except VerbsError as error:
-            raise ConnectionError(str(error)) from None
-        except OSError:
-            self._link_ended()
+        return self.link.stream.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
 
     def exchange(self, chain: Chain) -> Outcome:
         try:
@@ -109,7 +93,10 @@ class RdmaEndpoint(ControlEndpoint):
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
     def _resolve(self, keys: Sequence[bytes], deadline: float) -> list[RegionGrant]:
-        body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(keys), len(keys), deadline)
+        try:
+            body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(keys), len(keys), deadline)
+        except VerbsError as error:
+            raise ConnectionError(str(error)) from None
         return rdma_wire.parse_grants(body, len(keys))
 
     def _move(self, opcode: Opcode, work: Sequence[Work], deadline: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from ipaddress import IPv6Address
-from typing import Any, NamedTuple
+from typing import Any
 
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.transports.rdma.verbs import VerbsError, character_device, free, pyverbs, verb
@@ -22,14 +22,6 @@ _PORT_ACTIVE = 4
 _GID_KINDS = {0: "IB/RoCE v1", 1: "IB/RoCE v1", 2: "RoCE v2"}
 
 
-class Registration(NamedTuple):
-    """A region as one HCA knows it, for our own work requests."""
-
-    lkey: int
-    base: int
-    """Address of the region's first byte, for work requests."""
-
-
 class Hca:
     """One opened port of an HCA with a protection domain. Thread-safe; owned by ``HcaTable``."""
 
@@ -38,7 +30,7 @@ class Hca:
         names = pyverbs()
         self.nic = nic
         self._lock = threading.Lock()
-        self._registered: dict[Region, tuple[Any, Registration]] = {}
+        self._registered: dict[Region, tuple[Any, tuple[int, int]]] = {}
         self._answering: Any = None
         with verb(f"{nic.name} cannot be opened"):
             self.context = names.Context(name=nic.name)
@@ -76,9 +68,10 @@ class Hca:
         """False: it is being removed, which waits until we have closed it (or it is gone already)."""
         return self._character_device is None or self._character_device.exists()
 
-    def register(self, region: Region) -> Registration:
-        """The region's registration, made at first use; it ends with :meth:`forget`. Raises VerbsError: the region was
-        unregistered meanwhile, or the NIC has no room."""
+    def register(self, region: Region) -> tuple[int, int]:
+        """By which our own work requests name the region: the NIC's key and the address of its first byte. Made at
+        first use; ends with :meth:`forget`. Raises VerbsError: the region was unregistered meanwhile, or the NIC has
+        no room."""
         known = self._registered.get(region)
         if known is not None:
             return known[1]
@@ -87,7 +80,7 @@ class Hca:
                 raise VerbsError("the region is not registered any more")
             if region not in self._registered:
                 handle, base = register_memory(self.pd, region, 0, region.length, Access.NONE)
-                self._registered[region] = handle, Registration(handle.lkey, base)
+                self._registered[region] = handle, (handle.lkey, base)
             return self._registered[region][1]
 
     def forget(self, region: Region) -> None:

@@ -34,9 +34,6 @@ class HcaTable:
         self._users: dict[Hca, dict[object, Callable[[], None]]] = {}
         """With what makes each of them stop; must not block."""
 
-    def names(self) -> list[str]:
-        return list(self._nics)
-
     def use(self, name: str, user: object, stop: Callable[[], None]) -> Hca:
         """The HCA of this name, open until ``leave``. Raises VerbsError: not one of this host's, or it does not work at
         present."""

@@ -89,7 +89,8 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
     def maintain(self, now: float) -> None:
         """See ``Transport.maintain``. HCAs that are being removed are let go of, else they cannot be."""
         super().maintain(now)
-        self.forget_nics(self._hcas.sweep())
+        gone = self._hcas.sweep()
+        self.forget_if(lambda key: key[1].local_nic in gone)
 
     def close(self) -> None:
         super().close()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import mmap
 import secrets
 import threading
-from array import array
-from typing import Any
+
+import numpy as np
 
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
-Cell = Any
-"""Where a seal lies: here an array of its own, elsewhere what a class derived from this one makes."""
+
+def new_page(seals: int) -> memoryview:
+    """With room for so many, and one of the process's own; what is not used yet takes no memory."""
+    return memoryview(mmap.mmap(-1, (seals + 1) * SEAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Seals:
-    """16 random bytes in plain memory per grant that a peer asked for.
+    """16 random bytes in a page per grant that a peer asked for. A cell is where they begin.
 
     Why a READ that finds a grant's seal intact *after* its last byte did not see what came after ``revoke``:
 
@@ -29,12 +32,22 @@ class Seals:
     lock below has locked instructions, which are full barriers) and loads are done in it. Elsewhere, because the fence
     puts a barrier into every running thread between the two stores: a reader has its data before it, or loads the seal
     after it. A seal's bytes need not be loaded at once: one old byte proves that its load came before the zeros.
+
+    By RDMA (NIXL) the same order holds: the NIC reads the seal after it has read the data, and what the owner stored
+    before he stored other bytes into the memory is seen before those (PCI Express keeps a device's reads coherent).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page: memoryview) -> None:
+        """``page``: stays after ``close``, for READs that come late; nothing in it is intact then."""
+        self._page = page
+        self._address = int(np.frombuffer(page, np.uint8).ctypes.data)
         self._lock = threading.Lock()
-        self._cells: dict[Grant, Cell] = {}
+        self._fresh = iter(range(0, len(page), SEAL_BYTES))
+        self._unused: list[int] = []
+        self._cells: dict[Grant, int] = {}
         self._closed = False
+        self.own = self._at(self._new_cell() or 0)
+        """The process's."""
 
     def issue(self, grant: Grant) -> Seal | None:
         """The grant's seal. None: it is being revoked, or there is no room."""
@@ -46,7 +59,7 @@ class Seals:
             if cell is None:
                 return None
             self._cells[grant] = cell
-            return self._seal(cell)
+            return self._at(cell)
 
     def revoke(self, grant: Grant) -> None:
         """Break the grant's seal: on return no READ by a peer that is not over yet ends well."""
@@ -54,28 +67,25 @@ class Seals:
             cell = self._cells.pop(grant, None)
             if cell is not None:
                 self._break(cell)
-                cma.fence()  # freed afterwards: whatever comes there is not the 128 random bits
-                self._free(cell)
+                cma.fence()  # used again afterwards: whatever comes there is not the 128 random bits
+                self._unused.append(cell)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for cell in self._cells.values():
+            for cell in (0, *self._cells.values()):
                 self._break(cell)
             cma.fence()
             self._cells.clear()
 
-    # What one cell is.
+    def _new_cell(self) -> int | None:
+        cell = self._unused.pop() if self._unused else next(self._fresh, None)
+        if cell is not None:
+            self._page[cell : cell + SEAL_BYTES] = secrets.token_bytes(SEAL_BYTES)
+        return cell
 
-    def _new_cell(self) -> Cell:
-        return array("Q", secrets.token_bytes(SEAL_BYTES))
+    def _at(self, cell: int) -> Seal:
+        return Seal(self._address + cell, bytes(self._page[cell : cell + SEAL_BYTES]))
 
-    def _seal(self, cell: Cell) -> Seal:
-        return Seal(cell.buffer_info()[0], cell.tobytes())
-
-    def _break(self, cell: Cell) -> None:
-        for position in range(len(cell)):
-            cell[position] = 0
-
-    def _free(self, cell: Cell) -> None:
-        """Nobody is told of it any more."""
+    def _break(self, cell: int) -> None:
+        self._page[cell : cell + SEAL_BYTES] = bytes(SEAL_BYTES)

@@ -39,7 +39,7 @@ class ShmService:
     def serve(self, inbound: Inbound) -> None:
         stream = inbound.stream
         deadline = self.clock() + self.limits.connect_s
-        proof = shm_wire.parse_proof(inbound.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        proof = shm_wire.parse_proof(inbound.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
             seal = shm_wire.Seal(proof.address, inbound.marks.initiator)
             peer = meet(stream, seal)

@@ -23,7 +23,7 @@ from pinyon.transfer.transports.keys import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, shm_available
 from pinyon.transfer.transports.shm.link import Unreachable, meet
-from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.transports.shm.seal import Seals, new_page
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.types.errors import WireError
@@ -152,7 +152,7 @@ class _Endpoint(Endpoint):
         code, size = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
         refusals = None
         if code == shm_wire.SOME_REFUSED:
-            refusals = self.link.receive_bytes(size, chain.deadline)
+            refusals = self.link.stream.receive_bytes(size, chain.deadline)
             wire.check_refusals(refusals)
         return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
@@ -190,7 +190,7 @@ class _Endpoint(Endpoint):
         message_id = next(self._ids)
         self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], deadline)
         _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, deadline)
-        return shm_wire.parse_places(self.link.receive_bytes(size, deadline), len(keys))
+        return shm_wire.parse_places(self.link.stream.receive_bytes(size, deadline), len(keys))
 
     def _receive_answer(self, kind: int, count: int, message_id: int, deadline: float) -> tuple[int, int]:
         self.link.stream.receive_some(self._head, shm_wire.HEAD_BYTES, deadline)
@@ -243,7 +243,7 @@ class ShmTransport(Endpoints[_Endpoint]):
         """Why this process cannot use shm at all; None if it can."""
         self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
-        self._seals = Seals()
+        self._seals = Seals(new_page(context.limits.max_grants + context.limits.max_regions))
         self.service = ShmService(context, self._seals)
         self._told: set[str] = set()
 
@@ -267,7 +267,7 @@ class ShmTransport(Endpoints[_Endpoint]):
 
     def _prove(self, link: Link, mark: array[int], deadline: float) -> PeerMemory:
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-        proof = shm_wire.parse_proof(link.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        proof = shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         if proof.code:
             raise Unreachable("the peer cannot read this process's memory; its log says why")
         return meet(link.stream, shm_wire.Seal(proof.address, link.marks.server))

@@ -13,8 +13,8 @@ from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+from pinyon.transfer.transports.tcp.wire import checksum_of, seed_of
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 

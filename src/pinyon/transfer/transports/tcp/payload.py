@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pinyon.transfer.links.stream import Stream
-from pinyon.transfer.transports.tcp.checksum import Digest, checksum
-from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, pack_trailer, parse_trailer
+from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, Digest, checksum, pack_trailer, parse_trailer
 from pinyon.transfer.types.errors import WireError
 
 INBOX_BYTES: Final = 72 << 10

@@ -10,8 +10,8 @@ from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.staged import stage_ranges
 from pinyon.transfer.transports.tcp import wire
-from pinyon.transfer.transports.tcp.checksum import checksum_of, seed_of
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES, receive_payload, send_payload
+from pinyon.transfer.transports.tcp.wire import checksum_of, seed_of
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import Range
@@ -124,7 +124,7 @@ class TcpService:
         try:
             if refusals is not None:
                 accepted = sum(part[2] for part, region in zip(ranges, found, strict=True) if region is not None)
-            if self._memory.staging.regions:
+            if self._memory.staging.inbound.regions:
                 patience = min(deadline, self._clock() + self._limits.stall_s)
                 staged = stage_ranges(self._memory.staging.inbound, frame.opcode, ranges, found, patience)
                 if staged is not None:

@@ -8,17 +8,21 @@ After the connection set-up (:mod:`.handshake`) come frames, one at a time per c
                 + payload bytes (READ: the accepted ranges one after another) + checksum (READ with flag CHECKSUM)
 
 A refused descriptor costs its own request only: the server drains its WRITE payload, or leaves it out of a READ's. The
-checksum (:mod:`.checksum`) comes last, so that both sides can take it while the payload passes.
+checksum comes last, so that both sides can take it while the payload passes. It is xxh3_64: certainty enough for errors
+of storage and transport, no protection against an attacker (that is TLS). Through its seed it covers the request's
+header and descriptors too, so bytes of another range do not pass either.
 Every count and length is checked against the bounds here before anything is allocated or received.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain as chained
 from struct import Struct
 from typing import Final, NamedTuple, cast
+
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
@@ -64,6 +68,23 @@ pack_frame_of_one: Final = _FRAME_OF_ONE.pack
 """A header and its only descriptor: ``(*header, key, offset, length)``"""
 pack_frame_of_one_into: Final = _FRAME_OF_ONE.pack_into
 unpack_frame_of_one: Final = _FRAME_OF_ONE.unpack_from
+
+Digest = xxh3_64
+"""``Digest(seed=...)``, then ``update(buffer)`` piece by piece, then ``intdigest()``."""
+seed_of: Final[Callable[[bytes | bytearray | memoryview], int]] = xxh3_64_intdigest
+"""The seed that ties a payload to its request: of header and descriptors as sent."""
+checksum_of: Final[Callable[[bytes | memoryview, int], int]] = xxh3_64_intdigest
+"""Of one buffer, with a seed: 64 bits."""
+
+
+def checksum(buffers: Sequence[memoryview], seed: int) -> int:
+    """Of the buffers one after another: 64 bits."""
+    if len(buffers) == 1:
+        return xxh3_64_intdigest(buffers[0], seed)
+    digest = Digest(seed=seed)
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.intdigest()
 
 
 class Frame(NamedTuple):
