@@ -12,8 +12,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
-from pinyon.frontdoor.admission import Turn
 from pinyon.frontdoor.flight import Flight
+from pinyon.frontdoor.line import Turn
 from pinyon.frontdoor.metrics import RequestMetrics
 from pinyon.frontdoor.seekers import Seekers
 from pinyon.frontdoor.served_models import ServedModels

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pinyon.frontdoor.admission import Turn
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.request import Request, Take
 from pinyon.frontdoor.instances.routing import Routing
+from pinyon.frontdoor.line import Turn
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 

@@ -25,7 +25,6 @@ from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.models import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
-from pinyon.frontdoor.regions.arrival import ForwardedTurn
 from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
 from pinyon.http.budget import Share
 from pinyon.messages.error import error_to_proto
@@ -90,7 +89,7 @@ class _TokenRequests(Requests[TokenServing]):
         try:
             async with asyncio.timeout(timeout_s):
                 with place:
-                    await serving.dispatcher.run(request, ForwardedTurn(place), tell)
+                    await serving.dispatcher.run(request, place, tell)
         except TimeoutError:
             raise late(timeout_s, "") from None
         return 200

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
+from pinyon.frontdoor.admission import ForwardedPlace
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
-from pinyon.frontdoor.line import Line, Place
+from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.geography import Geography
 from pinyon.routing.two_layers import Room
@@ -27,7 +27,7 @@ class Arrivals:
     metrics: DoorMetrics
     draining: Callable[[], bool]
 
-    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> Place:
+    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
         """A place in the line. Raises :class:`ResourceExhausted`: with :data:`REGION_FIELD` there is no room now, with
         :data:`REJECTED_FIELD` it may not be served here; and :class:`FailedPrecondition` for a second hop."""
         if hops != 1:
@@ -39,7 +39,7 @@ class Arrivals:
         if self.draining():
             raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
         try:
-            place = self.line.reserve(tenant)
+            place = ForwardedPlace(self.line, tenant)
         except ResourceExhausted as full:
             raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
         self.metrics.accepted(sender.region)
@@ -57,37 +57,3 @@ class Arrivals:
             running=room.running,
             credits=room.share,
         )
-
-
-class ForwardedTurn:
-    """A forwarded request's :class:`pinyon.frontdoor.admission.Turn`: its tenant's rates were counted where it came
-    from."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-
-    @property
-    def levels(self) -> Levels:
-        return NO_LEVELS
-
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        try:
-            return self._place.enter(tokens, priority=priority, demand=demand, room=room)
-        except ResourceExhausted as displaced:
-            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
-
-    async def wait(self) -> None:
-        try:
-            await self._place.wait()
-        except ResourceExhausted as displaced:
-            raise ResourceExhausted(displaced.message, field=REGION_FIELD) from None
-
-    def release(self) -> None:
-        self._place.release()
-
-    async def again(self, demand: int) -> bool:
-        await self._place.again(demand)
-        return True
-
-    def leave(self, used_tokens: int = 0) -> None:
-        self._place.leave()

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass, Usage
-from pinyon.frontdoor.admission import LimitedTurn
 from pinyon.frontdoor.failures import Refused
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.line import Turn
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
@@ -22,7 +22,7 @@ class Incoming(NamedTuple):
     """How a request has come: its place in the line, how long it may take (s), and of one from another region which one
     that is, and the model that it is for."""
 
-    ticket: LimitedTurn
+    ticket: Turn
     limit_s: float
     sender: str = ""
     model: str = ""

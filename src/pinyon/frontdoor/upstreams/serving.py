@@ -21,7 +21,6 @@ from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head, traceparent
 from pinyon.frontdoor.labels import Labels
-from pinyon.frontdoor.regions.arrival import ForwardedTurn
 from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, read_fields
 from pinyon.frontdoor.upstreams.forward import Incoming
@@ -119,7 +118,7 @@ class _RawRequests(Requests[RawServing]):
                     body = await arriving.whole()
             except TimeoutError:
                 raise DeadlineExceeded("its body did not come in time") from None
-            incoming = Incoming(ForwardedTurn(place), limit_s, peer.region, message.model)
+            incoming = Incoming(place, limit_s, peer.region, message.model)
             return await serving.forwarding.serve_forwarded(head, body, reply, incoming)
 
 
