@@ -36,8 +36,7 @@ from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.service import ServiceContext
 from services.lb.balancer import Given, LoadBalancer, load_keys
-from services.lb.callers import LB_CALLERS
-from services.lb.servicer import LbServicer
+from services.lb.servicer import LB_CALLERS, LbServicer
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
 

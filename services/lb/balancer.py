@@ -30,7 +30,7 @@ from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
 from pinyon.frontdoor.regions.arrival import Arrivals
-from pinyon.frontdoor.regions.inbound import InboundParts, Serving
+from pinyon.frontdoor.regions.inbound import Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.named import parse_delays, parse_peers
@@ -89,7 +89,8 @@ class LoadBalancer:
     https: Https | None
     clusters: Adopted[Any]
     """What requests go to here."""
-    inbound: InboundParts
+    serving: Serving
+    """What serves requests of other regions."""
     membership: Membership
 
     def __init__(self, given: Given, own_models: Iterable[str] = ()) -> None:
@@ -190,11 +191,10 @@ class LoadBalancer:
     def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
         given, controller = self.given, self.given.settings.controller
-        self.regions = links
-        self.inbound = InboundParts(self.own, serving, lambda: self.draining)
+        self.regions, self.serving = links, serving
         self.grpc.add(
             peer_pb2_grpc.add_PeerServiceServicer_to_server,
-            PeerServicer(self.inbound),
+            PeerServicer(serving),
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )
@@ -279,7 +279,7 @@ class LoadBalancer:
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         self.end_records()
-        self.inbound.end()
+        self.serving.end()
         await self.grpc.drain(self.calls_may_take_s(max(0.0, drain_s - (time.monotonic() - started_s))))
         if ports is not None:
             await ports
@@ -298,7 +298,7 @@ class LoadBalancer:
 
     def calls_may_take_s(self, left_s: float) -> float:
         """Returns how long gRPC's calls may take yet, of what is ``left_s`` of the drain."""
-        return left_s if self.inbound.requests else 0.0
+        return left_s if self.serving.running else 0.0
 
     async def close_targets(self) -> None:
         """Ends what requests went to."""

@@ -117,7 +117,7 @@ async def test_nothing_is_forwarded_twice():
             "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
         }))  # fmt: skip
         regions.say("us", FULL)
-        for session in eu.lb.inbound.sessions:  # they tell what was so: `us` does not hear that it is full by now
+        for session in eu.lb.serving.sessions:  # they tell what was so: `us` does not hear that it is full by now
             state = session._now()
             session._now = lambda state=state: state
         regions.say("eu", FULL)
@@ -432,7 +432,7 @@ async def test_a_caller_that_falls_silent_is_left(monkeypatch):
         await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
         await us.workers[0].until(lambda: us.workers[0].open)
-        await spin(lambda: us.lb.inbound.requests == 0)  # though nobody reads, either
+        await spin(lambda: us.lb.serving.running == 0)  # though nobody reads, either
         assert await caller.status() is grpc.StatusCode.UNAVAILABLE
         us.workers[0].go.set()
         await regions.idle()
@@ -454,14 +454,14 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
         (refused,) = message.updates
         assert refused.stream_id == 4
         assert (refused.error.code, refused.error.field) == ("RESOURCE_EXHAUSTED", "region")
-        await spin(lambda: us.lb.inbound.requests == 3)
-        assert 480_000 < us.lb.inbound.serving.budget.used <= 1 << 19
+        await spin(lambda: us.lb.serving.running == 3)
+        assert 480_000 < us.lb.serving.budget.used <= 1 << 19
         worker.go.set()
         ended: set[int] = set()
         while len(ended) < 3:
             ended |= {each.stream_id for each in (await caller.call.read()).updates if each.finish_reason}
-        await spin(lambda: us.lb.inbound.requests == 0)
-        assert us.lb.inbound.serving.budget.used == 0
+        await spin(lambda: us.lb.serving.running == 0)
+        assert us.lb.serving.budget.used == 0
         await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=5, tokens=40_000)]))
         while not (message := await caller.call.read()).updates:
             pass
@@ -480,7 +480,7 @@ async def test_a_silent_region_is_left(monkeypatch):
         there.hold_after = 3
         running = asyncio.create_task(regions["us"].complete(max_tokens=8))
         await there.until(lambda: there.open)
-        for inbound in [*regions["eu"].lb.inbound.sessions]:
+        for inbound in [*regions["eu"].lb.serving.sessions]:
             inbound._news = asyncio.Event()  # its writer waits for another one, and writes nothing any more
         assert (await running).json["choices"][0]["text"] == expected_text(5, 8)
         there.go.set()

@@ -78,7 +78,7 @@ async def test_only_a_certificate_makes_a_peer(role, instance_id, region, author
                 assert await call.code() is code
                 if role != "lb":
                     assert f"role {role} may not call" in await call.details()
-        assert us.lb.inbound.requests == 0
+        assert us.lb.serving.running == 0
 
 
 async def test_without_a_certificate_nobody_is_a_peer(tmp_path: Path):
@@ -201,7 +201,7 @@ async def test_what_is_cancelled_at_once_leaves_nothing():
         await caller.ask(caller.request(body_length=1000), cancel_stream_ids=[1])
         await caller.ask(caller.request(stream_id=2))
         await caller.answer()
-        (session,) = regions["us"].lb.inbound.sessions
+        (session,) = regions["us"].lb.serving.sessions
         await spin(lambda: not session.running)
         assert not session._requests._arriving
         assert not session._requests._replies

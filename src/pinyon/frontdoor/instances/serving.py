@@ -72,7 +72,7 @@ class _TokenRequests(Requests[TokenServing]):
     ) -> int:
         serving, peer = self.serving, self.session.peer
         whose = class_from_proto(submission.request_class)
-        head.client = Client(whose.tenant)
+        head.client, head.holder = Client(whose.tenant), whose.tenant
         self.hold(share, peer.name, len(forwarded.submission) + REQUEST_BYTES)
         timeout_s = min(submission.timeout_ms / 1e3 or serving.timeout_s, serving.timeout_s)
         request = await self._request(submission, whose, head.arrived_s, timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -13,8 +13,7 @@ from google.protobuf.message import Message
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Cancelled, Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
-from pinyon.frontdoor.access_log import AccessLog, Answered
-from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.failures import REGION_FIELD
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.regions.arrival import Arrivals
@@ -39,15 +38,13 @@ SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
 served for it would have no end, and it would have its share of the room."""
 
-_UNKNOWN = Client("")
-"""Whose request it is, before that has been read."""
-
 _log = get_logger("lb.regions")
 
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """Of one load balancer: what serves what other regions send. Each kind has :class:`Requests` of its own."""
+    """Of one load balancer: what serves what other regions send, over ``sessions``. Each kind has :class:`Requests` of
+    its own."""
 
     arrivals: Arrivals
     models: ServedModels
@@ -56,10 +53,24 @@ class Serving:
     """Of bytes that requests of other regions hold here."""
     timeout_s: float
     clock: Clock
+    sessions: set[Inbound] = field(default_factory=set, init=False)
+    ending: bool = field(default=False, init=False)
+    """Sessions end as soon as they have no requests."""
 
     def requests(self, session: Inbound) -> Requests[Any]:
         """For a session that has just begun."""
         raise NotImplementedError
+
+    @property
+    def running(self) -> int:
+        """Requests of other regions."""
+        return sum(session.running for session in self.sessions)
+
+    def end(self) -> None:
+        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
+        self.ending = True
+        for session in list(self.sessions):
+            session.end_if_idle()
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
         """Of each model, for each of so many load balancers that may send, and one of that region."""
@@ -98,7 +109,6 @@ class Requests(Generic[S]):
 
     async def _serve(self, stream_id: int, name: str, run: Callable[[Head, Share], Awaitable[int]]) -> None:
         head, share, status = Head("", self.serving.clock()), Share(self.serving.budget), 0
-        head.client = _UNKNOWN
         try:
             head.unique = head.request_id = check_id(name, "request_id")
             status = await run(head, share)
@@ -115,10 +125,7 @@ class Requests(Generic[S]):
             self.fail(stream_id, Internal("internal error"))
         finally:
             share.hold(0)
-            region, tenant = self.session.peer.region, head.client.tenant
-            self.serving.access.answered(
-                Answered("FORWARDED", region, status, head.arrived_s, head.log_id, tenant, head.broken, head.facts)
-            )
+            self.serving.access.answered("FORWARDED", self.session.peer.region, status, head)
 
     @staticmethod
     def hold(share: Share, name: str, size: int) -> None:
@@ -146,37 +153,14 @@ class Requests(Generic[S]):
         raise NotImplementedError
 
 
-class InboundParts:
-    """What sessions from other regions need of this load balancer."""
-
-    def __init__(self, own: Peer, serving: Serving, draining: Callable[[], bool]) -> None:
-        self.own = own
-        self.serving = serving
-        self.draining = draining
-        self.sessions: set[Inbound] = set()
-        self.ending = False
-        """Sessions end as soon as they have no requests."""
-
-    def end(self) -> None:
-        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
-        self.ending = True
-        for session in list(self.sessions):
-            session.end_if_idle()
-
-    @property
-    def requests(self) -> int:
-        """Of other regions, being served."""
-        return sum(session.running for session in self.sessions)
-
-
 class Inbound:
     """One session, after its welcome. ``run`` ends with it; then nothing of it is left."""
 
-    def __init__(self, parts: InboundParts, peer: Peer) -> None:
+    def __init__(self, serving: Serving, peer: Peer) -> None:
         self.peer = peer
         self.received = 0
         """Requests that have come, in all."""
-        self._parts = parts
+        self._serving = serving
         self._outbox: Outbox[Message] = Outbox(OUTBOX_LIMIT)
         self._news = asyncio.Event()
         self._silent = 0
@@ -185,7 +169,7 @@ class Inbound:
         self._version = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
-        self._requests = parts.serving.requests(self)
+        self._requests = serving.requests(self)
 
     @property
     def running(self) -> int:
@@ -196,14 +180,14 @@ class Inbound:
         self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
     ) -> None:
         self._stream = stream
-        self._parts.sessions.add(self)
+        self._serving.sessions.add(self)
         self.end_if_idle()
         states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
         try:
             await stream.run(self._take, self._messages(welcome))
         finally:
             states.cancel()
-            self._parts.sessions.discard(self)
+            self._serving.sessions.discard(self)
             self._outbox.close()
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -211,7 +195,7 @@ class Inbound:
             await asyncio.gather(*tasks, states, return_exceptions=True)
 
     def end_if_idle(self) -> None:
-        if self._parts.ending and not self._tasks and self._stream is not None:
+        if self._serving.ending and not self._tasks and self._stream is not None:
             self._stream.end()
 
     # -- for who serves its requests
@@ -254,7 +238,7 @@ class Inbound:
 
     def _ended(self, stream_id: int) -> None:
         self._tasks.pop(stream_id, None)
-        if self._parts.ending and not self._tasks:
+        if self._serving.ending and not self._tasks:
             # Not before what it said last has gone: its caller would take that for lost.
             asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
 
@@ -280,9 +264,9 @@ class Inbound:
             await asyncio.sleep(STATE_S)
 
     def _now(self) -> peer_pb2.RegionState:
-        parts = self._parts
-        models = parts.serving.states(len(parts.sessions), self.peer.region)
-        return peer_pb2.RegionState(draining=parts.draining(), received=self.received, models=models)
+        serving = self._serving
+        models = serving.states(len(serving.sessions), self.peer.region)
+        return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self.received, models=models)
 
     async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
         yield peer_pb2.SessionResponse(welcome=welcome)

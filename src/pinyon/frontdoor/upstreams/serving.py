@@ -102,6 +102,7 @@ class _RawRequests(Requests[RawServing]):
     ) -> int:
         serving, peer = self.serving, self.session.peer
         whose = class_from_proto(message.request_class)
+        head.holder = whose.tenant
         head.client = PUBLIC if whose.tenant == PUBLIC.tenant else Client(whose.tenant)
         most = serving.limits.body_bytes
         if message.body_length > most:
