@@ -48,7 +48,11 @@ class Forward(Flight):
     def __init__(
         self, head: Head, body: bytes | bytearray, asked: Asked, outgoing: Outgoing, reply: Reply, incoming: Incoming
     ) -> None:
-        super().__init__(head.arrived_s, head.arrived_s + incoming.limit_s)
+        priority = head.labels.priority if head.labels.priority is not None else asked.priority
+        super().__init__(
+            head.log_id, head.traceparent, head.arrived_s, head.arrived_s + incoming.limit_s, asked.tokens,
+            head.client.priority if priority is None else priority,
+        )  # fmt: skip
         self.head, self.body, self.asked, self.outgoing, self.reply = head, body, asked, outgoing, reply
         self.ticket, self.sender = incoming.ticket, incoming.sender
         self.cluster = ""
@@ -67,22 +71,11 @@ class Forward(Flight):
             self._used = self.passing.used()
         return self._used
 
-    @property
-    def name(self) -> str:
-        return self.head.log_id
-
-    @property
-    def traceparent(self) -> str:
-        return self.head.traceparent
-
     def traced(self, span: Span) -> None:
-        if parent := span.traceparent or self.head.traceparent:
-            line = b"traceparent: %b\r\n" % parent.encode("ascii")
+        super().traced(span)
+        if self.traceparent:
+            line = b"traceparent: %b\r\n" % self.traceparent.encode("ascii")
             self.outgoing = self.outgoing._replace(fields=self.outgoing.fields + line)
-
-    @property
-    def tokens_wanted(self) -> int:
-        return self.asked.tokens
 
     @property
     def used_tokens(self) -> int:
@@ -92,12 +85,6 @@ class Forward(Flight):
         if used is not None:
             return used.prompt_tokens + used.completion_tokens
         return self.asked.prompt_tokens + self.passing.events
-
-    @property
-    def priority(self) -> int:
-        labels, client = self.head.labels, self.head.client
-        priority = labels.priority if labels.priority is not None else self.asked.priority
-        return client.priority if priority is None else priority
 
     @property
     def outcome(self) -> str:
