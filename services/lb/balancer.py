@@ -33,8 +33,7 @@ from pinyon.frontdoor.regions.arrival import Arrivals
 from pinyon.frontdoor.regions.inbound import Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
-from pinyon.frontdoor.regions.named import parse_delays, parse_peers
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import Peer, parse_peers
 from pinyon.frontdoor.regions.servicer import PEER_CALLERS, PeerServicer
 from pinyon.frontdoor.routes import Routes
 from pinyon.frontdoor.served_models import ServedModels
@@ -49,7 +48,7 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS, OpenSession
-from pinyon.runtime.distance import delayed
+from pinyon.runtime.distance import delayed, parse_delays
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_name, region_name
 from pinyon.runtime.json_file import read_json

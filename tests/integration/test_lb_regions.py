@@ -16,7 +16,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.regions import inbound as inbound_module
-from pinyon.frontdoor.regions import link as link_module
+from pinyon.frontdoor.regions import links as link_module
 from pinyon.frontdoor.regions import servicer as servicer_module
 from pinyon.routing.geography import parse_geography
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
-from pinyon.frontdoor.regions.link import PEER_VERSION
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name

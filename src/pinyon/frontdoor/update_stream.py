@@ -148,10 +148,6 @@ class WorkerStreams:
         stream = self._streams[self.opened] = WorkerStream(self, self.opened, gap_s)
         return stream
 
-    def has(self, stream: WorkerStream) -> bool:
-        """It is read, and has not ended."""
-        return self._streams.get(stream.stream_id) is stream
-
     def forget(self, stream: WorkerStream) -> None:
         """Nobody reads it any more."""
         if self._remove(stream.stream_id) and not stream.ended:

@@ -168,18 +168,18 @@ class InstanceKind:
         sent_s = self.clock()
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
         try:
-            opened = regions.open(name, request.gap_s)
+            talk = regions.talk(name)
         except Unavailable as error:
             request.error = error
             self.models.tell()
             return
-        stream = opened[0]
+        stream, submission = talk.open(request.gap_s)
         counted = self.models.sent(request.served, request.route.routed, name)
         try:
-            fill_submission(opened[1], request, attempt_id, False, "", self.clock())
-            regions.send(name, stream, opened[1], request.gap_s)
-            self.metrics.forwarded(regions.region_of(name))
-            del opened
+            fill_submission(submission, request, attempt_id, False, "", self.clock())
+            talk.send(submission, request.gap_s)
+            del submission
+            self.metrics.forwarded(request.region)
             await self._receive(request, stream, lambda: self.models.accepted(name, sent_s))
         finally:
             Layer.ended(counted)

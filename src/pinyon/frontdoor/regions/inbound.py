@@ -200,10 +200,6 @@ class Inbound:
 
     # -- for who serves its requests
 
-    def has(self, stream_id: int) -> bool:
-        """A request of that number runs."""
-        return stream_id in self._tasks
-
     def begin(self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None]) -> None:
         """It runs, until it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case."""
         task = asyncio.create_task(serving, name=name)

@@ -8,7 +8,7 @@ from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted
 from pinyon.core.request import check_geography
 from pinyon.frontdoor.regions.inbound import Inbound, Serving
-from pinyon.frontdoor.regions.link import PEER_VERSION
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted

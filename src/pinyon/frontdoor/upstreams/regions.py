@@ -46,7 +46,7 @@ class RegionTargets:
         if head.whose is not None:
             message.request_class.CopyFrom(class_to_proto(head.whose))
         try:
-            answer = self._links.ask(target, message, body)
+            answer = self._links.talk(target).raw.open(message, body)
         except Unavailable as away:
             raise Absent(away.message, retry_after_s=away.retry_after_s) from None
         self._models.under_way(head.model, target)
