@@ -19,8 +19,7 @@ from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.models import Models
-from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing

@@ -29,8 +29,7 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
-from pinyon.frontdoor.regions.arrival import Arrivals
-from pinyon.frontdoor.regions.inbound import Serving
+from pinyon.frontdoor.regions.inbound import Arrivals, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.peer import Peer, parse_peers

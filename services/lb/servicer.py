@@ -22,7 +22,7 @@ from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import traceparent
 from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
 from pinyon.frontdoor.labels import Labels, classify
 from pinyon.frontdoor.served_models import ServedModels

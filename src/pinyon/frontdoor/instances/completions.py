@@ -15,7 +15,7 @@ from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, begin_events
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.off_loop import OffLoop

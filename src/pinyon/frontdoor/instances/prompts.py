@@ -7,13 +7,15 @@ streams of others.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys
-from pinyon.core.errors import InvalidArgument
+from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
 from pinyon.frontdoor.instances.ask import NONE, Ask, Wishes
@@ -288,6 +290,41 @@ class Prompts:
         vocab_size = self._card.config.vocab_size
         if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
             raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
+
+
+SHOWN_MAX = 8
+"""Names in an error."""
+
+
+class Models:
+    """One or more, each name once; the first is for who names none. ``close`` ends what they have started."""
+
+    def __init__(self, served: Sequence[Prompts]) -> None:
+        self.default = served[0]
+        self._by_name = {prompts.model: prompts for prompts in served}
+
+    def __iter__(self) -> Iterator[Prompts]:
+        return iter(self._by_name.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def of(self, name: str | None) -> Prompts:
+        """Raises :class:`NotFound`."""
+        if name is None:
+            return self.default
+        found = self._by_name.get(name)
+        if found is None:
+            raise NotFound(
+                f"The model '{name[:128]}' does not exist or you do not have access to it. Served here: "
+                f"{', '.join(self.names[:SHOWN_MAX])}{', …' if len(self.names) > SHOWN_MAX else ''}.",
+                field="model",
+            )
+        return found
+
+    async def close(self) -> None:
+        await asyncio.gather(*(prompts.close() for prompts in self))
 
 
 def _seed(call: Call) -> int:

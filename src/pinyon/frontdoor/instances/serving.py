@@ -23,7 +23,7 @@ from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
 from pinyon.http.budget import Share

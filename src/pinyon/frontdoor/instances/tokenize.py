@@ -8,8 +8,7 @@ import numpy as np
 
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.models import Models
-from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.http.answer import JSON, Reply
 from pinyon.openai.large import is_large

@@ -4,7 +4,7 @@ come over it. What these are made of is known by the :class:`Serving`."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -12,16 +12,28 @@ from google.protobuf.message import Message
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Cancelled, Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import (
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    PinyonError,
+    ResourceExhausted,
+    Unavailable,
+)
 from pinyon.frontdoor.access_log import AccessLog
-from pinyon.frontdoor.failures import REGION_FIELD
+from pinyon.frontdoor.admission import ForwardedPlace
+from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.regions.arrival import Arrivals
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
 from pinyon.messages.checks import check_id
+from pinyon.routing.geography import Geography
+from pinyon.routing.two_layers import Room
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
@@ -39,6 +51,49 @@ SILENT_TICKS = 60
 served for it would have no end, and it would have its share of the room."""
 
 _log = get_logger("lb.regions")
+
+
+@dataclass(slots=True, eq=False)
+class Arrivals:
+    """What is looked at of each request from another region before it is served here, whatever it is made of."""
+
+    own: Peer
+    geography: Callable[[], Geography]
+    """Who may send to whom, as this region has it."""
+    line: Line
+    metrics: DoorMetrics
+    draining: Callable[[], bool]
+
+    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
+        """A place in the line. Raises :class:`ResourceExhausted`: with :data:`REGION_FIELD` there is no room now, with
+        :data:`REJECTED_FIELD` it may not be served here; and :class:`FailedPrecondition` for a second hop."""
+        if hops != 1:
+            raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
+        # What the sender must not send, or this region must not serve, is refused here again.
+        verdict = self.geography().may(sender.region, self.own.region, geographies, tenant)
+        if not verdict.allowed:
+            raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
+        if self.draining():
+            raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
+        try:
+            place = ForwardedPlace(self.line, tenant)
+        except ResourceExhausted as full:
+            raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
+        self.metrics.accepted(sender.region)
+        return place
+
+    def state(self, model: str, room: Room) -> peer_pb2.ModelState:
+        """What others are told of it."""
+        # While there is room here, nobody waits for it: those who do must not be served here.
+        queued = 0 if room.share or room.share is None else self.line.queued
+        return peer_pb2.ModelState(
+            model=model,
+            instances=room.targets,
+            available_instances=room.available,
+            queued=queued,
+            running=room.running,
+            credits=room.share,
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -21,8 +21,8 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
+from pinyon.frontdoor.upstreams.passing import stream_error
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.frontdoor.upstreams.stream_error import stream_error
 from pinyon.http.answer import Reply
 from pinyon.http.error import HttpError
 from pinyon.openai.large import is_large
