@@ -12,9 +12,8 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey, namespace, secret_id
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
-from pinyon.core.request import Role
-from pinyon.messages.layout import layout_from_proto
-from pinyon.messages.role import role_from_proto
+from pinyon.messages.instance import info_from_proto
+from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.groups import Candidate, serving_groups
 from pinyon.routing.layer import Layer
 from pinyon.routing.pair import choose_pair
@@ -46,14 +45,10 @@ class ModelView:
 class _Instance:
     """One instance as it was listed last."""
 
-    boot_id: str
-    model: str
-    fingerprint: str
-    layout: KvLayout
+    info: InstanceInfo
+    candidate: Candidate
     schedulable: bool
     draining: bool
-    key_secret_id: str
-    candidate: Candidate
 
 
 class InstanceView:
@@ -110,18 +105,18 @@ class InstanceView:
         renewed: set[str] = set()
         restarted: set[str] = set()
         for instance_id, instance in listed.items():
-            old, address = before.get(instance_id), instance.candidate.address
-            same = old is not None and (old.boot_id, old.candidate.address) == (instance.boot_id, address)
+            old, address = before.get(instance_id), instance.info.address
+            same = old is not None and (old.info.boot_id, old.info.address) == (instance.info.boot_id, address)
             if old is not None and not same:
                 restarted.add(address)
             known = same and instance_id not in unsure and old is not None and old.schedulable
             if instance.schedulable and not known:
                 self._failures.succeeded(instance_id)  # it has restarted or come back
                 renewed.add(address)
-        taken = {each.candidate.address for each in listed.values()}
+        taken = {each.info.address for each in listed.values()}
         for instance_id in self._roster.unconfirmed:
             kept = before.get(instance_id)
-            if kept is None or kept.candidate.address in taken:  # another one is there now
+            if kept is None or kept.info.address in taken:  # another one is there now
                 self._roster.forget(instance_id)
             else:
                 listed[instance_id] = kept
@@ -129,7 +124,7 @@ class InstanceView:
         self._take(listed, now_s)
 
     def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
-        strangers = frozenset(name for name, each in listed.items() if each.key_secret_id != self._secret_id)
+        strangers = frozenset(name for name, each in listed.items() if each.info.key_secret_id != self._secret_id)
         for name in strangers:
             del listed[name]
         if strangers - self._strangers:
@@ -149,10 +144,12 @@ class InstanceView:
         doubtful: dict[str, list[Candidate]] = {}
         models: dict[str, ModelView] = {}
         for instance in instances.values():
-            model, max_context = instance.model, instance.candidate.max_context
+            info = instance.info
+            model, max_context = info.model, info.max_context_tokens
             known = models.get(model)
             if known is None:
-                models[model] = ModelView(instance.fingerprint, instance.layout, max_context)
+                assert info.layout is not None
+                models[model] = ModelView(info.model_fingerprint, info.layout, max_context)
             elif max_context and (not known.max_context or max_context < known.max_context):
                 models[model] = ModelView(known.fingerprint, known.layout, max_context)
             if instance.schedulable:
@@ -162,7 +159,7 @@ class InstanceView:
         if models != self._models:
             self._namespaces.clear()
         self._instances, self._candidates, self._models = instances, candidates, models
-        self._at = {each.candidate.address: (each.model, name) for name, each in instances.items()}
+        self._at = {each.info.address: (each.info.model, name) for name, each in instances.items()}
         self._doubtful = doubtful
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
         self._changed.set()
@@ -173,16 +170,16 @@ class InstanceView:
         before = self._instances
         for name, old in before.items():
             new = instances.get(name)
-            if new is None or new.model != old.model:
-                layer = self._layers(old.model)
+            if new is None or new.info.model != old.info.model:
+                layer = self._layers(old.info.model)
                 if layer is not None:
                     layer.leave(name)
         for name, new in instances.items():
-            layer = self._layers(new.model)
+            layer = self._layers(new.info.model)
             if layer is None:
                 continue
             old_one, candidate = before.get(name), new.candidate
-            if old_one is None or (old_one.boot_id, old_one.candidate) != (new.boot_id, candidate):
+            if old_one is None or (old_one.info.boot_id, old_one.candidate) != (new.info.boot_id, candidate):
                 layer.join(name, candidate.max_batch, batches=candidate.role.decodes)
                 layer.report(name, Report(), now_s)  # until it has had the time to say how it is
             layer.set_draining(name, not new.schedulable)
@@ -264,20 +261,21 @@ class InstanceView:
     def fingerprint(self, model: str, instance_id: str) -> str:
         """Of the weights that an instance has, or that it must have by all we know; empty when nobody said."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
-        return instance.fingerprint if instance is not None else known.fingerprint if known is not None else ""
+        if instance is not None:
+            return instance.info.model_fingerprint
+        return "" if known is None else known.fingerprint
 
     def keys_fit(self, model: str, instance_id: str) -> bool:
         """Whether keys computed for ``model`` mean the same to this instance (same weights, same layout)."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
         if known is None or instance is None:
             return True
-        return (instance.fingerprint, instance.layout) == (known.fingerprint, known.layout)
+        return (instance.info.model_fingerprint, instance.info.layout) == (known.fingerprint, known.layout)
 
     def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
         """Instances of the model that may not go on with what those weights have generated."""
-        return {
-            name for name, each in self._instances.items() if each.model == model and each.fingerprint != fingerprint
-        }
+        infos = [each.info for each in self._instances.values()]
+        return {each.instance_id for each in infos if each.model == model and each.model_fingerprint != fingerprint}
 
     def leaves(self, instance_id: str) -> bool:
         """It has said that it takes nothing new, and is there as far as we know."""
@@ -360,30 +358,13 @@ class InstanceView:
 def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
     parsed: dict[str, _Instance] = {}
     for instance in message.instances:
-        info, load = instance.info, instance.load
-        if not info.model or not info.address:
-            continue
         try:
-            role, layout = role_from_proto(info.role), layout_from_proto(info.layout)
+            info = info_from_proto(instance.info)
         except InvalidArgument:
             continue
-        if role is None or role is Role.STORE:
+        if info.layout is None:  # a store node
             continue
-        parsed[info.instance_id] = _Instance(
-            info.boot_id,
-            info.model,
-            info.model_fingerprint,
-            layout,
-            instance.schedulable,
-            load.draining,
-            info.key_secret_id,
-            Candidate(
-                info.instance_id,
-                info.address,
-                role,
-                f"{info.model_fingerprint}/{layout.layout_id}",
-                info.max_batch,
-                info.max_context_tokens,
-            ),
-        )
+        group = f"{info.model_fingerprint}/{info.layout.layout_id}"
+        candidate = Candidate(info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens)
+        parsed[info.instance_id] = _Instance(info, candidate, instance.schedulable, instance.load.draining)
     return parsed
