@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pinyon.frontdoor.upstreams.asking import ask, ask_json
+from pydantic_core import from_json
+
 from pinyon.frontdoor.upstreams.reading import MODEL_CHARS_MAX
 from pinyon.frontdoor.upstreams.server import Server
 
@@ -22,12 +23,11 @@ CAPACITY_MAX: Final = 1 << 20
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
     """By name, as it describes them; or why there are none, a sentence without a capital. Raises
     :class:`Unavailable`."""
-    said = await ask(server, b"/v1/models", ANSWER_S, BYTES_MAX)
+    said = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
     if said.status in (401, 403):
         return "it wants an API key, or another one (--upstream-api-key-file)"
     if said.status == 404:  # an old text-generation-inference
-        info = await ask_json(server, b"/info", ANSWER_S, BYTES_MAX)
-        name = info.get("model_id") if type(info) is dict else None
+        name = (await _told(server, b"/info")).get("model_id")
         return {str(name): {}} if _is_name(name) else "it has no /v1/models"
     if said.status != 200:
         return f"its /v1/models answers {said.status}"
@@ -55,20 +55,28 @@ async def discover_capacity(server: Server) -> int:
     kind = "" if server.kind is None else server.kind.name
     if kind == "sglang":
         for path in (b"/server_info", b"/get_server_info"):
-            info = await ask_json(server, path, ANSWER_S, BYTES_MAX)
-            if type(info) is dict:
+            if info := await _told(server, path):
                 states = info.get("internal_states")
                 first = states[0] if type(states) is list and states and type(states[0]) is dict else {}
                 return _count(first.get("effective_max_running_requests_per_dp")) or _count(
                     info.get("max_running_requests")
                 )
     elif kind == "tgi":
-        info = await ask_json(server, b"/info", ANSWER_S, BYTES_MAX)
-        return _count(info.get("max_batch_size")) if type(info) is dict else 0
+        return _count((await _told(server, b"/info")).get("max_batch_size"))
     elif kind == "llamacpp":
-        info = await ask_json(server, b"/props", ANSWER_S, BYTES_MAX)
-        return _count(info.get("total_slots")) if type(info) is dict else 0
+        return _count((await _told(server, b"/props")).get("total_slots"))
     return 0
+
+
+async def _told(server: Server, path: bytes) -> Mapping[str, Any]:
+    """The JSON object of an answer 200; an empty one for any other status, and for what is none. Raises as
+    :meth:`Server.ask`."""
+    said = await server.ask(path, ANSWER_S, BYTES_MAX)
+    try:
+        value = from_json(said.body) if said.status == 200 else None
+    except ValueError:
+        value = None
+    return value if type(value) is dict else {}
 
 
 def _is_name(name: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.pool import Pool
@@ -18,6 +20,13 @@ from pinyon.routing.target import Report
 
 PROBE_CONNECTIONS = 4
 """Of its own: how a server is must be found out also while all others are taken."""
+
+
+class Said(NamedTuple):
+    """Its answer to a small question."""
+
+    status: int
+    body: bytes
 
 
 class Server:
@@ -89,9 +98,25 @@ class Server:
         """See :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
         return self.pool.send(self._head(head, len(body)), body, first_byte_s)
 
-    async def probe(self, path: bytes) -> Answer:
-        """Ask how it is. The caller sees to the time."""
-        return await self.probes.send(self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0), b"", inf)
+    async def ask(self, path: bytes, within_s: float, bytes_max: int) -> Said:
+        """A small question, GET, and its answer whole, up to a bound. Raises :class:`Unavailable`: :class:`Absent`
+        where nobody is there, :class:`Broke` for what is no answer, is too long, or comes too late."""
+        head = self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0)
+        try:
+            async with asyncio.timeout(within_s):
+                answer = await self.probes.send(head, b"", inf)
+                try:
+                    pieces, size = [], 0
+                    while piece := await answer.read():
+                        pieces.append(piece)
+                        size += len(piece)
+                        if size > bytes_max:
+                            raise Broke(f"The answer to {path.decode()} is longer than {bytes_max} bytes.", begun=True)
+                    return Said(answer.status, b"".join(pieces))
+                finally:
+                    answer.close()
+        except TimeoutError:
+            raise Broke(f"{path.decode()} is not answered in {within_s:g} s.", begun=False, silent=True) from None
 
     def close(self) -> None:
         self.pool.close()

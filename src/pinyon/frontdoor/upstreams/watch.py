@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.failures import Absent, Broke
-from pinyon.frontdoor.upstreams.asking import ask
 from pinyon.frontdoor.upstreams.discovery import discover_capacity, discover_models
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.server import Server
@@ -55,15 +54,13 @@ class Watch:
     """``start`` → ``close``."""
 
     def __init__(self, fleet: Fleet, times: WatchTimes, clock: Clock) -> None:
-        self._fleet = fleet
-        self._times = times
-        self._clock = clock
+        self.fleet, self.times, self.clock = fleet, times, clock
         self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
 
     def start(self) -> None:
         """Look at each server there is now, and no longer at those that are not there; to be called when that
         changes."""
-        servers = list(self._fleet.servers.values())
+        servers = list(self.fleet.servers.values())
         for server in [each for each in self._tasks if each not in servers]:
             for task in self._tasks.pop(server):
                 task.cancel()
@@ -81,25 +78,13 @@ class Watch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def fleet(self) -> Fleet:
-        return self._fleet
-
-    @property
-    def times(self) -> WatchTimes:
-        return self._times
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
     async def _forever(self, asker: _Health | _Load) -> None:
         while True:
             try:
                 pause_s = await asker.ask()
             except Exception:
                 _log.exception("how %s is cannot be found out", asker.server.name)
-                pause_s = self._times.health_s
+                pause_s = self.times.health_s
             await asyncio.sleep(pause_s)
 
 
@@ -138,10 +123,10 @@ class _Health:
         kind = self.server.kind
         if kind is not None and kind.name == "pinyon":
             self._path = b"/health/ready"  # the other one is about its process
-        said = await ask(self.server, self._path, self._times.answer_s, HEALTH_BYTES_MAX)
+        said = await self.server.ask(self._path, self._times.answer_s, HEALTH_BYTES_MAX)
         if said.status in (404, 405, 501) and self._path == b"/health":
             self._path = b"/v1/models"  # all have that
-            said = await ask(self.server, self._path, self._times.answer_s, PAGE_BYTES_MAX)
+            said = await self.server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
         return said.status
 
     async def _ask_models(self) -> None:
@@ -181,7 +166,7 @@ class _Load:
         began_s = self._clock()
         marks = self._fleet.marks(server)
         try:
-            page = await ask(server, self._path, self._times.answer_s, PAGE_BYTES_MAX)
+            page = await server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
             load = read_load(server.kind, page.body) if page.status == 200 else None
         except Unavailable:  # whether it is well, others find out
             load = None
@@ -207,7 +192,7 @@ class _Load:
     async def _find_kind(self) -> None:
         server = self.server
         try:
-            page = await ask(server, b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
+            page = await server.ask(b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
             kind = kind_of_page(page.body) if page.status == 200 else None
             if kind is None:
                 _log.info("%s shows no load: its outstanding requests are counted", server.name)
@@ -217,7 +202,7 @@ class _Load:
             _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
             # Some servers make only those metrics that are asked for.
             few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
-            page = await ask(server, few, self._times.answer_s, PAGE_BYTES_MAX)
+            page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
             self._path = few if page.status == 200 and read_load(kind, page.body) is not None else b"/metrics"
         except Unavailable:
             return
