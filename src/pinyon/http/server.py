@@ -73,11 +73,6 @@ class HttpServer:
         """Open ones."""
         return self._shared.connections
 
-    @property
-    def held_bytes(self) -> int:
-        """Of requests, on all connections."""
-        return self._shared.budget.used
-
     def announce(self) -> None:
         """All is served as before, but each answer is the last one on its connection: clients go elsewhere in time."""
         self._shared.closing = True

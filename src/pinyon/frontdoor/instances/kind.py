@@ -248,7 +248,8 @@ class InstanceKind:
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
     async def wait_change(self, timeout_s: float) -> None:
-        await self.clusters.wait_change(timeout_s)
+        """Until the own cluster's next list, or so long."""
+        await self.clusters.home.view.wait_change(timeout_s)
 
     def forgive(self, request: Request) -> None:
         """One that failed it may have restarted under its old name. Until something new is heard of it, its address may
