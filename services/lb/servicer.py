@@ -15,7 +15,7 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import NO_LIMIT, SAMPLING_FIELDS, check_geographies
-from pinyon.frontdoor.access_log import grpc_call
+from pinyon.frontdoor.access_log import grpc_call, metadata
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
@@ -103,7 +103,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         try:
             async with asyncio.timeout(timeout_s):
                 with self.admission.admit(client) as ticket:
-                    parent = traceparent(_metadata(context, "traceparent"))
+                    parent = traceparent(metadata(context, "traceparent"))
                     ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
                     state = Request(ask, arrived_s, arrived_s + timeout_s)
                     seen.facts = partial(facts_of, (state,))
@@ -163,7 +163,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             raise InvalidArgument(error.message, field=field or None) from None
 
     def _client(self, context: Context) -> Client:
-        client = self.keys.client(_metadata(context, "authorization"))
+        client = self.keys.client(metadata(context, "authorization"))
         grpc_call().holder = client.holder
         return client
 
@@ -205,10 +205,3 @@ def _labels(message: lb_pb2.RequestLabels) -> Labels:
         message.cache_salt,
         message.no_store,
     )
-
-
-def _metadata(context: Context, name: str) -> str:
-    for key, value in cast("Any", context.invocation_metadata()) or ():
-        if key == name and isinstance(value, str):
-            return value
-    return ""

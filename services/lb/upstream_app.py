@@ -67,7 +67,7 @@ class UpstreamLb(LoadBalancer):
 
     def use_keys(self, keys: UpstreamKeys) -> None:
         """From now on servers are shown these."""
-        self.servers.use_keys(keys)
+        self.servers.keys = keys
         for _, server in self.clusters.servers():
             server.use_key(self.servers.key_of(server.name))
 
@@ -79,9 +79,9 @@ class _Servers:
         """Raises :class:`InvalidArgument`."""
         self.urls = parse_upstreams(settings.upstream)
         self._settings = settings
-        self._keys = read_upstream_keys(settings.upstream_api_key_file)
+        self.keys = read_upstream_keys(settings.upstream_api_key_file)
         self._names = names = frozenset(map(str, self.urls))
-        for named in self._keys.by_server:
+        for named in self.keys.by_server:
             # A controller may give it other servers, and those have keys, too.
             if named not in names and not settings.controller:
                 raise InvalidArgument(
@@ -97,14 +97,11 @@ class _Servers:
                 check_url(name, "upstream")
         self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
 
-    def use_keys(self, keys: UpstreamKeys) -> None:
-        self._keys = keys
-
     def key_of(self, server: str) -> str:
         """Empty: it is shown none."""
         own = server in self._names
-        key = self._keys.of(server, own=own)
-        if not key and not own and self._keys.default:
+        key = self.keys.of(server, own=own)
+        if not key and not own and self.keys.default:
             _log.warning("%s is shown no API key: neither --upstream nor the key file names it", server)
         return key
 

@@ -86,7 +86,7 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     @contextmanager
     def _seen(self, method: str, context: Any) -> Iterator[None]:
-        seen, ended = Logged(self._clock(), sane_id(_client_id(context))), "CANCELLED"
+        seen, ended = Logged(self._clock(), sane_id(metadata(context, "x-request-id"))), "CANCELLED"
         _call.set(seen)
         try:
             yield
@@ -98,10 +98,10 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
             self.answered("gRPC", method, ended, seen, quiet=method.startswith(_QUIET_SERVICES))
 
 
-def _client_id(context: Any) -> str:
-    """As it came; see :func:`sane_id`."""
+def metadata(context: Any, name: str) -> str:
+    """Of a call, as it came; empty where it has none of that name."""
     for key, value in context.invocation_metadata() or ():
-        if key == "x-request-id" and isinstance(value, str):
+        if key == name and isinstance(value, str):
             return value
     return ""
 

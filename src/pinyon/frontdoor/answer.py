@@ -75,6 +75,17 @@ class Answer:
             await self._wait()
         return self._take()
 
+    async def whole(self, bytes_max: int) -> bytes | None:
+        """All of it; ``None`` if that is more than so many bytes. Raises as :meth:`read`."""
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.read():
+            pieces.append(piece)
+            size += len(piece)
+            if size > bytes_max:
+                return None
+        return b"".join(pieces)
+
     async def pour(self, push: Callable[[bytes], bool]) -> None:
         """What comes is given to ``push`` as it comes, until that says that it takes no more so, or the last of it is
         here, or it ends early: what is left then is to be :meth:`read`. Raises what ``push`` does."""

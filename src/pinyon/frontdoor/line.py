@@ -151,18 +151,6 @@ GRANTS_MAX = 64
 between."""
 
 
-def _nothing() -> None:
-    pass
-
-
-def _always(demand: int) -> bool:
-    return True
-
-
-def _nobody(demand: int) -> None:
-    """Nobody is told."""
-
-
 class Line:
     """All on one event loop.
 
@@ -179,11 +167,11 @@ class Line:
         self,
         queue: Any,
         clock: Clock = time.monotonic,
-        is_open: Callable[[int], bool] = _always,
-        on_grant: Callable[[int], Hold | None] = _nobody,
+        is_open: Callable[[int], bool] = lambda _: True,
+        on_grant: Callable[[int], Hold | None] = lambda _: None,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
-        self.on_put_back: Callable[[], None] = _nothing
+        self.on_put_back: Callable[[], None] = lambda: None
         """What changed while nobody waited may be room for who waits again."""
         self._queue: Any = queue
         self._clock = clock

@@ -59,7 +59,7 @@ class ServedModels:
         are models of our own instances, which a conductor places on: they are known before anybody serves them, and no
         others are served. Without them models are those that servers list. ``wait_s``: so long may nobody who serves a
         model be there before those that wait are told."""
-        self.changed: Callable[[], None] = _nobody
+        self.changed: Callable[[], None] = lambda: None
         self.waiting: Callable[[], Collection[int]] = lambda: ()
         self.told: Callable[[], bool] = lambda: True
         """Whether it is known which other load balancers there are."""
@@ -473,7 +473,3 @@ class ServedModels:
         return any(target.live and not target.draining for target in layers.remote) or any(
             target.live for _, layer in layers.adopted.values() for target in layer if target.batches
         )
-
-
-def _nobody() -> None:
-    """Nobody is told."""

@@ -179,7 +179,7 @@ class InstanceKind:
             fill_submission(submission, request, attempt_id, False, "", self.clock())
             talk.send(submission, request.gap_s)
             del submission
-            self.metrics.forwarded(request.region)
+            self.metrics.forwarded.add((request.region,))
             await self._receive(request, stream, lambda: self.models.accepted(name, sent_s))
         finally:
             Layer.ended(counted)

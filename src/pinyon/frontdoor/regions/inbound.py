@@ -79,7 +79,7 @@ class Arrivals:
             place = ForwardedPlace(self.line, tenant)
         except ResourceExhausted as full:
             raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
-        self.metrics.accepted(sender.region)
+        self.metrics.accepted.add((sender.region,))
         return place
 
     def state(self, model: str, room: Room) -> peer_pb2.ModelState:

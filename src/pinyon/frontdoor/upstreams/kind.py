@@ -159,18 +159,11 @@ class ServerKind:
 
 async def _refusal_text(answer: Answer) -> bytes | None:
     """Returns the text of a refusal; ``None`` if it is too large, or did not come whole and soon."""
-    pieces: list[bytes] = []
-    size = 0
     try:
         async with asyncio.timeout(REFUSAL_S):
-            while piece := await answer.read():
-                pieces.append(piece)
-                size += len(piece)
-                if size > REFUSAL_BYTES:
-                    return None
+            return await answer.whole(REFUSAL_BYTES)
     except (Broke, TimeoutError):
         return None
-    return b"".join(pieces)
 
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:

@@ -50,7 +50,7 @@ class RegionTargets:
         except Unavailable as away:
             raise Absent(away.message, retry_after_s=away.retry_after_s) from None
         self._models.under_way(head.model, target)
-        self._metrics.forwarded(self._links.region_of(target))
+        self._metrics.forwarded.add((self._links.region_of(target),))
         try:
             async with asyncio.timeout(first_byte_s if first_byte_s < inf else None):
                 await answer.head()

@@ -106,13 +106,10 @@ class Server:
             async with asyncio.timeout(within_s):
                 answer = await self.probes.send(head, b"", inf)
                 try:
-                    pieces, size = [], 0
-                    while piece := await answer.read():
-                        pieces.append(piece)
-                        size += len(piece)
-                        if size > bytes_max:
-                            raise Broke(f"The answer to {path.decode()} is longer than {bytes_max} bytes.", begun=True)
-                    return Said(answer.status, b"".join(pieces))
+                    body = await answer.whole(bytes_max)
+                    if body is None:
+                        raise Broke(f"The answer to {path.decode()} is longer than {bytes_max} bytes.", begun=True)
+                    return Said(answer.status, body)
                 finally:
                     answer.close()
         except TimeoutError:
