@@ -14,8 +14,9 @@ from typing import Final
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
+from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.demands import Demands, Hold
+from pinyon.frontdoor.failures import shown_names, unknown_model
 from pinyon.frontdoor.served import Served
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
@@ -30,7 +31,6 @@ from pinyon.routing.under_way import UnderWay
 MODELS_MAX = 1024
 MODEL_CHARS_MAX = 256
 """Of a name that another region tells."""
-SHOWN_MAX = 8
 ANY_DEMAND = 0
 """The number of all that may go to the same, while there is nothing to choose."""
 REFUSED_FIRST_S: Final = 0.1
@@ -102,17 +102,13 @@ class ServedModels:
             return found
         if not self._by_name:
             raise Unavailable("No server has said yet which models it serves.", retry_after_s=1.0)
-        names = list(self._by_name)
-        shown = f"{', '.join(names[:SHOWN_MAX])}{', …' if len(names) > SHOWN_MAX else ''}"
-        if not model:
-            here = [name for name, each in self._by_name.items() if any(map(len, each.own_layers()))] or names
-            if len(here) == 1:
-                return self._by_name[here[0]]
-            raise InvalidArgument(f"model must be given. Served here: {shown}.", field="model")
-        raise NotFound(
-            f"The model '{model[:128]}' does not exist or you do not have access to it. Served here: {shown}.",
-            field="model",
-        )
+        if model:
+            raise unknown_model(model, self._by_name)
+        here = [each for each in self._by_name.values() if any(map(len, each.own_layers()))]
+        here = here or list(self._by_name.values())
+        if len(here) == 1:
+            return here[0]
+        raise InvalidArgument(f"model must be given. Served here: {shown_names(self._by_name)}.", field="model")
 
     def add(self, name: str) -> Served | None:
         """Returns the one of that name, new if it was not there; None: there are too many, or it is none of ours."""

@@ -15,9 +15,10 @@ from contextlib import suppress
 import numpy as np
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys
-from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
+from pinyon.frontdoor.failures import unknown_model
 from pinyon.frontdoor.instances.ask import NONE, Ask, Wishes
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
@@ -292,10 +293,6 @@ class Prompts:
             raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
 
 
-SHOWN_MAX = 8
-"""Names in an error."""
-
-
 class Models:
     """One or more, each name once; the first is for who names none. ``close`` ends what they have started."""
 
@@ -316,11 +313,7 @@ class Models:
             return self.default
         found = self._by_name.get(name)
         if found is None:
-            raise NotFound(
-                f"The model '{name[:128]}' does not exist or you do not have access to it. Served here: "
-                f"{', '.join(self.names[:SHOWN_MAX])}{', …' if len(self.names) > SHOWN_MAX else ''}.",
-                field="model",
-            )
+            raise unknown_model(name, self.names)
         return found
 
     async def close(self) -> None:
