@@ -19,6 +19,8 @@ from pinyon.frontdoor.regions import inbound as inbound_module
 from pinyon.frontdoor.regions import links as link_module
 from pinyon.frontdoor.regions import servicer as servicer_module
 from pinyon.routing.geography import parse_geography
+from pinyon.runtime.outgoing import Outgoing
+from pinyon.runtime.pace import Pace
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, peer_of, running_regions
 
@@ -481,7 +483,8 @@ async def test_a_silent_region_is_left(monkeypatch):
         running = asyncio.create_task(regions["us"].complete(max_tokens=8))
         await there.until(lambda: there.open)
         for inbound in [*regions["eu"].lb.serving.sessions]:
-            inbound._news = asyncio.Event()  # its writer waits for another one, and writes nothing any more
+            pace = Pace(lambda: 0, time.monotonic)
+            inbound._outgoing = Outgoing(peer_pb2.SessionResponse, pace, 9)  # what goes into it nobody writes
         assert (await running).json["choices"][0]["text"] == expected_text(5, 8)
         there.go.set()
         await regions.idle()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,8 +58,8 @@ class _TokenRequests(Requests[TokenServing]):
                 raise InvalidArgument("a request that cannot be read", field="submission") from None
             self.begin(submission.stream_id, submission.request_id, partial(self._run, submission, forwarded))
 
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        return peer_pb2.SessionResponse(updates=parts)
+    def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
+        message.updates.append(part)
 
     def told(self, error: PinyonError) -> PinyonError:
         if isinstance(error, ResourceExhausted) and not error.field:  # no instance would be in time

@@ -4,7 +4,7 @@ come over it. What these are made of is known by the :class:`Serving`."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -36,7 +36,9 @@ from pinyon.routing.geography import Geography
 from pinyon.routing.two_layers import Room
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
+from pinyon.runtime.outbox import FRAME_BYTES
+from pinyon.runtime.outgoing import Outgoing
+from pinyon.runtime.pace import Pace
 
 STATE_S = 0.1
 """Between two states, if something has changed (SkyWalker §4.1)."""
@@ -44,7 +46,8 @@ STATE_TICKS_MAX = 5
 """A state is a sign of life, too: one comes at least every so many times."""
 REQUESTS_MAX = 4096
 """Of one session at once."""
-OUTBOX_LIMIT = 65_536
+MESSAGES_MAX = 1024
+"""That wait for a caller who takes none."""
 FAREWELL_S = 0.2
 SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
@@ -195,8 +198,8 @@ class Requests(Generic[S]):
         """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
         raise NotImplementedError
 
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        """A message of parts that were :meth:`Inbound.put`."""
+    def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
+        """Into a message goes a part that was :meth:`Inbound.put`."""
         raise NotImplementedError
 
     def told(self, error: PinyonError) -> PinyonError:
@@ -216,11 +219,9 @@ class Inbound:
         self.received = 0
         """Requests that have come, in all."""
         self._serving = serving
-        self._outbox: Outbox[Message] = Outbox(OUTBOX_LIMIT)
-        self._news = asyncio.Event()
+        pace = Pace(lambda: len(self._tasks), serving.clock)
+        self._outgoing: Outgoing[peer_pb2.SessionResponse] = Outgoing(peer_pb2.SessionResponse, pace, MESSAGES_MAX)
         self._silent = 0
-        self._probe = 0
-        self._state: peer_pb2.RegionState | None = None
         self._version = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
@@ -235,15 +236,17 @@ class Inbound:
         self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
     ) -> None:
         self._stream = stream
+        self._outgoing.message(welcome.ByteSize() + FRAME_BYTES).welcome.CopyFrom(welcome)
+        self._outgoing.by(stream)
         self._serving.sessions.add(self)
         self.end_if_idle()
         states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
         try:
-            await stream.run(self._take, self._messages(welcome))
+            await stream.run(self._take, self._outgoing)
         finally:
             states.cancel()
             self._serving.sessions.discard(self)
-            self._outbox.close()
+            self._outgoing.close()
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
@@ -264,23 +267,20 @@ class Inbound:
 
     def put(self, part: Message) -> None:
         """It goes to the caller, in order, if that is there."""
-        try:
-            self._outbox.put(part)
-        except OutboxClosed:
+        stream = self._stream
+        if stream is None or stream.ending:
             return
-        except ResourceExhausted as full:  # who reads so slowly is not there
-            if self._stream is not None:
-                self._stream.end(full)
+        if not self._outgoing.has_room:  # who reads so slowly is not there
+            stream.end(ResourceExhausted(f"{MESSAGES_MAX} messages wait"))
             return
-        self._news.set()
+        self._requests.add(self._outgoing.message(part.ByteSize() + FRAME_BYTES), part)
 
     # -- what comes
 
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         self._silent = 0
         if message.probe:
-            self._probe = message.probe
-            self._news.set()
+            self._outgoing.message(FRAME_BYTES).probe = message.probe
         self._requests.take(message)
         for stream_id in message.cancel_stream_ids:
             task = self._tasks.get(stream_id)
@@ -309,29 +309,12 @@ class Inbound:
             if last is None or ticks >= STATE_TICKS_MAX or state != last:
                 last, ticks = state, 0
                 self._version += 1
-                self._state = peer_pb2.RegionState(version=self._version)
-                self._state.MergeFrom(state)
-                self._news.set()
+                told = self._outgoing.message(state.ByteSize() + 2 * FRAME_BYTES).state
+                told.CopyFrom(state)  # one that waits still is of no interest any more
+                told.version = self._version
             await asyncio.sleep(STATE_S)
 
     def _now(self) -> peer_pb2.RegionState:
         serving = self._serving
         models = serving.states(len(serving.sessions), self.peer.region)
         return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self.received, models=models)
-
-    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
-        yield peer_pb2.SessionResponse(welcome=welcome)
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            waiting = await self._outbox.take_all() if len(self._outbox) else []
-            parts = list(in_messages(waiting)) or [[]]
-            probe, self._probe = self._probe, 0
-            state, self._state = self._state, None
-            for number, part in enumerate(parts):
-                message = self._requests.response(part)
-                if number == 0:
-                    message.probe = probe
-                    if state is not None:
-                        message.state.CopyFrom(state)
-                yield message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -69,8 +68,8 @@ class _RawRequests(Requests[RawServing]):
             if reply is not None:
                 reply.taken(taken.bytes)
 
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        return peer_pb2.SessionResponse(raw_pieces=parts)
+    def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
+        message.raw_pieces.append(part)
 
     def told(self, error: PinyonError) -> PinyonError:
         if isinstance(error, (NotFound, HttpError)) or error.field == REJECTED_FIELD:
