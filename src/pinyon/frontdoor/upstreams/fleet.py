@@ -60,10 +60,6 @@ class Fleet:
                 self._breaker.add(name, self._clock())
         self._models.tell()
 
-    def known(self, name: str) -> Server | None:
-        """Also one that leaves."""
-        return self.servers.get(name) or self._leaving.get(name)
-
     def _let_go(self, name: str) -> None:
         if name in self._leaving and not self._leaving[name].outstanding:
             self._leaving.pop(name).close()
@@ -187,18 +183,17 @@ class Fleet:
     # -- a request's way (pinyon.frontdoor.upstreams.exchange.Targets)
 
     def _server(self, name: str) -> Server:
-        server = self.known(name)
-        assert server is not None
-        return server
+        """Also one that leaves."""
+        return self.servers.get(name) or self._leaving[name]
 
     def exchange(
         self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
     ) -> Awaitable[Answer]:
         """The caller sees to the deadline."""
-        return (self.servers.get(target) or self._leaving[target]).send(head, body, first_byte_s)
+        return self._server(target).send(head, body, first_byte_s)
 
     def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
-        server = self.servers.get(target) or self._leaving[target]
+        server = self._server(target)
         server.outstanding += 1
         if self._breaker.is_open(target):
             self._breaker.tried(target, self._clock())
@@ -206,14 +201,14 @@ class Fleet:
         return self._layer(served.name).sent(routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
-        server = self.servers.get(target) or self._leaving[target]
+        server = self._server(target)
         server.outstanding -= 1
         Layer.ended(sent)
         if self._leaving:
             self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
-        server = self.servers.get(target) or self._leaving[target]
+        server = self._server(target)
         was_open = self._breaker.is_open(target)
         self._breaker.succeeded(target, began_s, self._clock())
         grown = server.kind is None and server.learned.served(server.outstanding)
