@@ -9,11 +9,10 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
-from pinyon.frontdoor.upstreams.exchange import Targets
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
 from pinyon.frontdoor.upstreams.keys import UpstreamKeys, read_upstream_keys
-from pinyon.frontdoor.upstreams.kind import ServerKind
+from pinyon.frontdoor.upstreams.kind import ServerKind, Targets
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from math import inf
 from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.served import Served
 from pinyon.frontdoor.served_models import MODELS_MAX, ServedModels
-from pinyon.frontdoor.upstreams.exchange import Outgoing
+from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.breaker import Breaker
 from pinyon.routing.layer import Layer
 from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed
 from pinyon.runtime.logging import get_logger
 
 REST_MAX_S = 10.0
@@ -180,25 +178,22 @@ class Fleet:
         self.refresh(server)
         self._models.tell()
 
-    # -- a request's way (pinyon.frontdoor.upstreams.exchange.Targets)
+    # -- a request's way (pinyon.frontdoor.upstreams.kind.Targets)
 
     def _server(self, name: str) -> Server:
         """Also one that leaves."""
         return self.servers.get(name) or self._leaving[name]
 
-    def exchange(
-        self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
-    ) -> Awaitable[Answer]:
-        """The caller sees to the deadline."""
-        return self._server(target).send(head, body, first_byte_s)
+    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+        return self._server(target).send(forward.url, forward.fields, forward.body, first_byte_s)
 
-    def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
+    def sent(self, target: str, forward: Forward) -> Target | None:
         server = self._server(target)
         server.outstanding += 1
         if self._breaker.is_open(target):
             self._breaker.tried(target, self._clock())
             self.refresh(server)  # that was the one request it is tried with
-        return self._layer(served.name).sent(routed, target)
+        return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
         server = self._server(target)

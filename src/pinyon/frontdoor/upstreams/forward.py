@@ -10,7 +10,6 @@ from pinyon.frontdoor.failures import Refused
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.line import Turn
-from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
 from pinyon.http.answer import Reply
@@ -29,31 +28,34 @@ class Incoming(NamedTuple):
 
 
 class Forward(Flight):
-    """``asked`` and ``outgoing`` are what its body says, and what of its head goes on."""
+    """``asked`` is what its body says; ``url`` and the lines ``fields`` are what of its head goes on."""
 
     __slots__ = (
         "_used",
         "asked",
         "body",
         "cluster",
+        "fields",
         "final",
         "head",
-        "outgoing",
         "passing",
         "reply",
         "status",
         "ticket",
+        "url",
     )
 
     def __init__(
-        self, head: Head, body: bytes | bytearray, asked: Asked, outgoing: Outgoing, reply: Reply, incoming: Incoming
+        self, head: Head, body: bytes | bytearray, asked: Asked, fields: bytes, reply: Reply, incoming: Incoming
     ) -> None:
+        assert head.raw is not None
         priority = head.labels.priority if head.labels.priority is not None else asked.priority
         super().__init__(
             head.log_id, head.traceparent, head.arrived_s, head.arrived_s + incoming.limit_s, asked.tokens,
             head.client.priority if priority is None else priority,
         )  # fmt: skip
-        self.head, self.body, self.asked, self.outgoing, self.reply = head, body, asked, outgoing, reply
+        self.head, self.body, self.asked, self.reply = head, body, asked, reply
+        self.url, self.fields = head.raw.target, fields
         self.ticket, self.sender = incoming.ticket, incoming.sender
         self.cluster = ""
         """The adopted cluster that the present attempt runs in; empty: the region's own, or another region."""
@@ -74,8 +76,7 @@ class Forward(Flight):
     def traced(self, span: Span) -> None:
         super().traced(span)
         if self.traceparent:
-            line = b"traceparent: %b\r\n" % self.traceparent.encode("ascii")
-            self.outgoing = self.outgoing._replace(fields=self.outgoing.fields + line)
+            self.fields += b"traceparent: %b\r\n" % self.traceparent.encode("ascii")
 
     @property
     def used_tokens(self) -> int:

@@ -18,7 +18,6 @@ from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
 from pinyon.frontdoor.upstreams.passing import stream_error
@@ -109,7 +108,7 @@ class Forwarding:
         served = self.models.of(asked.model or incoming.model)
         fields = to_server(head.raw.fields)
         fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
-        forward = Forward(head, body, asked, Outgoing(head.raw.target, b"".join(fields)), reply, incoming)
+        forward = Forward(head, body, asked, b"".join(fields), reply, incoming)
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
-from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
 from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
@@ -94,14 +93,16 @@ class Server:
         """Rounded up."""
         return -(-requests // self.sharers)
 
-    def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Answer]:
-        """See :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
-        return self.pool.send(self._head(head, len(body)), body, first_byte_s)
+    def send(self, url: bytes, fields: bytes, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Answer]:
+        """``url``: from ``/v1/`` on. ``fields`` are lines: all but the host, the key and the length. See
+        :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
+        head = self._head(b"POST", url, fields, b"content-length: %d\r\n" % len(body))
+        return self.pool.send(head, body, first_byte_s)
 
     async def ask(self, path: bytes, within_s: float, bytes_max: int) -> Said:
         """A small question, GET, and its answer whole, up to a bound. Raises :class:`Unavailable`: :class:`Absent`
         where nobody is there, :class:`Broke` for what is no answer, is too long, or comes too late."""
-        head = self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0)
+        head = self._head(b"GET", path, b"accept: */*\r\n")
         try:
             async with asyncio.timeout(within_s):
                 answer = await self.probes.send(head, b"", inf)
@@ -119,8 +120,5 @@ class Server:
         self.pool.close()
         self.probes.close()
 
-    def _head(self, head: Outgoing, size: int) -> bytes:
-        length = b"content-length: %d\r\n" % size if head.method == b"POST" else b""
-        return b"%b %b%b HTTP/1.1\r\n%b%b%b\r\n" % (
-            head.method, self._prefix, head.target, self._fixed, length, head.fields,
-        )  # fmt: skip
+    def _head(self, method: bytes, url: bytes, fields: bytes, length: bytes = b"") -> bytes:
+        return b"%b %b%b HTTP/1.1\r\n%b%b%b\r\n" % (method, self._prefix, url, self._fixed, length, fields)
