@@ -158,6 +158,11 @@ class Connection(asyncio.Protocol):
         else:
             self._deadline.set(self._loop.time() + FIRST_S)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked."""
+        return self._state is State.HEAD
+
     def abort(self) -> None:
         self._transport.abort()
 
