@@ -159,6 +159,10 @@ class Connection(asyncio.Protocol):
             self._deadline.set(self._loop.time() + FIRST_S)
 
     @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    @property
     def idle(self) -> bool:
         """Nothing is asked."""
         return self._state is State.HEAD
