@@ -29,11 +29,10 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
-from pinyon.frontdoor.regions.inbound import Arrivals, Serving
+from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Arrivals, PeerServicer, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.peer import Peer, parse_peers
-from pinyon.frontdoor.regions.servicer import PEER_CALLERS, PeerServicer
 from pinyon.frontdoor.routes import Routes
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.url import parse_upstreams

@@ -17,7 +17,6 @@ from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.regions import inbound as inbound_module
 from pinyon.frontdoor.regions import links as link_module
-from pinyon.frontdoor.regions import servicer as servicer_module
 from pinyon.routing.geography import parse_geography
 from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
@@ -382,7 +381,7 @@ async def test_the_log_names_a_refused_request_and_its_tenant(monkeypatch):
 
 
 async def test_sessions_are_bounded(monkeypatch):
-    monkeypatch.setattr(servicer_module, "SESSIONS_MAX", 1)
+    monkeypatch.setattr(inbound_module, "SESSIONS_MAX", 1)
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         await caller.meet()
         async with Caller(regions["us"]) as other:
@@ -395,7 +394,7 @@ async def test_sessions_are_bounded(monkeypatch):
 
 
 async def test_who_says_nothing_is_ended(monkeypatch):
-    monkeypatch.setattr(servicer_module, "FIRST_S", 0.02)
+    monkeypatch.setattr(inbound_module, "FIRST_S", 0.02)
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         assert await caller.status() is grpc.StatusCode.DEADLINE_EXCEEDED
 

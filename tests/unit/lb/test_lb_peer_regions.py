@@ -9,9 +9,9 @@ import pytest
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PermissionDenied
+from pinyon.frontdoor.regions.inbound import PeerServicer
 from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.regions.servicer import PeerServicer
 from pinyon.routing.geography import Geography
 from pinyon.runtime.identity import Identity, hosts_of
 from pinyon.runtime.security import NO_SECURITY, Security

@@ -1,5 +1,5 @@
-"""A session from another region's load balancer: who that is, what it is told of this region, and the requests that
-come over it. What these are made of is known by the :class:`Serving`."""
+"""The gRPC door for load balancers of other regions. A session from one: who that is, what it is told of this region,
+and the requests that come over it. What these are made of is known by the :class:`Serving`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from pinyon.api.lb.v1 import peer_pb2
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import (
     Cancelled,
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    PermissionDenied,
     PinyonError,
     ResourceExhausted,
     Unavailable,
 )
+from pinyon.core.request import check_geography
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import ForwardedPlace
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
@@ -34,7 +37,9 @@ from pinyon.http.budget import Budget, Share
 from pinyon.messages.checks import check_id
 from pinyon.routing.geography import Geography
 from pinyon.routing.two_layers import Room
+from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.identity import LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES
 from pinyon.runtime.outgoing import Outgoing
@@ -318,3 +323,58 @@ class Inbound:
         serving = self._serving
         models = serving.states(len(serving.sessions), self.peer.region)
         return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self.received, models=models)
+
+
+PEER_CALLERS: Callers = {"Session": frozenset({LB})}
+WRITE_S = 5.0
+FIRST_S = 5.0
+SESSIONS_MAX = 256
+LB_ID_CHARS_MAX = 128
+
+
+class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
+    """With TLS, who calls has the certificate of a load balancer of the region that it names. Without, anybody may."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._own = serving.arrivals.own
+        self._sessions = 0
+
+    async def Session(self, _: object, context: Any) -> None:
+        if not self._own.region:
+            raise FailedPrecondition("this load balancer is of no region: --region names it")
+        if self._sessions >= SESSIONS_MAX:
+            raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
+        self._sessions += 1
+        try:
+            await self._converse(context)
+        finally:
+            self._sessions -= 1
+
+    async def _converse(self, context: Any) -> None:
+        own = self._own
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
+        first = await stream.first(FIRST_S)
+        if first is None:
+            return
+        peer = self._checked(first.hello, context)
+        welcome = peer_pb2.PeerWelcome(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
+        await Inbound(self._serving, peer).run(stream, welcome)
+
+    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
+        """Raises :class:`PinyonError` for whom we do not speak with."""
+        if hello.version != PEER_VERSION:
+            raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
+        if hello.kind != self._own.kind:
+            raise FailedPrecondition(
+                "one of us is in front of servers of others (--upstream), and one is not", field="kind"
+            )
+        check_geography(hello.region, "region")
+        if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
+            raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
+        check_claim(context, LB, hello.lb_id)
+        check_region_claim(context, hello.region)
+        verdict = self._serving.arrivals.geography().sends(hello.region, self._own.region)
+        if not verdict.allowed:
+            raise PermissionDenied(f"{hello.region} may not send to {self._own.region}: {verdict.reason}")
+        return Peer(hello.lb_id, hello.region, "")
