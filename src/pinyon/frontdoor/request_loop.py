@@ -23,6 +23,8 @@ NEWS_S: Final = 0.5
 """Room may come up without news of it."""
 TRIES_MAX: Final = 64
 """Attempts of one request, also of those that cost nothing."""
+SHARE = 4
+"""One in so many slots may be held so: whoever asks for a region that is away keeps the others from nobody."""
 
 F = TypeVar("F", bound=Flight)
 F_contra = TypeVar("F_contra", bound=Flight, contravariant=True)
@@ -77,10 +79,6 @@ class Kind(Protocol[F_contra]):
     def forgive(self, flight: F_contra) -> None:
         """Some time has passed: who failed it may have come back."""
         ...
-
-
-SHARE = 4
-"""One in so many slots may be held so: whoever asks for a region that is away keeps the others from nobody."""
 
 
 class Seekers:

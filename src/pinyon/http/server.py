@@ -21,6 +21,7 @@ FAREWELL_S = 0.5
 """For the last answers to leave, once the time for draining is over."""
 HANDSHAKES_S = 1.0
 """For connections without TLS yet when the server ends."""
+BACKLOG = 2048
 
 _log = get_logger("lb.http")
 
@@ -132,9 +133,6 @@ class HttpServer:
         """The Date header, made once per second."""
         self._shared.date = field(b"date", formatdate(usegmt=True))
         self._date = asyncio.get_running_loop().call_later(1.0, self._tick)
-
-
-BACKLOG = 2048
 
 
 class Listeners:

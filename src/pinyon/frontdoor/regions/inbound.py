@@ -53,10 +53,15 @@ REQUESTS_MAX = 4096
 """Of one session at once."""
 MESSAGES_MAX = 1024
 """That wait for a caller who takes none."""
+WRITE_S = 5.0
+FIRST_S = 5.0
+SESSIONS_MAX = 256
+LB_ID_CHARS_MAX = 128
 FAREWELL_S = 0.2
 SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
 served for it would have no end, and it would have its share of the room."""
+PEER_CALLERS: Callers = {"Session": frozenset({LB})}
 
 _log = get_logger("lb.regions")
 
@@ -323,13 +328,6 @@ class Inbound:
         serving = self._serving
         models = serving.states(len(serving.sessions), self.peer.region)
         return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self.received, models=models)
-
-
-PEER_CALLERS: Callers = {"Session": frozenset({LB})}
-WRITE_S = 5.0
-FIRST_S = 5.0
-SESSIONS_MAX = 256
-LB_ID_CHARS_MAX = 128
 
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):

@@ -23,8 +23,20 @@ the client is told so with a status."""
 EVENT_BYTES: Final = 64 << 10
 """Of an event that is not here to its end are kept back: a client can do nothing with them, and an error may have to
 follow."""
+TAIL_BYTES: Final = 4 << 10
+"""Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
+TOKENS_MAX: Final = 1 << 40
+DEPTH_MAX: Final = 16
+"""Objects in it."""
+_NAMES = (
+    ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
+    ("input_tokens", "output_tokens", "input_tokens_details"),
+)
 _EVENTS: Final = b"text/event-stream"
 _ENDS: Final = (b"\n\n", b"\n\r\n")
+_LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
+                b"event: response.incomplete")  # fmt: skip
+"""How the last event of a stream begins: of completions and chats, of Anthropic's messages, of responses."""
 
 
 class Passing:
@@ -168,11 +180,6 @@ class Passing:
         recent.append(data)
 
 
-_LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
-                b"event: response.incomplete")  # fmt: skip
-"""How the last event of a stream begins: of completions and chats, of Anthropic's messages, of responses."""
-
-
 def has_ended(events: bytes) -> bool:
     """Whether these events, the last ones that came, are the end of a stream."""
     last = events.rstrip()
@@ -193,17 +200,6 @@ def stream_error(path: str, error: PinyonError) -> bytes:
 
 def _event(data: dict[str, object]) -> bytes:
     return b"event: error\ndata: %b\n\n" % json.dumps(data).encode("ascii")
-
-
-TAIL_BYTES: Final = 4 << 10
-"""Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
-TOKENS_MAX: Final = 1 << 40
-DEPTH_MAX: Final = 16
-"""Objects in it."""
-_NAMES = (
-    ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
-    ("input_tokens", "output_tokens", "input_tokens_details"),
-)
 
 
 def read_usage(tail: bytes) -> Usage | None:

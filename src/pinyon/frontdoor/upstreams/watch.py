@@ -41,6 +41,13 @@ MODELS_S = 10.0
 """Between two questions for its models."""
 METRICS_S = 60.0
 """Between two questions for metrics, of a server that had none that we understand."""
+ANSWER_S: Final = 5.0
+BYTES_MAX: Final = 1 << 20
+SERVER_MODELS_MAX: Final = 256
+"""A model and adapters for it."""
+DESCRIPTION_BYTES_MAX: Final = 4 << 10
+"""Of one model; one that is longer is named, and not described."""
+CAPACITY_MAX: Final = 1 << 20
 
 _log = get_logger("lb.upstreams")
 
@@ -216,15 +223,6 @@ class _Load:
 def _plain(message: str) -> str:
     """A sentence as a part of another one."""
     return message[:1].lower() + message[1:].rstrip(".")
-
-
-ANSWER_S: Final = 5.0
-BYTES_MAX: Final = 1 << 20
-SERVER_MODELS_MAX: Final = 256
-"""A model and adapters for it."""
-DESCRIPTION_BYTES_MAX: Final = 4 << 10
-"""Of one model; one that is longer is named, and not described."""
-CAPACITY_MAX: Final = 1 << 20
 
 
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
