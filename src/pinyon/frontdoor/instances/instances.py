@@ -75,7 +75,6 @@ class InstanceView:
         self._models: dict[str, ModelView] = {}
         self._namespaces: dict[tuple[str, str], BlockKey] = {}
         self._changed = asyncio.Event()
-        self.version = 0
         self.renewed: frozenset[str] = frozenset()
         """Addresses of instances that came, came back or restarted with the last list."""
         self.restarted: frozenset[str] = frozenset()
@@ -120,7 +119,7 @@ class InstanceView:
                 self._roster.forget(instance_id)
             else:
                 listed[instance_id] = kept
-        self.renewed, self.restarted, self.version = frozenset(renewed), frozenset(restarted), message.version
+        self.renewed, self.restarted = frozenset(renewed), frozenset(restarted)
         self._take(listed, now_s)
 
     def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
@@ -242,20 +241,16 @@ class InstanceView:
 
     def namespace(self, name: str, tenant: str, cache_salt: str = "") -> BlockKey | None:
         """Where the key chain of a tenant's requests with a salt begins; None while the model's layout is unknown."""
-        if cache_salt:
-            known = self._models.get(name)
-            if known is None:
-                return None
-            return namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
-        key = self._namespaces.get((name, tenant))
+        key = None if cache_salt else self._namespaces.get((name, tenant))
         if key is None:
             known = self._models.get(name)
             if known is None:
                 return None
-            if len(self._namespaces) >= TENANTS_MAX:
-                self._namespaces.clear()
-            key = namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret)
-            self._namespaces[name, tenant] = key
+            key = namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
+            if not cache_salt:
+                if len(self._namespaces) >= TENANTS_MAX:
+                    self._namespaces.clear()
+                self._namespaces[name, tenant] = key
         return key
 
     def fingerprint(self, model: str, instance_id: str) -> str:
