@@ -20,10 +20,10 @@ from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import traceparent
-from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
-from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
+from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import Labels, classify
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.finish_reason import finish_reason_to_proto

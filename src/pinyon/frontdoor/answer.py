@@ -10,8 +10,7 @@ from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.failures import Broke
 
 HIGH_BYTES = 256 << 10
-"""With more that nobody has taken the server is not read any further, until there is a quarter of it."""
-LOW_BYTES = HIGH_BYTES // 4
+"""With more that nobody has taken the server is not read any further, until it is taken."""
 
 
 class Source(Protocol):

@@ -9,8 +9,9 @@ import pytest
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
+from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.dispatcher import Routing
-from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report

@@ -12,9 +12,9 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_sessions
-from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.messages import fill_submission, schedule_request
-from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
 

@@ -13,9 +13,10 @@ from pinyon.core.errors import Internal
 from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import Ticket
 from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts
-from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
+from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.line import Place, Turn
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields

@@ -27,8 +27,6 @@ from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.runtime.telemetry import Span
 
-__all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "Take", "facts_of"]
-
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
