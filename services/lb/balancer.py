@@ -15,6 +15,7 @@ from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.members import LbInfo, OwnedCluster
+from pinyon.federation.position import parse_position
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.app import HttpApp
@@ -259,7 +260,7 @@ class LoadBalancer:
             settings.reachable(endpoints["admin"]),
             settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
             (OwnedCluster(settings.region, settings.conductor, urls),) if settings.conductor or urls else (),
-            settings.position_value,
+            parse_position(settings.position),
         )
 
     async def close(
