@@ -59,14 +59,17 @@ class Completions:
         try:
             with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:
                 call, request_class = await self._read(head, body, parse)
+                prompts, holder, created_s = self.models.of(call.model), head.client.holder, int(time.time())
+                wishes = Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
                 if not call.plain:
-                    await self._several(head, call, request_class, ticket, reply, deadline_s)
+                    asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=wishes)
+                    tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, created_s)
+                    await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
                     return 200
-                prompts, holder = self.models.of(call.model), head.client.holder
-                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
+                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=wishes)
                 request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                 head.facts = partial(facts_of, (request,))
-                answer_format = make_format(head.unique, call.model, int(time.time()), call.include_usage)
+                answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
                 if call.stream:
                     events = _Events(request, ticket, answer_format, reply)
                     await self.dispatcher.run(request, ticket, events.take)
@@ -89,21 +92,6 @@ class Completions:
             call = parse(body)
         return call, classify(head.labels, call, head.client, time.time(), "x-pinyon-geographies")
 
-    async def _several(
-        self,
-        head: Head,
-        call: Call,
-        request_class: RequestClass,
-        ticket: Ticket,
-        reply: Reply,
-        deadline_s: float,
-    ) -> None:
-        prompts = self.models.of(call.model)
-        holder = head.client.holder
-        asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
-        tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, int(time.time()))
-        await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
-
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
         await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
@@ -114,10 +102,6 @@ class Completions:
 
     def _facts(self, head: Head, request: Request) -> Facts | None:
         return request.report(self.clock()) if head.report else None
-
-
-def _wishes(head: Head) -> Wishes:
-    return Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
 
 
 class _Events:
