@@ -225,21 +225,18 @@ class Prompts:
         return count
 
     def _sampling(self, call: Call, count: int, context: int, seed: int) -> SamplingParams:
-        return call.sampling.settled(self._max_tokens(call, count, context), seed)
-
-    def _max_tokens(self, call: Call, count: int, context: int) -> int:
         wanted = call.sampling.max_tokens
         if wanted == NO_LIMIT:
             default = self._chat_max_tokens if call.prompt_field == "messages" else COMPLETION_MAX_TOKENS
-            return min(default, context - count)
-        if count + wanted > context:
+            wanted = min(default, context - count)
+        elif count + wanted > context:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens. You asked for {count + wanted} "
                 f"({count} in the {call.prompt_field}, {wanted} for the completion). Shorten the "
                 f"{call.prompt_field}, or ask for at most {context - count}.",
                 field="max_tokens",
             )
-        return wanted
+        return call.sampling.settled(wanted, seed)
 
     async def keys_of(self, request_class: RequestClass, tokens: bytes, holder: str = "") -> bytes:
         """Block keys of a prompt in the region's own layout, packed; empty while nobody told that. Raises
