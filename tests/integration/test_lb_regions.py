@@ -307,12 +307,13 @@ class Caller:
         values = {"region": "eu", "lb_id": "x", "version": link_module.PEER_VERSION} | fields
         await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
 
-    async def meet(self) -> None:
-        """Until it is welcome."""
+    async def meet(self) -> peer_pb2.SessionResponse:
+        """Until it is welcome: returns what says so."""
         await self.hello()
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
         assert (answer.welcome.region, answer.welcome.lb_id) == ("us", "lb-us")
+        return answer
 
     def request(self, *, hops: int = 1, stream_id: int = 1, tokens: int = 3) -> peer_pb2.ForwardedRequest:
         prompt = tokens_to_bytes([1 + number % 200 for number in range(tokens)])
@@ -368,7 +369,9 @@ async def test_a_request_is_good_once_and_for_one_hop():
 
 async def test_the_log_names_a_refused_request_and_its_tenant(monkeypatch):
     logged = []
-    monkeypatch.setattr(AccessLog, "answered", lambda _, seen, quiet=False: logged.append(seen))
+    monkeypatch.setattr(
+        AccessLog, "answered", lambda _, method, route, *seen, quiet=False: logged.append((method, *seen))
+    )
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         await caller.meet()
         submission = worker_pb2.Submission.FromString(caller.request().submission)
@@ -376,8 +379,8 @@ async def test_the_log_names_a_refused_request_and_its_tenant(monkeypatch):
         refused = peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=1)
         await caller.call.write(peer_pb2.SessionRequest(requests=[refused]))
         await spin(lambda: logged)
-    (seen,) = logged
-    assert (seen.method, seen.status, seen.request_id, seen.holder) == ("FORWARDED", 429, "r1", "acme")
+    method, status, seen = logged[0]
+    assert (method, status, seen.request_id, seen.holder) == ("FORWARDED", 429, "r1", "acme")
 
 
 async def test_sessions_are_bounded(monkeypatch):
@@ -406,9 +409,9 @@ async def test_a_load_balancer_of_no_region_forwards_nothing():
 
 async def test_a_caller_of_another_region_is_served():
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
-        await caller.meet()
+        met = await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(probe=7, requests=[caller.request()]))
-        tokens, probes, state = [], set(), None
+        tokens, probes, state = [], set(), met.state if met.HasField("state") else None
         while True:
             message = await caller.call.read()
             probes.add(message.probe)
