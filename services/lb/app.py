@@ -81,9 +81,7 @@ class Lb(LoadBalancer):
         loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
-        completions = Completions(
-            admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock
-        )
+        completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
         asked = AskedInstances(
             self.prompts.names, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
         )

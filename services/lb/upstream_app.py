@@ -55,7 +55,7 @@ class UpstreamLb(LoadBalancer):
         kind = ServerKind(models, targets, metrics, limits, settings.upstream_first_byte_s, clock)
         loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
         reading = ForwardingLimits(settings.request_timeout_s, settings.chat_max_tokens, given.security.secret)
-        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, metrics.broken, reading, clock)
+        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, reading, clock)
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
             self.arrivals(metrics), models, self.access, self.bodies, settings.request_timeout_s, clock, forwarding,

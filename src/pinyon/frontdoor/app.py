@@ -180,6 +180,8 @@ class HttpApp:
     def _answered(self, call: HttpCall, status: int) -> None:
         route = call.route
         self._metrics.answered(route.label, status)
+        if call.broken:
+            self._metrics.broken(call.broken)
         assert call.raw is not None
         quiet = not route.guarded and route is not NOWHERE
         self._access.answered(call.raw.method, route.place, status, call, quiet=quiet)

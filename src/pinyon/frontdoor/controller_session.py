@@ -84,8 +84,6 @@ class ControllerSession:
         self._heard_s = -math.inf
         self.federation: Federation | None = None
         """What was told last; None: nothing yet."""
-        self.sessions = 0
-        """How often a controller answered a new session."""
 
     @property
     def connected(self) -> bool:
@@ -133,7 +131,6 @@ class ControllerSession:
     def _take(self, stream: Dialed[Request, Response], message: Response) -> None:
         if self._stream is None:
             self._stream = stream
-            self.sessions += 1
             _log.info("registered with the controller at %s", self._address)
         self._heard_s = self._clock()
         if message.lease_ms:

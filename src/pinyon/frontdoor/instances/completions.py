@@ -31,16 +31,12 @@ Parse = Callable[[bytes | bytearray], Call]
 
 @dataclass(slots=True, eq=False)
 class Completions:
-    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte.
-
-    ``broken`` is told the error's code of a stream that had begun.
-    """
+    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
 
     admission: Admission
     dispatcher: Dispatcher
     models: Models
     off_loop: OffLoop
-    broken: Callable[[str], None]
     timeout_s: float
     clock: Clock
 
@@ -81,7 +77,6 @@ class Completions:
             error = broken_by(raised, reply, self.timeout_s, head.log_id)
         # The status line has gone out as 200: the error travels as an event.
         head.broken = error.grpc_code.lower()
-        self.broken(head.broken)
         await reply.end(error_event(error) + DONE)
         return 200
 

@@ -193,6 +193,8 @@ class Requests(Generic[S]):
             self.fail(stream_id, Internal("internal error"))
         finally:
             share.hold(0)
+            if head.broken:
+                self.serving.arrivals.metrics.broken(head.broken)
             self.serving.access.answered("FORWARDED", self.session.peer.region, status, head)
 
     @staticmethod

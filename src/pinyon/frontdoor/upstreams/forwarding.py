@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -43,13 +42,12 @@ class ForwardingLimits:
 
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """One per load balancer. ``broken`` is told the code of the error that an answer which had begun ended with."""
+    """One per load balancer."""
 
     admission: Admission
     models: ServedModels
     loop: RequestLoop[Forward]
     off_loop: OffLoop
-    broken: Callable[[str], None]
     limits: ForwardingLimits
     clock: Clock
 
@@ -88,7 +86,6 @@ class Forwarding:
             await reply.end(b"")
             return passing.status
         head.broken = error.grpc_code.lower()
-        self.broken(head.broken)
         if forward.sender:
             raise error  # it is the region that the client is connected to which says so
         if passing.is_stream:
