@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from pinyon.core.clock import Clock
-from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head
@@ -54,8 +53,10 @@ class Completions:
         deadline_s = head.arrived_s + self.timeout_s
         try:
             with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:
-                call, request_class = await self._read(head, body, parse)
-                prompts, holder, created_s = self.models.of(call.model), head.client.holder, int(time.time())
+                holder, now_s = head.client.holder, time.time()
+                call = await self.off_loop.run(holder, parse, body) if is_large(body) else parse(body)
+                request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
+                prompts, created_s = self.models.of(call.model), int(now_s)
                 wishes = Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
                 if not call.plain:
                     asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=wishes)
@@ -79,13 +80,6 @@ class Completions:
         head.broken = error.grpc_code.lower()
         await reply.end(error_event(error) + DONE)
         return 200
-
-    async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, RequestClass]:
-        if is_large(body):
-            call = await self.off_loop.run(head.client.holder, parse, body)
-        else:
-            call = parse(body)
-        return call, classify(head.labels, call, head.client, time.time(), "x-pinyon-geographies")
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []

@@ -36,10 +36,8 @@ class Tokenization:
         prompts = self._models.of(call.model)
         tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
         arguments = (prompts, tokens, call.strings)
-        if len(tokens) // 4 > PIECE_TOKENS:
-            answer = await self._off_loop.run(holder, self._answer, *arguments)
-        else:
-            answer = self._answer(*arguments)
+        large = len(tokens) // 4 > PIECE_TOKENS
+        answer = await self._off_loop.run(holder, self._answer, *arguments) if large else self._answer(*arguments)
         reply.whole(200, answer, JSON)
         return 200
 
@@ -59,10 +57,8 @@ class Tokenization:
         """Returns the status. Raises :class:`PinyonError`."""
         self._admission.count(head.client)
         holder = head.client.holder
-        if is_large(body):
-            model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
-        else:
-            model, tokens = parse_detokenize(body)
+        call = await self._off_loop.run(holder, parse_detokenize, body) if is_large(body) else parse_detokenize(body)
+        model, tokens = call
         text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
         answer = await self._off_loop.run(holder, _detokenized, text) if len(text) > PIECE_CHARS else _detokenized(text)
         reply.whole(200, answer, JSON)
