@@ -16,7 +16,7 @@ from pinyon.core.errors import (
     PinyonError,
     ResourceExhausted,
 )
-from pinyon.core.request import FinishReason, RequestClass
+from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
@@ -25,8 +25,8 @@ from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
+from pinyon.frontdoor.update_stream import failed_update
 from pinyon.http.budget import Share
-from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.sampling import sampling_from_proto
@@ -144,10 +144,4 @@ class _TokenRequests(Requests[TokenServing]):
         self.session.put(update)
 
     def fail(self, stream_id: int, error: PinyonError) -> None:
-        self.session.put(
-            worker_pb2.StreamUpdate(
-                stream_id=stream_id,
-                finish_reason=finish_reason_to_proto(FinishReason.ERROR),
-                error=error_to_proto(error),
-            )
-        )
+        self.session.put(failed_update(stream_id, error))
