@@ -24,7 +24,8 @@ from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
-from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
+from pinyon.frontdoor.regions.inbound import Inbound, Serving
+from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.update_stream import failed_update
 from pinyon.http.budget import Share
 from pinyon.messages.finish_reason import finish_reason_to_proto
@@ -42,11 +43,11 @@ class TokenServing(Serving):
     prompts: Models
     dispatcher: Dispatcher
 
-    def requests(self, session: Inbound) -> Requests[TokenServing]:
-        return _TokenRequests(self, session)
+    def session(self, peer: Peer) -> Inbound[TokenServing]:
+        return _TokenInbound(self, peer)
 
 
-class _TokenRequests(Requests[TokenServing]):
+class _TokenInbound(Inbound[TokenServing]):
     def take(self, message: peer_pb2.SessionRequest) -> None:
         if message.raw_requests:
             raise FailedPrecondition("requests are tokens here", field="raw_requests")
@@ -69,7 +70,7 @@ class _TokenRequests(Requests[TokenServing]):
     async def _run(
         self, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest, head: Head, share: Share
     ) -> int:
-        serving, peer = self.serving, self.session.peer
+        serving, peer = self.serving, self.peer
         whose = class_from_proto(submission.request_class)
         head.client, head.holder = Client(whose.tenant), whose.tenant
         self.hold(share, peer.name, len(forwarded.submission) + REQUEST_BYTES)
@@ -120,7 +121,7 @@ class _TokenRequests(Requests[TokenServing]):
             Wishes(submission.no_reuse, slo_ms, submission.traceparent),
         )
         request = Request(ask, now_s, now_s + timeout_s)
-        request.sender = self.session.peer.region
+        request.sender = self.peer.region
         request.fingerprint = submission.model_fingerprint
         if generated:
             request.go_on_after(tokens[len(prompt) :])
@@ -141,7 +142,7 @@ class _TokenRequests(Requests[TokenServing]):
         if request.finish_reason is not None:
             update.finish_reason = finish_reason_to_proto(request.finish_reason)
             update.usage.CopyFrom(request.usage_message())
-        self.session.put(update)
+        self.put(update)
 
     def fail(self, stream_id: int, error: PinyonError) -> None:
-        self.session.put(failed_update(stream_id, error))
+        self.put(failed_update(stream_id, error))

@@ -4,7 +4,7 @@ and the requests that come over it. What these are made of is known by the :clas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -111,8 +111,8 @@ class Arrivals:
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """Of one load balancer: what serves what other regions send, over ``sessions``. Each kind has :class:`Requests` of
-    its own."""
+    """Of one load balancer: what serves what other regions send, over ``sessions``. Each kind has some of its
+    own."""
 
     arrivals: Arrivals
     models: ServedModels
@@ -121,12 +121,12 @@ class Serving:
     """Of bytes that requests of other regions hold here."""
     timeout_s: float
     clock: Clock
-    sessions: set[Inbound] = field(default_factory=set, init=False)
+    sessions: set[Inbound[Any]] = field(default_factory=set, init=False)
     ending: bool = field(default=False, init=False)
     """Sessions end as soon as they have no requests."""
 
-    def requests(self, session: Inbound) -> Requests[Any]:
-        """For a session that has just begun."""
+    def session(self, peer: Peer) -> Inbound[Any]:
+        """One that has just begun."""
         raise NotImplementedError
 
     @property
@@ -148,13 +148,50 @@ class Serving:
 S = TypeVar("S", bound=Serving)
 
 
-class Requests(Generic[S]):
-    """Those of one session. A kind says what they are made of, and how one is served."""
+class Inbound(Generic[S]):
+    """One session, after its welcome, and the requests of it. ``run`` ends with it; then nothing of it is left. A kind
+    says what requests are made of, and how one is served."""
 
-    def __init__(self, serving: S, session: Inbound) -> None:
-        self.serving = serving
-        self.session = session
-        self._last_id = 0
+    def __init__(self, serving: S, peer: Peer) -> None:
+        self.serving, self.peer = serving, peer
+        self._received = self._last_id = 0
+        """Requests that have come, in all, and the number of the last one."""
+        self._silent = self._version = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        pace = Pace(lambda: len(self._tasks), serving.clock)
+        self._outgoing: Outgoing[peer_pb2.SessionResponse] = Outgoing(peer_pb2.SessionResponse, pace, MESSAGES_MAX)
+        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
+
+    @property
+    def running(self) -> int:
+        """Requests."""
+        return len(self._tasks)
+
+    async def run(
+        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
+    ) -> None:
+        self._stream = stream
+        self._outgoing.message(welcome.ByteSize() + FRAME_BYTES).welcome.CopyFrom(welcome)
+        self._outgoing.by(stream)
+        self.serving.sessions.add(self)
+        self.end_if_idle()
+        states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
+        try:
+            await stream.run(self._take, self._outgoing)
+        finally:
+            states.cancel()
+            self.serving.sessions.discard(self)
+            self._outgoing.close()
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, states, return_exceptions=True)
+
+    def end_if_idle(self) -> None:
+        if self.serving.ending and not self._tasks and self._stream is not None:
+            self._stream.end()
+
+    # -- for a kind
 
     def begin(
         self,
@@ -163,17 +200,20 @@ class Requests(Generic[S]):
         run: Callable[[Head, Share], Awaitable[int]],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``run`` serves a new one, and returns its status; what its head says of it is for the log. ``ended`` is told
-        in any case. Raises :class:`InvalidArgument`."""
-        self.session.received += 1
+        """``run`` serves a new request, and returns its status; what its head says of it is for the log. It runs until
+        it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case. Raises
+        :class:`InvalidArgument`."""
+        self._received += 1
         if stream_id <= self._last_id:  # also of one that has ended
             raise InvalidArgument(f"stream {stream_id} is no new one", field="stream_id")
         self._last_id = stream_id
-        if self.session.running >= REQUESTS_MAX:
+        if self.running >= REQUESTS_MAX:
             self.fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
             ended()
-        else:
-            self.session.begin(stream_id, self._serve(stream_id, name, run), name, ended)
+            return
+        task = self._tasks[stream_id] = asyncio.create_task(self._serve(stream_id, name, run), name=name)
+        task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: self._ended(stream_id))
 
     async def _serve(self, stream_id: int, name: str, run: Callable[[Head, Share], Awaitable[int]]) -> None:
         head, share, status = Head("", self.serving.clock()), Share(self.serving.budget), 0
@@ -195,7 +235,7 @@ class Requests(Generic[S]):
             share.hold(0)
             if head.broken:
                 self.serving.arrivals.metrics.broken(head.broken)
-            self.serving.access.answered("FORWARDED", self.session.peer.region, status, head)
+            self.serving.access.answered("FORWARDED", self.peer.region, status, head)
 
     @staticmethod
     def hold(share: Share, name: str, size: int) -> None:
@@ -204,6 +244,16 @@ class Requests(Generic[S]):
         if not share.hold(size):
             raise ResourceExhausted("requests of other regions hold too much", field=REGION_FIELD)
 
+    def put(self, part: Message) -> None:
+        """It goes to the caller, in order, if that is there."""
+        stream = self._stream
+        if stream is None or stream.ending:
+            return
+        if not self._outgoing.has_room:  # who reads so slowly is not there
+            stream.end(ResourceExhausted(f"{MESSAGES_MAX} messages wait"))
+            return
+        self.add(self._outgoing.message(part.ByteSize() + FRAME_BYTES), part)
+
     # -- what a kind says
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
@@ -211,7 +261,7 @@ class Requests(Generic[S]):
         raise NotImplementedError
 
     def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
-        """Into a message goes a part that was :meth:`Inbound.put`."""
+        """Into a message goes a part that was :meth:`put`."""
         raise NotImplementedError
 
     def told(self, error: PinyonError) -> PinyonError:
@@ -222,78 +272,13 @@ class Requests(Generic[S]):
         """It ends here."""
         raise NotImplementedError
 
-
-class Inbound:
-    """One session, after its welcome. ``run`` ends with it; then nothing of it is left."""
-
-    def __init__(self, serving: Serving, peer: Peer) -> None:
-        self.peer = peer
-        self.received = 0
-        """Requests that have come, in all."""
-        self._serving = serving
-        pace = Pace(lambda: len(self._tasks), serving.clock)
-        self._outgoing: Outgoing[peer_pb2.SessionResponse] = Outgoing(peer_pb2.SessionResponse, pace, MESSAGES_MAX)
-        self._silent = 0
-        self._version = 0
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
-        self._requests = serving.requests(self)
-
-    @property
-    def running(self) -> int:
-        """Requests."""
-        return len(self._tasks)
-
-    async def run(
-        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
-    ) -> None:
-        self._stream = stream
-        self._outgoing.message(welcome.ByteSize() + FRAME_BYTES).welcome.CopyFrom(welcome)
-        self._outgoing.by(stream)
-        self._serving.sessions.add(self)
-        self.end_if_idle()
-        states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
-        try:
-            await stream.run(self._take, self._outgoing)
-        finally:
-            states.cancel()
-            self._serving.sessions.discard(self)
-            self._outgoing.close()
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, states, return_exceptions=True)
-
-    def end_if_idle(self) -> None:
-        if self._serving.ending and not self._tasks and self._stream is not None:
-            self._stream.end()
-
-    # -- for who serves its requests
-
-    def begin(self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None]) -> None:
-        """It runs, until it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case."""
-        task = asyncio.create_task(serving, name=name)
-        self._tasks[stream_id] = task
-        task.add_done_callback(lambda _: ended())
-        task.add_done_callback(lambda _: self._ended(stream_id))
-
-    def put(self, part: Message) -> None:
-        """It goes to the caller, in order, if that is there."""
-        stream = self._stream
-        if stream is None or stream.ending:
-            return
-        if not self._outgoing.has_room:  # who reads so slowly is not there
-            stream.end(ResourceExhausted(f"{MESSAGES_MAX} messages wait"))
-            return
-        self._requests.add(self._outgoing.message(part.ByteSize() + FRAME_BYTES), part)
-
     # -- what comes
 
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         self._silent = 0
         if message.probe:
             self._outgoing.message(FRAME_BYTES).probe = message.probe
-        self._requests.take(message)
+        self.take(message)
         for stream_id in message.cancel_stream_ids:
             task = self._tasks.get(stream_id)
             if task is not None:
@@ -301,7 +286,7 @@ class Inbound:
 
     def _ended(self, stream_id: int) -> None:
         self._tasks.pop(stream_id, None)
-        if self._serving.ending and not self._tasks:
+        if self.serving.ending and not self._tasks:
             # Not before what it said last has gone: its caller would take that for lost.
             asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
 
@@ -327,9 +312,9 @@ class Inbound:
             await asyncio.sleep(STATE_S)
 
     def _now(self) -> peer_pb2.RegionState:
-        serving = self._serving
+        serving = self.serving
         models = serving.states(len(serving.sessions), self.peer.region)
-        return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self.received, models=models)
+        return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self._received, models=models)
 
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
@@ -359,7 +344,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
             return
         peer = self._checked(first.hello, context)
         welcome = peer_pb2.PeerWelcome(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
-        await Inbound(self._serving, peer).run(stream, welcome)
+        await self._serving.session(peer).run(stream, welcome)
 
     def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
         """Raises :class:`PinyonError` for whom we do not speak with."""
