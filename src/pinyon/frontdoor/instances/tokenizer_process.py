@@ -74,8 +74,8 @@ class TokenizerProcess:
 
     async def close(self) -> None:
         self._closed = True
-        if self._process is not None:
-            self._process.kill()  # whoever waits for it learns of that
+        if (process := self._process) is not None:
+            process.kill()  # whoever waits for it learns of that
         await asyncio.to_thread(self._thread.close)
         self._end()
 
