@@ -61,7 +61,7 @@ class TokenizerProcess:
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._thread = OffLoop(1, WAITING_MAX)
+        self._thread = OffLoop(1, WAITING_MAX, "long prompts")
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
