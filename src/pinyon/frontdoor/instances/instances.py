@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -73,7 +74,6 @@ class InstanceView:
         self._doubtful: dict[str, list[Candidate]] = {}
         """Those the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
-        self._namespaces: dict[tuple[str, str], BlockKey] = {}
         self._changed = asyncio.Event()
         self.renewed: frozenset[str] = frozenset()
         """Addresses of instances that came, came back or restarted with the last list."""
@@ -155,8 +155,6 @@ class InstanceView:
                 candidates.setdefault(model, []).append(instance.candidate)
             elif not instance.draining:
                 doubtful.setdefault(model, []).append(instance.candidate)
-        if models != self._models:
-            self._namespaces.clear()
         self._instances, self._candidates, self._models = instances, candidates, models
         self._at = {each.info.address: (each.info.model, name) for name, each in instances.items()}
         self._doubtful = doubtful
@@ -241,17 +239,12 @@ class InstanceView:
 
     def namespace(self, name: str, tenant: str, cache_salt: str = "") -> BlockKey | None:
         """Where the key chain of a tenant's requests with a salt begins; None while the model's layout is unknown."""
-        key = None if cache_salt else self._namespaces.get((name, tenant))
-        if key is None:
-            known = self._models.get(name)
-            if known is None:
-                return None
-            key = namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
-            if not cache_salt:
-                if len(self._namespaces) >= TENANTS_MAX:
-                    self._namespaces.clear()
-                self._namespaces[name, tenant] = key
-        return key
+        known = self._models.get(name)
+        if known is None:
+            return None
+        if cache_salt:
+            return namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
+        return _unsalted(known.fingerprint, known.layout.layout_id, tenant, self._secret)
 
     def fingerprint(self, model: str, instance_id: str) -> str:
         """Of the weights that an instance has, or that it must have by all we know; empty when nobody said."""
@@ -348,6 +341,11 @@ class InstanceView:
         self.in_flight -= 2
         for target in counted:
             Layer.ended(target)
+
+
+@lru_cache(maxsize=TENANTS_MAX)
+def _unsalted(fingerprint: str, layout_id: str, tenant: str, secret: bytes) -> BlockKey:
+    return namespace(fingerprint, layout_id, tenant, secret)
 
 
 def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
