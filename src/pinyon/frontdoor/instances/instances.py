@@ -66,7 +66,8 @@ class InstanceView:
         self._strangers: frozenset[str] = frozenset()
         """Instances with another secret, as listed last."""
         self._roster = Roster(grace_s)
-        self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
+        self.failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
+        """Who failed a request is left alone for a while, or until something new is heard of it."""
         self._instances: dict[str, _Instance] = {}
         self._at: dict[str, tuple[str, str]] = {}
         """Model and id by address."""
@@ -110,7 +111,7 @@ class InstanceView:
                 restarted.add(address)
             known = same and instance_id not in unsure and old is not None and old.schedulable
             if instance.schedulable and not known:
-                self._failures.succeeded(instance_id)  # it has restarted or come back
+                self.failures.succeeded(instance_id)  # it has restarted or come back
                 renewed.add(address)
         taken = {each.info.address for each in listed.values()}
         for instance_id in self._roster.unconfirmed:
@@ -270,17 +271,9 @@ class InstanceView:
         instance = self._instances.get(instance_id)
         return instance is not None and instance.draining
 
-    def failed(self, instance_id: str, now_s: float) -> None:
-        """It failed a request: left alone for a while, or until something new is heard of it."""
-        self._failures.failed(instance_id, now_s)
-
-    def succeeded(self, instance_id: str, placed_s: float) -> None:
-        """It did its part of an attempt that was placed then: no news about failures since."""
-        self._failures.succeeded(instance_id, placed_s)
-
     def avoided(self, instance_ids: Iterable[str], now_s: float) -> set[str]:
         """Those of them that failed lately."""
-        return {each for each in instance_ids if self._failures.avoids(each, now_s)}
+        return {each for each in instance_ids if self.failures.avoids(each, now_s)}
 
     def choose(
         self,
@@ -301,7 +294,7 @@ class InstanceView:
         known = self._candidates.get(model, [])
         if not serving_groups(known, total_tokens, exclude):
             known = known + self._doubtful.get(model, [])
-        failures = self._failures
+        failures = self.failures
         avoided = {
             each.instance_id
             for each in known

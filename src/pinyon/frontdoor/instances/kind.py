@@ -137,7 +137,7 @@ class InstanceKind:
             view.end(counted)
             self.models.tell()
             if request.finished:
-                view.succeeded(placement.decode_instance_id, placed_s)
+                view.failures.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 cluster.conductor.release(attempt_id)
@@ -157,7 +157,9 @@ class InstanceKind:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
             fill_submission(opened[1], request, attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps all of it
-            await self._receive(request, stream, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
+            await self._receive(
+                request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
+            )
         finally:
             request.reached, request.lost = stream.reached, stream.lost
             stream.close()
@@ -219,7 +221,7 @@ class InstanceKind:
             view = cluster.view
             leaving = view.leaves(failed)
             if not request.found_full:
-                view.failed(failed, now_s)
+                view.failures.failed(failed, now_s)
         if not request.retry(self.limits.attempts, self.limits.wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES or request.refused:
                 return error
