@@ -178,13 +178,9 @@ class LoadBalancer:
             outermost=(self.access,),
         )
 
-    @property
-    def draining(self) -> bool:
-        return self.readiness.draining
-
     def arrivals(self, metrics: DoorMetrics) -> Arrivals:
         """What lets in requests of other regions."""
-        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.draining)
+        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.readiness.draining)
 
     def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
@@ -198,7 +194,7 @@ class LoadBalancer:
         )
         self.membership = member = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
         session = member.session = ControllerSession(
-            controller, member.told, member.load, member.latencies_ms, lambda: self.draining,
+            controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
             given.security.channels.sessions_to(peer_name(CONTROLLER)), given.clock,
         )  # fmt: skip
         self.models.told = lambda: not controller or session.federation is not None
@@ -227,7 +223,7 @@ class LoadBalancer:
             [
                 changeable_policy(ROUTING_POLICIES, settings.routing, use_routing, ROUTING_POLICIES.checked),
                 changeable_policy(PUSHING_RULES, settings.pushing_choice, use_pushing, PUSHING_RULES.checked),
-                changeable_flag("draining", lambda: self.draining, drain),
+                changeable_flag("draining", lambda: self.readiness.draining, drain),
             ],
             record=record,
         )

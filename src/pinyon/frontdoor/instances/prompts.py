@@ -24,7 +24,7 @@ from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
-from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
+from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard
 from pinyon.model.tokenizer import MuchNew
 from pinyon.openai.format import ContextExceeded
 from pinyon.openai.parse import Call, PromptInput, Rendering
@@ -66,7 +66,8 @@ class Prompts:
         self._view = view
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
-        tokenizer = card.tokenizer
+        self.model = card.name
+        self.tokenizer = tokenizer = card.tokenizer
         self._inline_chars = INLINE_BYTE_CHARS if isinstance(tokenizer, ByteTokenizer) else INLINE_CHARS
         remembers = isinstance(tokenizer, HfTokenizer) and tokenizer.remembers
         self._looked_at_chars = THREAD_CHARS if remembers else 0
@@ -74,23 +75,15 @@ class Prompts:
         self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
         self._chains = chains
-        self.texts = TokenTexts(card.tokenizer)
+        self.texts = TokenTexts(tokenizer)
 
     async def close(self) -> None:
         if self._process is not None:
             await self._process.close()
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._card.tokenizer
-
-    @property
-    def model(self) -> str:
-        return self._card.name
-
     def max_context(self) -> int:
         """Longest prompt plus generation in tokens: what the instances take, or the model's while none is known."""
-        known = self._view.model(self._card.name)
+        known = self._view.model(self.model)
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
@@ -192,7 +185,7 @@ class Prompts:
     def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
         """Piece by piece, for others to have the GIL in between."""
         ids = np.frombuffer(tokens, "<u4")
-        detokenizer = IncrementalDetokenizer(self._card.tokenizer, skip_special_tokens=skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens)
         starts = range(0, len(ids), DECODED_TOKENS)
         texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
         return "".join(texts) + detokenizer.flush()
