@@ -27,7 +27,7 @@ from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
-from pinyon.frontdoor.upstreams.keys import read_upstream_keys
+from pinyon.frontdoor.upstreams.url import read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.heartbeat import Heartbeat

@@ -11,14 +11,13 @@ from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
-from pinyon.frontdoor.upstreams.keys import UpstreamKeys, read_upstream_keys
 from pinyon.frontdoor.upstreams.kind import ServerKind, Targets
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.serving import RawServing
-from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
+from pinyon.frontdoor.upstreams.url import UpstreamKeys, UpstreamUrl, parse_upstreams, read_upstream_keys
 from pinyon.frontdoor.upstreams.watch import WatchTimes
 from pinyon.messages.federation import UPSTREAMS_MAX, check_url
 from pinyon.routing.two_layers import Where
