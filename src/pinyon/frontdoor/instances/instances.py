@@ -344,13 +344,20 @@ def _unsalted(fingerprint: str, layout_id: str, tenant: str, secret: bytes) -> B
 def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
     parsed: dict[str, _Instance] = {}
     for instance in message.instances:
-        try:
-            info = info_from_proto(instance.info)
-        except InvalidArgument:
-            continue
-        if info.layout is None:  # a store node
-            continue
-        group = f"{info.model_fingerprint}/{info.layout.layout_id}"
-        candidate = Candidate(info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens)
-        parsed[info.instance_id] = _Instance(info, candidate, instance.schedulable, instance.load.draining)
+        said = _said(instance.info.SerializeToString())
+        if said is not None:
+            parsed[said[0].instance_id] = _Instance(*said, instance.schedulable, instance.load.draining)
     return parsed
+
+
+@lru_cache(maxsize=INSTANCES_MAX)
+def _said(message: bytes) -> tuple[InstanceInfo, Candidate] | None:
+    """What an instance says of itself, which each list has again; ``None`` for store nodes, and what makes no sense."""
+    try:
+        info = info_from_proto(conductor_pb2.InstanceInfo.FromString(message))
+    except InvalidArgument:
+        return None
+    if info.layout is None:
+        return None
+    group = f"{info.model_fingerprint}/{info.layout.layout_id}"
+    return info, Candidate(info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens)
