@@ -12,7 +12,7 @@ from bench.load import Sample
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, PinyonError
-from pinyon.frontdoor.instances.worker_session import METHOD, WRITE_S
+from pinyon.frontdoor.instances.worker_sessions import METHOD, WRITE_S
 from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.duplex import Dialed
 from pinyon.runtime.outbox import Outbox

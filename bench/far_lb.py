@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from launch.process import INTERPRETER, Child
-from pinyon.frontdoor.regions.named import parse_delays
 from pinyon.runtime.channel import Channels, OpenSession
-from pinyon.runtime.distance import delayed
+from pinyon.runtime.distance import delayed, parse_delays
 from services.lb.__main__ import main
 
 

@@ -23,7 +23,7 @@ from bench.report import Aim, Report, parser, progress, summary
 from bench.sessions_echo import GRPCIO, LOOP, WRITE_S
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled
-from pinyon.frontdoor.instances.worker_session import METHOD
+from pinyon.frontdoor.instances.worker_sessions import METHOD
 from pinyon.runtime.duplex import Dialed
 
 SIZES = (200, 4500)

@@ -40,8 +40,8 @@ COMPILED = (
         f"frontdoor/instances/{name}.py"
         for name in (
             *("ask", "choices", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("key_chains", "kind", "messages", "metrics", "models", "prompts", "request", "routes", "routing"),
-            *("tokenize", "worker_session", "worker_sessions"),
+            *("key_chains", "kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
+            "worker_sessions",
         )
     ),
     "frontdoor/upstreams/*.py",

@@ -19,8 +19,7 @@ from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.models import Models
-from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
@@ -28,7 +27,7 @@ from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
-from pinyon.frontdoor.upstreams.keys import read_upstream_keys
+from pinyon.frontdoor.upstreams.url import read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.heartbeat import Heartbeat
@@ -36,8 +35,7 @@ from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.service import ServiceContext
 from services.lb.balancer import Given, LoadBalancer, load_keys
-from services.lb.callers import LB_CALLERS
-from services.lb.servicer import LbServicer
+from services.lb.servicer import LB_CALLERS, LbServicer
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
 
@@ -83,9 +81,7 @@ class Lb(LoadBalancer):
         loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
-        completions = Completions(
-            admission, self.dispatcher, self.prompts, self.off_loop, metrics.broken, timeout_s, clock
-        )
+        completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
         asked = AskedInstances(
             self.prompts.names, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
         )

@@ -15,6 +15,7 @@ from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.members import LbInfo, OwnedCluster
+from pinyon.federation.position import parse_position
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.app import HttpApp
@@ -29,13 +30,10 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
-from pinyon.frontdoor.regions.arrival import Arrivals
-from pinyon.frontdoor.regions.inbound import InboundParts, Serving
+from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Arrivals, PeerServicer, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
-from pinyon.frontdoor.regions.named import parse_delays, parse_peers
-from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.regions.servicer import PEER_CALLERS, PeerServicer
+from pinyon.frontdoor.regions.peer import Peer, parse_peers
 from pinyon.frontdoor.routes import Routes
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.url import parse_upstreams
@@ -49,7 +47,7 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.rates import Rates
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS, OpenSession
-from pinyon.runtime.distance import delayed
+from pinyon.runtime.distance import delayed, parse_delays
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_name, region_name
 from pinyon.runtime.json_file import read_json
@@ -89,7 +87,8 @@ class LoadBalancer:
     https: Https | None
     clusters: Adopted[Any]
     """What requests go to here."""
-    inbound: InboundParts
+    serving: Serving
+    """What serves requests of other regions."""
     membership: Membership
 
     def __init__(self, given: Given, own_models: Iterable[str] = ()) -> None:
@@ -179,28 +178,23 @@ class LoadBalancer:
             outermost=(self.access,),
         )
 
-    @property
-    def draining(self) -> bool:
-        return self.readiness.draining
-
     def arrivals(self, metrics: DoorMetrics) -> Arrivals:
         """What lets in requests of other regions."""
-        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.draining)
+        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.readiness.draining)
 
     def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
         given, controller = self.given, self.given.settings.controller
-        self.regions = links
-        self.inbound = InboundParts(self.own, serving, lambda: self.draining)
+        self.regions, self.serving = links, serving
         self.grpc.add(
             peer_pb2_grpc.add_PeerServiceServicer_to_server,
-            PeerServicer(self.inbound),
+            PeerServicer(serving),
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )
         self.membership = member = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
         session = member.session = ControllerSession(
-            controller, member.told, member.load, member.latencies_ms, lambda: self.draining,
+            controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
             given.security.channels.sessions_to(peer_name(CONTROLLER)), given.clock,
         )  # fmt: skip
         self.models.told = lambda: not controller or session.federation is not None
@@ -229,7 +223,7 @@ class LoadBalancer:
             [
                 changeable_policy(ROUTING_POLICIES, settings.routing, use_routing, ROUTING_POLICIES.checked),
                 changeable_policy(PUSHING_RULES, settings.pushing_choice, use_pushing, PUSHING_RULES.checked),
-                changeable_flag("draining", lambda: self.draining, drain),
+                changeable_flag("draining", lambda: self.readiness.draining, drain),
             ],
             record=record,
         )
@@ -262,7 +256,7 @@ class LoadBalancer:
             settings.reachable(endpoints["admin"]),
             settings.http_url or f"{scheme}://{settings.reachable(endpoints['http'])}",
             (OwnedCluster(settings.region, settings.conductor, urls),) if settings.conductor or urls else (),
-            settings.position_value,
+            parse_position(settings.position),
         )
 
     async def close(
@@ -279,7 +273,7 @@ class LoadBalancer:
         started_s = time.monotonic()
         await self.http.drain(drain_s)
         self.end_records()
-        self.inbound.end()
+        self.serving.end()
         await self.grpc.drain(self.calls_may_take_s(max(0.0, drain_s - (time.monotonic() - started_s))))
         if ports is not None:
             await ports
@@ -298,7 +292,7 @@ class LoadBalancer:
 
     def calls_may_take_s(self, left_s: float) -> float:
         """Returns how long gRPC's calls may take yet, of what is ``left_s`` of the drain."""
-        return left_s if self.inbound.requests else 0.0
+        return left_s if self.serving.running else 0.0
 
     async def close_targets(self) -> None:
         """Ends what requests went to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -14,49 +15,47 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import NO_LIMIT, SAMPLING_FIELDS, check_geographies
-from pinyon.frontdoor.access_log import grpc_call
+from pinyon.frontdoor.access_log import grpc_call, metadata
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import traceparent
-from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.models import Models
-from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
+from pinyon.frontdoor.instances.prompts import Models
+from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import Labels, classify
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_from_proto
 from pinyon.openai.parse import Call, PromptInput, Rendering
+from pinyon.runtime.callers import ANYBODY, Callers
 from pinyon.runtime.first_message import Doors
+
+LB_CALLERS: Callers = {
+    # People's programs: the servicer asks for their API keys.
+    "Generate": ANYBODY,
+    "ListModels": ANYBODY,
+    "WhereTo": ANYBODY,
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)
 
 
+@dataclass(slots=True, eq=False)
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
     """Messages to values, dispatch, values to messages."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        models: Models,
-        keys: ApiKeys,
-        ways: ServedModels,
-        timeout_s: float,
-        clock: Clock,
-        unix_clock: Clock = time.time,
-    ) -> None:
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._models = models
-        self._keys = keys
-        self._ways = ways
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._unix_clock = unix_clock
+    admission: Admission
+    dispatcher: Dispatcher
+    models: Models
+    keys: ApiKeys
+    ways: ServedModels
+    timeout_s: float
+    clock: Clock
+    unix_clock: Clock = time.time
 
     @property
     def doors(self) -> Doors:
@@ -68,20 +67,20 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     def _enter(self, context: Context) -> str:
         client = self._client(context)
-        self._admission.check(client)
+        self.admission.check(client)
         return client.tenant
 
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
         self._client(context)
         return lb_pb2.ListModelsResponse(
-            models=[lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self._models]
+            models=[lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self.models]
         )
 
     async def WhereTo(self, request: lb_pb2.WhereToRequest, context: Context) -> lb_pb2.WhereToResponse:
         client = self._client(context)
-        model = self._models.of(request.model or None).model
+        model = self.models.of(request.model or None).model
         labels = Labels(geographies=check_geographies(tuple(request.geographies), "geographies"))
-        whose = classify(labels, Call(model=model, prompt="", prompt_field="prompt"), client, self._unix_clock())
+        whose = classify(labels, Call(model=model, prompt="", prompt_field="prompt"), client, self.unix_clock())
         return lb_pb2.WhereToResponse(
             ways=[
                 lb_pb2.Way(
@@ -91,26 +90,26 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                     available=each.available,
                     reason=each.reason,
                 )
-                for each in self._ways.dry_run(self._ways.of(model), whose.geographies, whose.tenant)
+                for each in self.ways.dry_run(self.ways.of(model), whose.geographies, whose.tenant)
             ]
         )
 
     async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:
         """Writes by itself: a cancel then always arrives in here, where everything is released at once."""
-        arrived_s, arrived_unix_s = self._clock(), self._unix_clock()
+        arrived_s, arrived_unix_s = self.clock(), self.unix_clock()
         client, seen = self._client(context), grpc_call()
         left_s = context.time_remaining()
-        timeout_s = self._timeout_s if left_s is None else max(0.001, min(left_s, self._timeout_s))
+        timeout_s = self.timeout_s if left_s is None else max(0.001, min(left_s, self.timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
-                with self._admission.admit(client) as ticket:
-                    parent = traceparent(_metadata(context, "traceparent"))
+                with self.admission.admit(client) as ticket:
+                    parent = traceparent(metadata(context, "traceparent"))
                     ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
                     state = Request(ask, arrived_s, arrived_s + timeout_s)
                     seen.facts = partial(facts_of, (state,))
                     await self._serve(state, ticket, context, seen.request_id)
         except TimeoutError:
-            if timeout_s < self._timeout_s:
+            if timeout_s < self.timeout_s:
                 raise late(timeout_s, ", the call's deadline") from None
             raise late(timeout_s) from None
 
@@ -131,7 +130,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
                 return None
             return context.write(message)
 
-        await self._dispatcher.run(state, ticket, take)
+        await self.dispatcher.run(state, ticket, take)
         assert state.finish_reason is not None
         last.finish_reason = finish_reason_to_proto(state.finish_reason)
         last.usage.CopyFrom(state.usage_message())
@@ -141,13 +140,13 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str, log_id: str
     ) -> Ask:
         """Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
-        call = _call(request, self._models.default.model)
+        call = _call(request, self.models.default.model)
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
-            return await self._models.of(call.model).ask(
+            return await self.models.of(call.model).ask(
                 call,
                 log_id,
                 request_class,
@@ -164,7 +163,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             raise InvalidArgument(error.message, field=field or None) from None
 
     def _client(self, context: Context) -> Client:
-        client = self._keys.client(_metadata(context, "authorization"))
+        client = self.keys.client(metadata(context, "authorization"))
         grpc_call().holder = client.holder
         return client
 
@@ -206,10 +205,3 @@ def _labels(message: lb_pb2.RequestLabels) -> Labels:
         message.cache_salt,
         message.no_store,
     )
-
-
-def _metadata(context: Context, name: str) -> str:
-    for key, value in cast("Any", context.invocation_metadata()) or ():
-        if key == name and isinstance(value, str):
-            return value
-    return ""

@@ -10,14 +10,15 @@ from pydantic import AfterValidator, Field, model_validator
 from pinyon.core.address import parse_address
 from pinyon.core.more_models import parse_more_models
 from pinyon.core.request import check_geography
-from pinyon.federation.position import Position
+from pinyon.federation.position import parse_position
 from pinyon.frontdoor.cors import Cors
-from pinyon.frontdoor.regions.named import parse_delays, parse_peers, parse_position
+from pinyon.frontdoor.regions.peer import parse_peers
 from pinyon.frontdoor.upstreams.url import parse_upstreams
 from pinyon.http.limits import HttpLimits
 from pinyon.http.peers import TrustedProxies
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
+from pinyon.runtime.distance import parse_delays
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, WritableFd, checked, is_loopback, service_config
 
@@ -279,10 +280,6 @@ class LbSettings(JournalSettings):
         if self.peers and self.controller:
             raise ValueError("the controller says who the others are: --peers and --controller exclude each other")
         return self
-
-    @property
-    def position_value(self) -> Position | None:
-        return parse_position(self.position)
 
     @property
     def pushing_choice(self) -> str:

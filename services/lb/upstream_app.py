@@ -9,17 +9,15 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
-from pinyon.frontdoor.upstreams.exchange import Targets
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
-from pinyon.frontdoor.upstreams.keys import UpstreamKeys, read_upstream_keys
-from pinyon.frontdoor.upstreams.kind import ServerKind
+from pinyon.frontdoor.upstreams.kind import ServerKind, Targets
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.serving import RawServing
-from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
+from pinyon.frontdoor.upstreams.url import UpstreamKeys, UpstreamUrl, parse_upstreams, read_upstream_keys
 from pinyon.frontdoor.upstreams.watch import WatchTimes
 from pinyon.messages.federation import UPSTREAMS_MAX, check_url
 from pinyon.routing.two_layers import Where
@@ -56,7 +54,7 @@ class UpstreamLb(LoadBalancer):
         kind = ServerKind(models, targets, metrics, limits, settings.upstream_first_byte_s, clock)
         loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
         reading = ForwardingLimits(settings.request_timeout_s, settings.chat_max_tokens, given.security.secret)
-        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, metrics.broken, reading, clock)
+        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, reading, clock)
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
             self.arrivals(metrics), models, self.access, self.bodies, settings.request_timeout_s, clock, forwarding,
@@ -67,7 +65,7 @@ class UpstreamLb(LoadBalancer):
 
     def use_keys(self, keys: UpstreamKeys) -> None:
         """From now on servers are shown these."""
-        self.servers.use_keys(keys)
+        self.servers.keys = keys
         for _, server in self.clusters.servers():
             server.use_key(self.servers.key_of(server.name))
 
@@ -79,9 +77,9 @@ class _Servers:
         """Raises :class:`InvalidArgument`."""
         self.urls = parse_upstreams(settings.upstream)
         self._settings = settings
-        self._keys = read_upstream_keys(settings.upstream_api_key_file)
+        self.keys = read_upstream_keys(settings.upstream_api_key_file)
         self._names = names = frozenset(map(str, self.urls))
-        for named in self._keys.by_server:
+        for named in self.keys.by_server:
             # A controller may give it other servers, and those have keys, too.
             if named not in names and not settings.controller:
                 raise InvalidArgument(
@@ -97,14 +95,11 @@ class _Servers:
                 check_url(name, "upstream")
         self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
 
-    def use_keys(self, keys: UpstreamKeys) -> None:
-        self._keys = keys
-
     def key_of(self, server: str) -> str:
         """Empty: it is shown none."""
         own = server in self._names
-        key = self._keys.of(server, own=own)
-        if not key and not own and self._keys.default:
+        key = self.keys.of(server, own=own)
+        if not key and not own and self.keys.default:
             _log.warning("%s is shown no API key: neither --upstream nor the key file names it", server)
         return key
 

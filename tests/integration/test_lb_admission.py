@@ -131,11 +131,11 @@ async def test_a_tenant_s_bodies_leave_room_for_those_of_others(keys):
                     },
                 )
                 await connection.writer.drain()
-            await spin(lambda: bench.lb.http.held_bytes > 6 << 20)
+            await spin(lambda: bench.lb.bodies.used > 6 << 20)
             for key in ("sk-b", "sk-e"):
                 body = ask() + b" " * (1 << 20)
                 assert (await bench.post("/v1/completions", body, keyed(key))).status == 200
-        await spin(lambda: not bench.lb.http.held_bytes)
+        await spin(lambda: not bench.lb.bodies.used)
         await bench.idle()
 
 

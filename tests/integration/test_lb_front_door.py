@@ -182,7 +182,7 @@ async def test_compressed_bodies_are_read():
         assert reply.status == 200
         plain = await bench.post("/v1/completions", ask(max_tokens=1), {"content-encoding": "identity"})
         assert plain.status == 200
-        assert bench.lb.http.held_bytes == 0
+        assert bench.lb.bodies.used == 0
         await bench.idle()
 
 
@@ -209,7 +209,7 @@ async def test_compressed_bodies_are_bounded():
         for body, statuses in BAD_GZIP:
             reply = await bench.post("/v1/completions", body, {"content-encoding": "gzip"})
             assert reply.status in statuses, body[:40]
-            assert bench.lb.http.held_bytes == 0
+            assert bench.lb.bodies.used == 0
         await bench.idle()
 
 
@@ -220,12 +220,12 @@ async def test_what_is_inflated_counts_with_all_bodies(monkeypatch):
         body = gzip.compress(ask(metadata={"x": "y" * 900_000}, max_tokens=1))
         first = asyncio.ensure_future(bench.post("/v1/completions", body, {"content-encoding": "gzip"}))
         await worker.until(lambda: worker.open)
-        assert bench.lb.http.held_bytes > 900_000
+        assert bench.lb.bodies.used > 900_000
         second = await bench.post("/v1/completions", body, {"content-encoding": "gzip"})
         assert (second.status, second.headers["retry-after"]) == (503, "1")
         worker.go.set()
         assert (await first).status == 200
-        await spin(lambda: not bench.lb.http.held_bytes)
+        await spin(lambda: not bench.lb.bodies.used)
 
 
 # ---------------------------------------------------------------- ids

@@ -16,9 +16,10 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.regions import inbound as inbound_module
-from pinyon.frontdoor.regions import link as link_module
-from pinyon.frontdoor.regions import servicer as servicer_module
+from pinyon.frontdoor.regions import links as link_module
 from pinyon.routing.geography import parse_geography
+from pinyon.runtime.outgoing import Outgoing
+from pinyon.runtime.pace import Pace
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, peer_of, running_regions
 
@@ -117,7 +118,7 @@ async def test_nothing_is_forwarded_twice():
             "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
         }))  # fmt: skip
         regions.say("us", FULL)
-        for session in eu.lb.inbound.sessions:  # they tell what was so: `us` does not hear that it is full by now
+        for session in eu.lb.serving.sessions:  # they tell what was so: `us` does not hear that it is full by now
             state = session._now()
             session._now = lambda state=state: state
         regions.say("eu", FULL)
@@ -306,12 +307,13 @@ class Caller:
         values = {"region": "eu", "lb_id": "x", "version": link_module.PEER_VERSION} | fields
         await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
 
-    async def meet(self) -> None:
-        """Until it is welcome."""
+    async def meet(self) -> peer_pb2.SessionResponse:
+        """Until it is welcome: returns what says so."""
         await self.hello()
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
         assert (answer.welcome.region, answer.welcome.lb_id) == ("us", "lb-us")
+        return answer
 
     def request(self, *, hops: int = 1, stream_id: int = 1, tokens: int = 3) -> peer_pb2.ForwardedRequest:
         prompt = tokens_to_bytes([1 + number % 200 for number in range(tokens)])
@@ -367,7 +369,9 @@ async def test_a_request_is_good_once_and_for_one_hop():
 
 async def test_the_log_names_a_refused_request_and_its_tenant(monkeypatch):
     logged = []
-    monkeypatch.setattr(AccessLog, "answered", lambda _, seen, quiet=False: logged.append(seen))
+    monkeypatch.setattr(
+        AccessLog, "answered", lambda _, method, route, *seen, quiet=False: logged.append((method, *seen))
+    )
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         await caller.meet()
         submission = worker_pb2.Submission.FromString(caller.request().submission)
@@ -375,12 +379,12 @@ async def test_the_log_names_a_refused_request_and_its_tenant(monkeypatch):
         refused = peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=1)
         await caller.call.write(peer_pb2.SessionRequest(requests=[refused]))
         await spin(lambda: logged)
-    (seen,) = logged
-    assert (seen.method, seen.status, seen.request_id, seen.holder) == ("FORWARDED", 429, "r1", "acme")
+    method, status, seen = logged[0]
+    assert (method, status, seen.request_id, seen.holder) == ("FORWARDED", 429, "r1", "acme")
 
 
 async def test_sessions_are_bounded(monkeypatch):
-    monkeypatch.setattr(servicer_module, "SESSIONS_MAX", 1)
+    monkeypatch.setattr(inbound_module, "SESSIONS_MAX", 1)
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         await caller.meet()
         async with Caller(regions["us"]) as other:
@@ -393,7 +397,7 @@ async def test_sessions_are_bounded(monkeypatch):
 
 
 async def test_who_says_nothing_is_ended(monkeypatch):
-    monkeypatch.setattr(servicer_module, "FIRST_S", 0.02)
+    monkeypatch.setattr(inbound_module, "FIRST_S", 0.02)
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         assert await caller.status() is grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -405,9 +409,9 @@ async def test_a_load_balancer_of_no_region_forwards_nothing():
 
 async def test_a_caller_of_another_region_is_served():
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
-        await caller.meet()
+        met = await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(probe=7, requests=[caller.request()]))
-        tokens, probes, state = [], set(), None
+        tokens, probes, state = [], set(), met.state if met.HasField("state") else None
         while True:
             message = await caller.call.read()
             probes.add(message.probe)
@@ -432,7 +436,7 @@ async def test_a_caller_that_falls_silent_is_left(monkeypatch):
         await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
         await us.workers[0].until(lambda: us.workers[0].open)
-        await spin(lambda: us.lb.inbound.requests == 0)  # though nobody reads, either
+        await spin(lambda: us.lb.serving.running == 0)  # though nobody reads, either
         assert await caller.status() is grpc.StatusCode.UNAVAILABLE
         us.workers[0].go.set()
         await regions.idle()
@@ -454,14 +458,14 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
         (refused,) = message.updates
         assert refused.stream_id == 4
         assert (refused.error.code, refused.error.field) == ("RESOURCE_EXHAUSTED", "region")
-        await spin(lambda: us.lb.inbound.requests == 3)
-        assert 480_000 < us.lb.inbound.serving.budget.used <= 1 << 19
+        await spin(lambda: us.lb.serving.running == 3)
+        assert 480_000 < us.lb.serving.budget.used <= 1 << 19
         worker.go.set()
         ended: set[int] = set()
         while len(ended) < 3:
             ended |= {each.stream_id for each in (await caller.call.read()).updates if each.finish_reason}
-        await spin(lambda: us.lb.inbound.requests == 0)
-        assert us.lb.inbound.serving.budget.used == 0
+        await spin(lambda: us.lb.serving.running == 0)
+        assert us.lb.serving.budget.used == 0
         await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=5, tokens=40_000)]))
         while not (message := await caller.call.read()).updates:
             pass
@@ -480,8 +484,9 @@ async def test_a_silent_region_is_left(monkeypatch):
         there.hold_after = 3
         running = asyncio.create_task(regions["us"].complete(max_tokens=8))
         await there.until(lambda: there.open)
-        for inbound in [*regions["eu"].lb.inbound.sessions]:
-            inbound._news = asyncio.Event()  # its writer waits for another one, and writes nothing any more
+        for inbound in [*regions["eu"].lb.serving.sessions]:
+            pace = Pace(lambda: 0, time.monotonic)
+            inbound._outgoing = Outgoing(peer_pb2.SessionResponse, pace, 9)  # what goes into it nobody writes
         assert (await running).json["choices"][0]["text"] == expected_text(5, 8)
         there.go.set()
         await regions.idle()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import shutil
+import threading
 from pathlib import Path
 
 import grpc
@@ -176,22 +177,21 @@ async def test_closing_waits_for_a_process_that_is_just_ended(monkeypatch):
     """Else nobody takes the exit status of what was killed, and who asked it hears nothing."""
     process = TokenizerProcess(FOLDER)
     await process.tokenize("", "short")
-    ending, ended, wait = asyncio.Event(), asyncio.Event(), process._process.wait
+    ending, ended, wait = threading.Event(), threading.Event(), process._process.wait
 
-    async def late() -> int:
+    def late() -> int:
         ending.set()
-        await ended.wait()
-        return await wait()
+        ended.wait(WAIT_S)
+        return wait()
 
     monkeypatch.setattr(process._process, "wait", late)
     (child,) = children()
     child.suspend()
     waiting = asyncio.ensure_future(process.tokenize("", "short"))
     child.kill()
-    await asyncio.wait_for(ending.wait(), WAIT_S)
+    assert await asyncio.to_thread(ending.wait, WAIT_S)
     closing = asyncio.ensure_future(process.close())
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
     assert not closing.done()
     ended.set()
     await closing

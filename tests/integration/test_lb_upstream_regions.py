@@ -104,7 +104,7 @@ async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int):
 async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_one():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
-        regions["eu"].lb.inbound.serving.limits = regions["eu"].lb.inbound.serving.limits.__class__(body_bytes=1024)
+        regions["eu"].lb.serving.limits = regions["eu"].lb.serving.limits.__class__(body_bytes=1024)
         large = asyncio.ensure_future(regions["us"].post("/v1/completions", {"model": MODEL, "prompt": "x" * 4096}))
         await spin(lambda: regions["us"].gauge("forwarded_total", region="eu") == 1)
         await spin(lambda: regions["us"].gauge("queue_requests") == 1)

@@ -37,7 +37,7 @@ async def test_a_deadline_crosses_regions(monkeypatch):
         us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", room=True)
         await regions.full("us")
-        us.lb.inbound.serving.forwarding.limits = ForwardingLimits(request_s=3.0)
+        us.lb.serving.forwarding.limits = ForwardingLimits(request_s=3.0)
         server = eu.servers[0]
 
         async def forever(asked: Asked, wire: Wire) -> None:

@@ -33,8 +33,8 @@ async def test_who_takes_nothing_makes_the_server_wait():
             while size < HIGH_BYTES:
                 size += sum(len(piece.data) for piece in (await caller.call.read()).raw_pieces)
         assert size < 3 * HIGH_BYTES
-        (session,) = regions["us"].lb.inbound.sessions
-        assert len(session._outbox) == 0
+        (session,) = regions["us"].lb.serving.sessions
+        assert len(session._outgoing) == 0
         news, taken = size, 0
         while size < 4500 * 8200 + len(DONE):
             if news:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
-from pinyon.frontdoor.regions.link import PEER_VERSION
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name
@@ -78,7 +78,7 @@ async def test_only_a_certificate_makes_a_peer(role, instance_id, region, author
                 assert await call.code() is code
                 if role != "lb":
                     assert f"role {role} may not call" in await call.details()
-        assert us.lb.inbound.requests == 0
+        assert us.lb.serving.running == 0
 
 
 async def test_without_a_certificate_nobody_is_a_peer(tmp_path: Path):
@@ -201,8 +201,8 @@ async def test_what_is_cancelled_at_once_leaves_nothing():
         await caller.ask(caller.request(body_length=1000), cancel_stream_ids=[1])
         await caller.ask(caller.request(stream_id=2))
         await caller.answer()
-        (session,) = regions["us"].lb.inbound.sessions
+        (session,) = regions["us"].lb.serving.sessions
         await spin(lambda: not session.running)
-        assert not session._requests._arriving
-        assert not session._requests._replies
+        assert not session._arriving
+        assert not session._replies
         await regions.idle()

@@ -8,7 +8,7 @@ import contextlib
 import grpc
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
-from pinyon.frontdoor.regions.link import PEER_VERSION
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from tests.integration.lb_harness import WAIT_S
 from tests.integration.upstream_parts import MODEL
 from tests.integration.upstream_regions_parts import STREAM

@@ -291,7 +291,7 @@ class Bench(Front):
                 and not any(server.outstanding for server in fleet.servers.values())
                 and not any(target.outstanding for name in fleet.servers for target in self._targets(name))
                 and not any(server.open for server in self.servers)
-                and not self.lb.inbound.requests
+                and not self.lb.serving.running
                 and not any(link.streams for link in self.lb.regions.links)
             )
         )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.core.block_keys import chain_block_keys, namespace
-from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
+from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted, Unauthenticated
 from pinyon.core.request import NO_LIMIT, SamplingParams
 from pinyon.frontdoor.auth import Client, load_api_keys
 from pinyon.frontdoor.failures import Broke, NoRoom, Refused
@@ -270,7 +270,11 @@ def test_api_keys_files(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "keys"
     path.write_bytes(content)
     keys, refusal = outcome(load_api_keys, str(path))
-    assert keys.required if refusal is None else refusal.field == "api_keys_file"
+    if refusal is None:
+        with pytest.raises(Unauthenticated):
+            keys.client("")
+    else:
+        assert refusal.field == "api_keys_file"
 
 
 @settings(max_examples=usually(20, long=200), deadline=None)

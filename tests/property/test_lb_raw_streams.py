@@ -14,7 +14,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.failures import REGION_FIELD, Broke, NoRoom
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, WINDOW_BYTES, RawStreams, read_fields
-from pinyon.frontdoor.upstreams.peer_reply import PeerReply
+from pinyon.frontdoor.upstreams.serving import PeerReply
 
 sizes = st.integers(0, 3 * WINDOW_BYTES)
 

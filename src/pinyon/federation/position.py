@@ -35,3 +35,14 @@ class Position:
         along = sin(radians(other.longitude - self.longitude) / 2)
         chord = up * up + cos(north) * cos(other_north) * along * along
         return 2 * EARTH_RADIUS_KM * asin(sqrt(min(1.0, chord)))
+
+
+def parse_position(text: str) -> Position | None:
+    """``LATITUDE,LONGITUDE``; None of an empty text. Raises ``ValueError``."""
+    if not text:
+        return None
+    latitude, _, longitude = text.partition(",")
+    try:
+        return Position(float(latitude), float(longitude))
+    except (ValueError, InvalidArgument):
+        raise ValueError(f"{text!r} is no LATITUDE,LONGITUDE in degrees") from None

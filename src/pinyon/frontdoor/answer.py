@@ -10,8 +10,7 @@ from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.failures import Broke
 
 HIGH_BYTES = 256 << 10
-"""With more that nobody has taken the server is not read any further, until there is a quarter of it."""
-LOW_BYTES = HIGH_BYTES // 4
+"""With more that nobody has taken the server is not read any further, until it is taken."""
 
 
 class Source(Protocol):
@@ -74,6 +73,17 @@ class Answer:
                 return b""
             await self._wait()
         return self._take()
+
+    async def whole(self, bytes_max: int) -> bytes | None:
+        """All of it; ``None`` if that is more than so many bytes. Raises as :meth:`read`."""
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.read():
+            pieces.append(piece)
+            size += len(piece)
+            if size > bytes_max:
+                return None
+        return b"".join(pieces)
 
     async def pour(self, push: Callable[[bytes], bool]) -> None:
         """What comes is given to ``push`` as it comes, until that says that it takes no more so, or the last of it is

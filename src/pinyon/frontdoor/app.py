@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pinyon import __version__
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError, Unavailable
-from pinyon.frontdoor.access_log import AccessLog, Answered
+from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.auth import ApiKeys
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
@@ -43,14 +43,13 @@ NOWHERE = Route("other", "", False, "other")
 class HttpCall(Head):
     """One request for the app: its head, and where it goes; see :class:`pinyon.http.state.Exchange`."""
 
-    __slots__ = ("error", "fields", "holder", "route")
+    __slots__ = ("error", "fields", "route")
 
     def __init__(self, raw: RequestHead, arrived_s: float) -> None:
         super().__init__(raw.path, arrived_s, raw)
         self.route = NOWHERE
         self.error: PinyonError | None = None
         self.fields = b""
-        self.holder = ""
 
     @property
     def guarded(self) -> bool:
@@ -181,16 +180,11 @@ class HttpApp:
     def _answered(self, call: HttpCall, status: int) -> None:
         route = call.route
         self._metrics.answered(route.label, status)
-        quiet = not route.guarded and route is not NOWHERE
-        if not self._access.wants(quiet=quiet):
-            return
+        if call.broken:
+            self._metrics.broken(call.broken)
         assert call.raw is not None
-        self._access.answered(
-            Answered(
-                call.raw.method, route.place, status, call.arrived_s, call.log_id, call.holder, call.broken, call.facts
-            ),
-            quiet=quiet,
-        )
+        quiet = not route.guarded and route is not NOWHERE
+        self._access.answered(call.raw.method, route.place, status, call, quiet=quiet)
 
     # -- pages
 

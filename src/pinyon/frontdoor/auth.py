@@ -6,7 +6,7 @@ guessed key is right.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 
 from pinyon.core.errors import InvalidArgument, Unauthenticated
@@ -23,14 +23,6 @@ class ApiKeys:
 
     def __init__(self, keys: Mapping[str, Client] | None = None) -> None:
         self._clients = None if keys is None else {_digest(key): client for key, client in keys.items()}
-
-    @property
-    def required(self) -> bool:
-        return self._clients is not None
-
-    @property
-    def clients(self) -> Collection[Client]:
-        return [] if self._clients is None else self._clients.values()
 
     def renew(self, newer: ApiKeys) -> None:
         """From now on the keys of ``newer`` count. Requests that were let in before go on."""

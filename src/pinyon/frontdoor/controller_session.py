@@ -84,8 +84,6 @@ class ControllerSession:
         self._heard_s = -math.inf
         self.federation: Federation | None = None
         """What was told last; None: nothing yet."""
-        self.sessions = 0
-        """How often a controller answered a new session."""
 
     @property
     def connected(self) -> bool:
@@ -133,7 +131,6 @@ class ControllerSession:
     def _take(self, stream: Dialed[Request, Response], message: Response) -> None:
         if self._stream is None:
             self._stream = stream
-            self.sessions += 1
             _log.info("registered with the controller at %s", self._address)
         self._heard_s = self._clock()
         if message.lease_ms:
@@ -160,20 +157,18 @@ class ControllerSession:
         if self.federation is not None:
             first.known.CopyFrom(federation_to_proto(self.federation))
         yield first
-        while not self._link.closing:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._period_s):
-                    await self._wake.wait()
+        leaving = False
+        while not leaving:
+            if not self._link.closing:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s):
+                        await self._wake.wait()
             self._wake.clear()
             report = self._report()
-            report.leaving = self._link.closing
+            report.leaving = leaving = self._link.closing
             yield report
-            if report.leaving:
-                return
-            await asyncio.sleep(GAP_S)
-        farewell = self._report()
-        farewell.leaving = True
-        yield farewell
+            if not leaving:
+                await asyncio.sleep(GAP_S)
 
     def _report(self) -> Request:
         latencies_ms = dict(list(self._latencies_ms().items())[:LATENCIES_MAX])

@@ -3,9 +3,10 @@ addresses are in logs only."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
-from pinyon.core.errors import DeadlineExceeded, Internal, PinyonError, Unavailable
+from pinyon.core.errors import DeadlineExceeded, Internal, NotFound, PinyonError, Unavailable
 from pinyon.http.answer import Reply
 from pinyon.runtime.logging import get_logger
 
@@ -16,6 +17,10 @@ REGION_FIELD = "region"
 """``error.field`` where a region has no room for what was forwarded to it."""
 REJECTED_FIELD = "region_rejects"
 """The same where it will not have this one: none of its instances would be in time, or its law says no."""
+
+
+SHOWN_MAX = 8
+"""Names in an error."""
 
 
 class Absent(Unavailable):
@@ -59,6 +64,17 @@ class Refused(Unavailable):
     def __init__(self, message: str, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
         super().__init__(message)
         self.status, self.body, self.kind, self.fields = status, body, kind, fields
+
+
+def shown_names(names: Collection[str]) -> str:
+    """Some of them, in an error."""
+    return f"{', '.join(list(names)[:SHOWN_MAX])}{', …' if len(names) > SHOWN_MAX else ''}"
+
+
+def unknown_model(name: str, served: Collection[str] = ()) -> NotFound:
+    """``served``: the names of those that there are."""
+    message = f"The model '{name[:128]}' does not exist or you do not have access to it."
+    return NotFound(f"{message} Served here: {shown_names(served)}." if served else message, field="model")
 
 
 def late(limit_s: float, whose: str = ", the load balancer's --request-timeout-s") -> DeadlineExceeded:

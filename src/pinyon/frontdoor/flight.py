@@ -17,16 +17,25 @@ class Flight:
     it."""
 
     __slots__ = (
-        "arrived_s", "choice", "deadline_s", "error", "exclude", "full", "paid", "route", "sender", "served",
-        "tries",
+        "arrived_s", "choice", "deadline_s", "error", "exclude", "full", "name", "paid", "priority", "route", "sender",
+        "served", "tokens_wanted", "traceparent", "tries",
     )  # fmt: skip
 
     served: Served
     """The model that it is for."""
 
-    def __init__(self, arrived_s: float, deadline_s: float) -> None:
-        self.arrived_s = arrived_s
-        self.deadline_s = deadline_s
+    def __init__(
+        self, name: str, traceparent: str, arrived_s: float, deadline_s: float, tokens_wanted: int, priority: int
+    ) -> None:
+        """``name`` is for logs."""
+        self.name = name
+        self.traceparent = traceparent
+        """Of whoever sent it; empty: nobody said. Of its own span, once it is on its way."""
+        self.arrived_s, self.deadline_s = arrived_s, deadline_s
+        self.tokens_wanted = tokens_wanted
+        """That it may take: its prompt's, and those that it may generate."""
+        self.priority = priority
+        """Lower goes first, of one tenant's."""
         self.route = _ANYTHING
         """Set by :meth:`depart`, as ``served``."""
         self.sender = ""
@@ -56,28 +65,8 @@ class Flight:
     # -- what a kind of target says of its requests
 
     @property
-    def name(self) -> str:
-        """In logs."""
-        raise NotImplementedError
-
-    @property
-    def traceparent(self) -> str:
-        """Of whoever sent it; empty: nobody said."""
-        raise NotImplementedError
-
-    @property
-    def tokens_wanted(self) -> int:
-        """That it may take: its prompt's, and those that it may generate."""
-        raise NotImplementedError
-
-    @property
     def used_tokens(self) -> int:
         """That it has taken, as far as anybody knows."""
-        raise NotImplementedError
-
-    @property
-    def priority(self) -> int:
-        """Lower goes first, of one tenant's."""
         raise NotImplementedError
 
     @property
@@ -91,4 +80,4 @@ class Flight:
 
     def traced(self, span: Span) -> None:
         """It is on its way as that span."""
-        raise NotImplementedError
+        self.traceparent = span.traceparent or self.traceparent

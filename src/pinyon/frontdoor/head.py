@@ -44,38 +44,49 @@ def sane_id(value: str) -> str:
     return value if _REQUEST_ID.fullmatch(value) else ""
 
 
-def log_id(told: str, unique: str) -> str:
-    """For all hops: unique, and the id that the client was told can be searched for."""
-    return unique if told is unique else f"{told}.{unique}"
+class Logged:
+    """What the log is to know of a request. ``request_id`` is what the client is told: its own id if it sent a sane
+    one. ``unique`` is what we go by."""
+
+    __slots__ = ("arrived_s", "broken", "facts", "holder", "request_id", "unique")
+
+    def __init__(self, arrived_s: float = 0.0, sent_id: str = "") -> None:
+        self.arrived_s = arrived_s
+        """When its head was here, by the clock that requests go by."""
+        self.unique = unique_id()
+        self.request_id = sent_id or self.unique
+        self.holder = ""
+        """Its tenant, in whose name its bytes are held; empty: in nobody's."""
+        self.facts: Callable[[], Mapping[str, Any]] | None = None
+        """Returns what only those know who serve it, once its body is understood; asked for a line that is written."""
+        self.broken = ""
+        """The code of the error with which an answer ended that had begun."""
+
+    @property
+    def log_id(self) -> str:
+        """For all hops: unique, and the id that the client was told can be searched for."""
+        return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
 
 
-class Head:
-    """``request_id`` is what the client is told: its own id if it sent a sane one. ``unique`` is what we go by."""
+class Head(Logged):
+    """Of a request to the HTTP front door, or of one that another region has sent."""
 
     __slots__ = (
-        "arrived_s",
         "authorization",
-        "broken",
         "client",
-        "facts",
         "gzip",
         "labels",
         "no_reuse",
         "path",
         "raw",
         "report",
-        "request_id",
         "traceparent",
         "ttft_slo_ms",
-        "unique",
     )
 
     def __init__(self, path: str, arrived_s: float = 0.0, raw: RequestHead | None = None) -> None:
+        super().__init__(arrived_s)
         self.path = path
-        self.arrived_s = arrived_s
-        """When the head was here, by the clock that requests go by."""
-        self.unique = unique_id()
-        self.request_id = self.unique
         self.client = PUBLIC
         self.labels = Labels()
         self.authorization = ""
@@ -87,14 +98,6 @@ class Head:
         self.ttft_slo_ms = 0
         self.raw = raw
         """As it came."""
-        self.facts: Callable[[], Mapping[str, Any]] | None = None
-        """Returns what the log is to say of it, once its body is understood."""
-        self.broken = ""
-        """The code of the error with which an answer ended that had begun."""
-
-    @property
-    def log_id(self) -> str:
-        return log_id(self.request_id, self.unique)
 
 
 def sent_id(fields: Iterable[tuple[bytes, bytes]]) -> str:

@@ -10,9 +10,38 @@ from typing import Any
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
 from pinyon.frontdoor.demands import Hold
+from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 
 
-class Place:
+class Turn:
+    """One request's turn, as the request loop takes and leaves it: with this one it has come."""
+
+    __slots__ = ()
+
+    @property
+    def levels(self) -> Levels:
+        """What is left of its tenant's limits."""
+        return NO_LEVELS
+
+    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
+        """Whether it is now, and it is to be said at once where the request goes; if not, :meth:`wait` for it."""
+        return True
+
+    async def wait(self) -> None:
+        """Until it is."""
+
+    def release(self) -> None:
+        """It is known now where the request goes: the room that was kept for it is anybody's."""
+
+    async def again(self, demand: int) -> bool:
+        """Where it went there was no room after all: waits where it did before. Returns whether it could."""
+        return False
+
+    def leave(self, used_tokens: int = 0) -> None:
+        """The request has ended, and has used so many."""
+
+
+class Place(Turn):
     """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""
 
     __slots__ = (
@@ -20,25 +49,26 @@ class Place:
         "number", "priority", "tenant", "tokens",
     )  # fmt: skip
 
-    def __init__(self, line: Line, number: int, tenant: str) -> None:
+    def __init__(self, line: Line, tenant: str) -> None:
+        """Raises :class:`ResourceExhausted` when the queue is full."""
         self._line = line
-        self.number = number
-        """0: it has left."""
         self.has_slot = False
+        """Its turn has come, also where it was cancelled before it learned of that."""
         self._held: Hold | None = None
         self._error: ResourceExhausted | None = None
         self._turn: asyncio.Future[None] | None = None
         self.tenant = tenant
         self.tokens = self.priority = self.demand = 0
         self.entered_s = 0.0
+        self.number = line.taken(self)
+        """0: it has left."""
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Whether there is a slot, and room for this ``demand``, at once: where it goes is to be said before anything
         else happens, for none is kept for it. If not, :meth:`wait` for it. ``tokens`` is what the request may take.
         ``room``: there is some, as who asks has just seen. Raises :class:`ResourceExhausted` when the place was given
         to another tenant."""
-        if self._error is not None:
-            raise self._error
+        self._check()
         self.tokens, self.priority, self.demand = tokens, priority, demand
         return self._line.enter(self, room)
 
@@ -49,7 +79,7 @@ class Place:
             await self._turn
         self._check()
 
-    async def again(self, demand: int) -> None:
+    async def again(self, demand: int) -> bool:
         """Where the request went, it was refused: give the slot back and wait for one at the old place in the line. The
         loop turns at least once. ``demand``: its number now.
 
@@ -65,13 +95,18 @@ class Place:
         await self._turn
         await asyncio.sleep(0)
         self._check()
+        return True
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self.displaced(self._error)
+
+    def displaced(self, error: ResourceExhausted) -> ResourceExhausted:
+        """The place was given to another tenant. Returns what the request is told of that."""
+        return error
 
     def release(self) -> None:
-        """It is known now where it goes: the room that was kept for it is anybody's. Calling it twice is fine."""
+        """Calling it twice is fine."""
         if self._held is not None:
             self._held.release()
             self._held = None
@@ -80,7 +115,7 @@ class Place:
         """One more slot for the same request, if nobody waits for one; see :meth:`Line.spare`."""
         return self._line.spare(self.tenant, self.demand)
 
-    def leave(self) -> None:
+    def leave(self, used_tokens: int = 0) -> None:
         """Give the slot to the next in line, or the place back. Calling it twice is fine."""
         if self._held is not None:
             self.release()
@@ -116,18 +151,6 @@ GRANTS_MAX = 64
 between."""
 
 
-def _nothing() -> None:
-    pass
-
-
-def _always(demand: int) -> bool:
-    return True
-
-
-def _nobody(demand: int) -> None:
-    """Nobody is told."""
-
-
 class Line:
     """All on one event loop.
 
@@ -144,11 +167,11 @@ class Line:
         self,
         queue: Any,
         clock: Clock = time.monotonic,
-        is_open: Callable[[int], bool] = _always,
-        on_grant: Callable[[int], Hold | None] = _nobody,
+        is_open: Callable[[int], bool] = lambda _: True,
+        on_grant: Callable[[int], Hold | None] = lambda _: None,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
-        self.on_put_back: Callable[[], None] = _nothing
+        self.on_put_back: Callable[[], None] = lambda: None
         """What changed while nobody waited may be room for who waits again."""
         self._queue: Any = queue
         self._clock = clock
@@ -175,12 +198,16 @@ class Line:
 
     def reserve(self, tenant: str) -> Place:
         """A place, before anything is done for a request. Raises :class:`ResourceExhausted` when the queue is full."""
+        return Place(self, tenant)
+
+    def taken(self, place: Place) -> int:
+        """Returns the number of a new one. Raises as :meth:`reserve`."""
         self._last = number = self._last + 1
-        out = self._queue.reserve(number, tenant, self._clock())
+        out = self._queue.reserve(number, place.tenant, self._clock())
         if out is not None:
             self._places.pop(out).lost(self._queue.full())
-        place = self._places[number] = Place(self, number, tenant)
-        return place
+        self._places[number] = place
+        return number
 
     def spare(self, tenant: str, demand: int) -> Place | None:
         """A slot that nobody waits for, at once, with room kept for it; None if there is none, or no room."""

@@ -50,14 +50,10 @@ class DoorMetrics:
             ("in_flight", "Requests being placed or running", lambda: line.in_flight),
         ):
             Gauge(f"pinyon_lb_{name}_requests", text, registry=registry).set_function(value)
-        self._forwarded = Count(
+        self.forwarded = Count(
             "pinyon_lb_forwarded", "Attempts forwarded to other regions", ("region",), registry=registry
         )
-        self._accepted = Count(
-            "pinyon_lb_accepted", "Requests taken from other regions", ("region",), registry=registry
-        )
-        self.forwarded_by_region: dict[str, int] = {}
-        self.accepted_by_region: dict[str, int] = {}
+        self.accepted = Count("pinyon_lb_accepted", "Requests taken from other regions", ("region",), registry=registry)
 
     def answered(self, route: str, status: int) -> None:
         """``route`` must be one of a few: it is a label."""
@@ -70,16 +66,6 @@ class DoorMetrics:
     def broken(self, error: str) -> None:
         """A stream ended with this error's code."""
         self._broken.add((error,))
-
-    def forwarded(self, region: str) -> None:
-        """``region`` is a peer's: there are few."""
-        self._forwarded.add((region,))
-        self.forwarded_by_region[region] = self.forwarded_by_region.get(region, 0) + 1
-
-    def accepted(self, region: str) -> None:
-        """``region`` is a peer's: there are few."""
-        self._accepted.add((region,))
-        self.accepted_by_region[region] = self.accepted_by_region.get(region, 0) + 1
 
     def page(self, clock: Clock) -> bytes:
         """All of it, for Prometheus. Raises :class:`NotFound` where this is one process of several."""

@@ -19,7 +19,9 @@ Result = TypeVar("Result")
 class OffLoop:
     """``close`` waits for what runs. What runs in here must not keep the GIL for long at a time."""
 
-    def __init__(self, threads: int = THREADS, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(self, threads: int = THREADS, waiting_max: int = WAITING_MAX, what: str = "large requests") -> None:
+        """``what`` is worked in here, for who is told that there is too much of it."""
+        self._what = what
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="off-loop")
         self._places = Budget(threads + waiting_max)
 
@@ -29,7 +31,7 @@ class OffLoop:
         Raises :class:`Unavailable` when too much waits already, of this client or of all, and what ``work`` raises.
         """
         if not self._places.take(1, name):
-            raise Unavailable("Too many large requests are being read.", retry_after_s=1.0)
+            raise Unavailable(f"Too many {self._what} are being read.", retry_after_s=1.0)
         future = self._threads.submit(work, *arguments)
         # It counts until it is over, or was never begun: a thread cannot be cancelled.
         loop = asyncio.get_running_loop()

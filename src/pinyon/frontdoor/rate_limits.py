@@ -22,22 +22,17 @@ class RateLimited(ResourceExhausted):
         self.levels = levels
 
 
-def rate_headers(levels: Levels) -> dict[bytes, bytes]:
-    """``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``; empty without limits."""
-    headers: dict[bytes, bytes] = {}
-    for what, level in zip((b"requests", b"tokens"), levels, strict=True):
-        if level is not None:
-            headers[b"x-ratelimit-limit-" + what] = b"%d" % level.limit
-            headers[b"x-ratelimit-remaining-" + what] = b"%d" % level.remaining
-            headers[b"x-ratelimit-reset-" + what] = _duration(level.full_s).encode("ascii")
-    return headers
-
-
 def rate_fields(levels: Levels) -> bytes:
-    """Returns the header fields that say what is left of a tenant's limits; nothing without limits."""
+    """Returns ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, whole lines; nothing without limits."""
     if levels is NO_LEVELS:
         return b""
-    return b"".join(field(name, value) for name, value in rate_headers(levels).items())
+    fields = b""
+    for what, level in zip((b"requests", b"tokens"), levels, strict=True):
+        if level is not None:
+            fields += field(b"x-ratelimit-limit-" + what, b"%d" % level.limit)
+            fields += field(b"x-ratelimit-remaining-" + what, b"%d" % level.remaining)
+            fields += field(b"x-ratelimit-reset-" + what, _duration(level.full_s))
+    return fields
 
 
 def _duration(seconds: float) -> str:

@@ -41,7 +41,6 @@ class Readiness:
         self._watched = watched
         self.draining = False
         """The process is about to end: it is not ready, and what runs, and comes all the same, still runs."""
-        self._tell: Callable[[bool], Awaitable[None]] = _nobody
         self._told: bool | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -55,8 +54,7 @@ class Readiness:
 
     def start(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         """``tell`` hears each change."""
-        self._tell = tell
-        self._task = asyncio.create_task(self._watch(), name="readiness")
+        self._task = asyncio.create_task(self._watch(tell), name="readiness")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -64,23 +62,19 @@ class Readiness:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _watch(self) -> None:
+    async def _watch(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         while True:
             try:
                 await self._watched.look()
-                await self._say()
+                await self._say(tell)
             except Exception:
                 _log.exception("who is there cannot be found out")
                 await asyncio.sleep(LOOK_S)
             await self._watched.wait_change(LOOK_S)
 
-    async def _say(self) -> None:
+    async def _say(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         missing = self.lacks()
         if self._told is not (not missing):
-            await self._tell(not missing)
+            await tell(not missing)
             self._told = not missing
             _log.info("ready" if not missing else f"not ready: {missing}")
-
-
-async def _nobody(ready: bool) -> None:
-    """Nobody is told."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from pinyon.core.clock import Clock
-from pinyon.core.errors import PinyonError, ResourceExhausted
-from pinyon.frontdoor.admission import Turn
+from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.flight import Flight
+from pinyon.frontdoor.line import Turn
 from pinyon.frontdoor.metrics import RequestMetrics
-from pinyon.frontdoor.seekers import Seekers
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.telemetry import Telemetry
@@ -24,6 +23,8 @@ NEWS_S: Final = 0.5
 """Room may come up without news of it."""
 TRIES_MAX: Final = 64
 """Attempts of one request, also of those that cost nothing."""
+SHARE = 4
+"""One in so many slots may be held so: whoever asks for a region that is away keeps the others from nobody."""
 
 F = TypeVar("F", bound=Flight)
 F_contra = TypeVar("F_contra", bound=Flight, contravariant=True)
@@ -78,6 +79,25 @@ class Kind(Protocol[F_contra]):
     def forgive(self, flight: F_contra) -> None:
         """Some time has passed: who failed it may have come back."""
         ...
+
+
+class Seekers:
+    """Requests that hold a slot of the queue while nobody is there who may serve them."""
+
+    def __init__(self, slots: int) -> None:
+        self._most = max(1, slots // SHARE)
+        self._count = 0
+
+    def begin(self, *, chosen: bool) -> None:
+        """One waits for somebody to come, until :meth:`end`. Raises :class:`Unavailable` when too many do that were
+        sent for regions that their clients have ``chosen``; others wait for what everybody waits for."""
+        if self._count >= self._most and chosen:
+            raise Unavailable("Nobody who may serve this request is there, and many wait for that.", retry_after_s=1.0)
+        self._count += chosen
+
+    def end(self, *, chosen: bool) -> None:
+        """It waits no more."""
+        self._count -= chosen
 
 
 class RequestLoop(Generic[F]):

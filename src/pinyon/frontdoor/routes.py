@@ -6,8 +6,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pinyon.core.errors import NotFound
 from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.failures import unknown_model
 from pinyon.frontdoor.head import Head
 from pinyon.http.answer import JSON, Reply
 
@@ -73,4 +73,4 @@ class Routes:
                 return json.dumps(model).encode(), JSON
         if name:
             self._known(name)
-        raise NotFound(f"The model '{name[:128]}' does not exist or you do not have access to it.", field="model")
+        raise unknown_model(name)

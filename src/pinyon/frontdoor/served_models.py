@@ -14,8 +14,9 @@ from typing import Final
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
+from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.demands import Demands, Hold
+from pinyon.frontdoor.failures import shown_names, unknown_model
 from pinyon.frontdoor.served import Served
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
@@ -30,7 +31,6 @@ from pinyon.routing.under_way import UnderWay
 MODELS_MAX = 1024
 MODEL_CHARS_MAX = 256
 """Of a name that another region tells."""
-SHOWN_MAX = 8
 ANY_DEMAND = 0
 """The number of all that may go to the same, while there is nothing to choose."""
 REFUSED_FIRST_S: Final = 0.1
@@ -59,7 +59,7 @@ class ServedModels:
         are models of our own instances, which a conductor places on: they are known before anybody serves them, and no
         others are served. Without them models are those that servers list. ``wait_s``: so long may nobody who serves a
         model be there before those that wait are told."""
-        self.changed: Callable[[], None] = _nobody
+        self.changed: Callable[[], None] = lambda: None
         self.waiting: Callable[[], Collection[int]] = lambda: ()
         self.told: Callable[[], bool] = lambda: True
         """Whether it is known which other load balancers there are."""
@@ -71,7 +71,7 @@ class ServedModels:
         self._routing, self._pushing = routing, pushing
         self._clock = clock
         self._wait_s = inf  # our own are waited for by their requests themselves
-        self._by_name: dict[str, Served] = {}
+        self.by_name: dict[str, Served] = {}
         self._demands = Demands(lambda: self.waiting())
         self._regions = frozenset((self.region,))
         self._under_way = UnderWay()
@@ -85,44 +85,36 @@ class ServedModels:
         """Requests may have to wait for room, or go elsewhere."""
         for name in own:
             self.add(name)
-        self._fixed, self._wait_s = bool(self._by_name), wait_s
+        self._fixed, self._wait_s = bool(self.by_name), wait_s
         self._look()
 
     # -- models
 
-    @property
-    def by_name(self) -> Mapping[str, Served]:
-        return self._by_name
-
     def of(self, model: str) -> Served:
         """The one of that name; nothing is the only one that is served here, or that there is. Raises
         :class:`NotFound`, :class:`InvalidArgument`, and :class:`Unavailable` while no model is known."""
-        found = self._by_name.get(model)
+        found = self.by_name.get(model)
         if found is not None:
             return found
-        if not self._by_name:
+        if not self.by_name:
             raise Unavailable("No server has said yet which models it serves.", retry_after_s=1.0)
-        names = list(self._by_name)
-        shown = f"{', '.join(names[:SHOWN_MAX])}{', …' if len(names) > SHOWN_MAX else ''}"
-        if not model:
-            here = [name for name, each in self._by_name.items() if any(map(len, each.own_layers()))] or names
-            if len(here) == 1:
-                return self._by_name[here[0]]
-            raise InvalidArgument(f"model must be given. Served here: {shown}.", field="model")
-        raise NotFound(
-            f"The model '{model[:128]}' does not exist or you do not have access to it. Served here: {shown}.",
-            field="model",
-        )
+        if model:
+            raise unknown_model(model, self.by_name)
+        here = [each for each in self.by_name.values() if any(map(len, each.own_layers()))]
+        here = here or list(self.by_name.values())
+        if len(here) == 1:
+            return here[0]
+        raise InvalidArgument(f"model must be given. Served here: {shown_names(self.by_name)}.", field="model")
 
     def add(self, name: str) -> Served | None:
         """Returns the one of that name, new if it was not there; None: there are too many, or it is none of ours."""
-        found = self._by_name.get(name)
-        if found is None and not self._fixed and len(self._by_name) < MODELS_MAX:
+        found = self.by_name.get(name)
+        if found is None and not self._fixed and len(self.by_name) < MODELS_MAX:
             remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
             layers = TwoLayers(self.region, self._own_layer(), remote, self.geography)
             for cluster, region in self._adopted.items():
                 layers.adopted[cluster] = region, self._own_layer()
-            found = self._by_name[name] = Served(name, layers, self._wait_s)
+            found = self.by_name[name] = Served(name, layers, self._wait_s)
         return found
 
     def _own_layer(self) -> Layer:
@@ -130,7 +122,7 @@ class ServedModels:
 
     def layer(self, model: str, cluster: str = "") -> Layer | None:
         """What serves the model in the region, or in a cluster of another one that is served from here."""
-        served = self._by_name.get(model)
+        served = self.by_name.get(model)
         if served is None or not cluster:
             return None if served is None else served.layers.local
         adopted = served.layers.adopted.get(cluster)
@@ -140,14 +132,14 @@ class ServedModels:
         """From now on a cluster of another region is served from here."""
         self._adopted[cluster] = region
         self._know_regions()
-        for served in self._by_name.values():
+        for served in self.by_name.values():
             served.layers.adopted[cluster] = region, self._own_layer()
 
     def give_back(self, cluster: str) -> None:
         """That cluster is served from here no more."""
         del self._adopted[cluster]
         self._know_regions()
-        for name, served in list(self._by_name.items()):
+        for name, served in list(self.by_name.items()):
             del served.layers.adopted[cluster]
             self.drop_unserved(name)
             served.look()
@@ -155,13 +147,13 @@ class ServedModels:
 
     def drop_unserved(self, name: str) -> None:
         """Forgets a model that nobody serves any more, unless it is one of our own."""
-        served = self._by_name.get(name)
+        served = self.by_name.get(name)
         if not self._fixed and served is not None and not any(served.targets()):
-            del self._by_name[name]
+            del self.by_name[name]
             served.close()
 
     def close(self) -> None:
-        for served in self._by_name.values():
+        for served in self.by_name.values():
             served.close()
 
     def use(self, *, pushing: str = "", routing: str = "", geography: Geography | None = None) -> None:
@@ -172,7 +164,7 @@ class ServedModels:
         remote = remote_pushing(pushing) if pushing else None
         self._pushing, self._routing = pushing or self._pushing, routing or self._routing
         self.geography = self.geography if geography is None else geography
-        for served in self._by_name.values():
+        for served in self.by_name.values():
             layers = served.layers
             layers.geography = self.geography
             for layer in served.own_layers():
@@ -219,7 +211,7 @@ class ServedModels:
         now_s = self._clock()
         paused = self._pauses.avoids(name, now_s)
         unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
-        for served in list(self._by_name.values()):
+        for served in list(self.by_name.values()):
             if served.name not in models and served.layers.remote.get(name) is not None:
                 self._serves_no_more(served, name)
         for model, report in models.items():
@@ -256,7 +248,7 @@ class ServedModels:
     def away(self, name: str) -> None:
         """It does not answer. Its targets may have what they were sent before all the same, when it is back."""
         self._under_way.forget(name)
-        for served in self._by_name.values():
+        for served in self.by_name.values():
             if served.layers.remote.get(name) is not None:
                 served.layers.remote.set_live(name, False)
                 served.layers.remote.begin_session(name)
@@ -269,7 +261,7 @@ class ServedModels:
         self.others.pop(name, None)
         self._know_regions()
         self._under_way.forget(name)
-        for served in list(self._by_name.values()):
+        for served in list(self.by_name.values()):
             if served.layers.remote.get(name) is not None:
                 self._leaves(served, name)
         self.tell()
@@ -278,7 +270,7 @@ class ServedModels:
         """That load balancer had no room for a request, whatever it said: it has none for anybody until it says so
         again, and is believed again."""
         self._pauses.failed(name, self._clock())
-        served = self._by_name.get(model)
+        served = self.by_name.get(model)
         target = None if served is None else served.layers.remote.get(name)
         if served is not None and target is not None:
             served.layers.remote.report(name, replace(target.report, available=0), target.reported_s)
@@ -317,7 +309,7 @@ class ServedModels:
         choice = served.layers.choose(route, self._clock(), conducted=self._fixed)
         if choice.where is Where.NOWHERE and self.may_come(route):
             choice = _WAIT
-        if choice.where is Where.WAIT and self._by_name.get(served.name) is not served:
+        if choice.where is Where.WAIT and self.by_name.get(served.name) is not served:
             raise served.nobody()
         return choice
 
@@ -374,7 +366,7 @@ class ServedModels:
         """Of these load balancers, those that do not answer."""
         if not names:
             return names
-        there = {target.name for served in self._by_name.values() for target in served.layers.remote if target.live}
+        there = {target.name for served in self.by_name.values() for target in served.layers.remote if target.live}
         return {name for name in names if name in self.others and name not in there}
 
     def hold_here(self, model: str, cluster: str = "") -> Hold | None:
@@ -409,7 +401,7 @@ class ServedModels:
         """Whether there is room for it; also where none can come, which the request finds out for itself. While nobody
         serves its model at all, it waits, unless the model is one of our own."""
         known = self._demands.get(demand) if self.selective else None
-        served = None if known is None else self._by_name.get(known[0])
+        served = None if known is None else self.by_name.get(known[0])
         if known is None or served is None:
             return True  # who waits for what is no more must learn of it
         route = known[1]
@@ -420,7 +412,7 @@ class ServedModels:
     def granted(self, demand: int) -> Hold | None:
         """Its turn has come: a place is kept until it is known where it goes."""
         known = self._demands.get(demand) if self.selective else None
-        served = None if known is None else self._by_name.get(known[0])
+        served = None if known is None else self.by_name.get(known[0])
         if known is None or served is None:
             return None
         layer = served.layers.with_room(known[1], self._clock())
@@ -447,7 +439,7 @@ class ServedModels:
         """Of each model that is served here, what there is for each of ``sharing`` load balancers, and requests of that
         region."""
         now_s = self._clock()
-        for name, served in self._by_name.items():
+        for name, served in self.by_name.items():
             room = served.layers.room_for(region, sharing, now_s)
             if room is not None:
                 yield name, room
@@ -455,7 +447,7 @@ class ServedModels:
     def instances(self) -> Iterator[tuple[Target, bool]]:
         """What serves requests from here, for each of its models, and whether it has room."""
         now_s = self._clock()
-        for served in self._by_name.values():
+        for served in self.by_name.values():
             for layer in served.own_layers():
                 available = {target.name for target in layer.available(now_s)}
                 for target in layer:
@@ -463,17 +455,13 @@ class ServedModels:
 
     def hits(self) -> tuple[int, int]:
         """Chunks of prompts that targets had been sent before, and chunks in all; zeros with another policy."""
-        policies = [layer.policy for served in self._by_name.values() for layer in served.own_layers()]
+        policies = [layer.policy for served in self.by_name.values() for layer in served.own_layers()]
         counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
         return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
 
     def serves_elsewhere(self, model: str) -> bool:
         """Another region has instances of it, or they are served for another one from here."""
-        layers = self._by_name[model].layers
+        layers = self.by_name[model].layers
         return any(target.live and not target.draining for target in layers.remote) or any(
             target.live for _, layer in layers.adopted.values() for target in layer if target.batches
         )
-
-
-def _nobody() -> None:
-    """Nobody is told."""

@@ -113,17 +113,17 @@ class WorkerStream:
 
     def fail(self, error: PinyonError) -> None:
         """End it from this side."""
-        self.deliver(
-            worker_pb2.StreamUpdate(
-                stream_id=self.stream_id,
-                finish_reason=finish_reason_to_proto(FinishReason.ERROR),
-                error=error_to_proto(error),
-            )
-        )
+        self.deliver(failed_update(self.stream_id, error))
 
     def close(self) -> None:
         """Nobody reads any more: cancel it if it has not ended. Calling it twice is fine."""
         self._owner.forget(self)
+
+
+def failed_update(stream_id: int, error: PinyonError) -> worker_pb2.StreamUpdate:
+    """The last one of a stream that ends so."""
+    reason = finish_reason_to_proto(FinishReason.ERROR)
+    return worker_pb2.StreamUpdate(stream_id=stream_id, finish_reason=reason, error=error_to_proto(error))
 
 
 class WorkerStreams:
@@ -147,10 +147,6 @@ class WorkerStreams:
         self.opened += 1
         stream = self._streams[self.opened] = WorkerStream(self, self.opened, gap_s)
         return stream
-
-    def has(self, stream: WorkerStream) -> bool:
-        """It is read, and has not ended."""
-        return self._streams.get(stream.stream_id) is stream
 
     def forget(self, stream: WorkerStream) -> None:
         """Nobody reads it any more."""

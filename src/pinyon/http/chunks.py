@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pinyon.http.error import HttpError
+from pinyon.http.error import HttpError, invalid
 
 SIZE_LINE_MAX = 256
 EXTENSIONS_MAX = 16 << 10
@@ -47,15 +47,15 @@ class ChunkReader:
             line_end = data.find(b"\r\n", start, end)
             if line_end < 0:
                 if data.find(b"\n", start, end) >= 0:
-                    raise _invalid()
+                    raise invalid()
                 if end - start > (TRAILERS_MAX if self._in_trailers else SIZE_LINE_MAX):
-                    raise _too_long() if self._in_trailers else _invalid()
+                    raise _too_long() if self._in_trailers else invalid()
                 break
             line = bytes(data[start:line_end])
             start = line_end + 2
             if self._behind_data:
                 if line:
-                    raise _invalid()
+                    raise invalid()
                 self._behind_data = False
             elif self._in_trailers:
                 self._trailer(line)
@@ -68,11 +68,11 @@ class ChunkReader:
     def _size_line(self, line: bytes) -> None:
         match = _SIZE.fullmatch(line)
         if match is None or len(line) > SIZE_LINE_MAX:
-            raise _invalid()
+            raise invalid()
         digits = match[1]
         self._dropped += len(line) - len(digits)
         if self._dropped > EXTENSIONS_MAX:
-            raise _invalid()
+            raise invalid()
         self._left = int(digits, 16)
         self.size += self._left
         if self.size > self._limit:
@@ -91,11 +91,7 @@ class ChunkReader:
         if self._dropped > TRAILERS_MAX:
             raise _too_long()
         if not _FIELD.fullmatch(line):
-            raise _invalid()
-
-
-def _invalid() -> HttpError:
-    return HttpError(400, "Invalid HTTP request received.")
+            raise invalid()
 
 
 def _too_long() -> HttpError:

@@ -21,3 +21,8 @@ class HttpError(PinyonError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.status = status
         self.headers = dict(headers or {})
+
+
+def invalid() -> HttpError:
+    """What has come is no HTTP."""
+    return HttpError(400, "Invalid HTTP request received.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from pinyon.http.chunks import ChunkReader
-from pinyon.http.error import HttpError
+from pinyon.http.error import HttpError, invalid
 from pinyon.http.limits import HttpLimits
 from pinyon.http.request import RequestHead, parse_head
 
@@ -94,7 +94,7 @@ class RequestReader:
         if not size or (size == 1 and data[start] == 13):
             return
         if not _METHOD.match(data[start : start + 21]) or _BARE_LF.search(data, max(start, self._searched - 1)):
-            raise HttpError(400, "Invalid HTTP request received.")
+            raise invalid()
         if size > limits.line_bytes and data.find(b"\r\n", start, start + limits.line_bytes + 2) < 0:
             raise HttpError(414, f"The request line is longer than {limits.line_bytes} bytes.")
         if size >= limits.head_bytes:

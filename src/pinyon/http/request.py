@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
-from pinyon.http.error import HttpError
+from pinyon.http.error import HttpError, invalid
 from pinyon.http.limits import HttpLimits
 
 _LINE = re.compile(rb"[A-Z][A-Z-]{0,19} [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
@@ -61,7 +61,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> RequestHead:
     if raw.count(b"\n") > limits.head_fields + 2:  # the request line and the empty one
         raise HttpError(431, f"The request has more than {limits.head_fields} header fields.")
     if not _LINE.match(raw):
-        raise _invalid()
+        raise invalid()
     head = RequestHead()
     parser = HttpRequestParser(head)
     try:
@@ -69,7 +69,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> RequestHead:
     except HttpParserUpgrade:
         pass  # we speak nothing else: the request is answered as if it had not offered to
     except HttpParserError:
-        raise _invalid() from None
+        raise invalid() from None
     version = parser.get_http_version()
     if version == "1.0":
         head.old = head.close = True
@@ -86,7 +86,7 @@ def _path(target: bytes) -> str:
         try:
             target = parse_url(target).path or b"/"
         except HttpParserError:
-            raise _invalid() from None
+            raise invalid() from None
     path = target.partition(b"?")[0].partition(b"#")[0].decode("latin-1")
     return unquote(path) if "%" in path else path
 
@@ -99,7 +99,7 @@ def _read_fields(head: RequestHead) -> None:
         elif name == b"content-length":
             length = value.strip()
             if not _DIGITS.fullmatch(length):
-                raise _invalid()
+                raise invalid()
         elif name == b"content-type":
             head.content_type = value
         elif name == b"transfer-encoding":
@@ -114,11 +114,7 @@ def _read_fields(head: RequestHead) -> None:
         raise HttpError(400, "A request must have one Host header field.")
     if chunked:
         if head.old or length:
-            raise _invalid()
+            raise invalid()
         head.content_length = -1
     elif length:
         head.content_length = int(length)
-
-
-def _invalid() -> HttpError:
-    return HttpError(400, "Invalid HTTP request received.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,6 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.http.answer import field
 from pinyon.http.connection import Connection
-from pinyon.http.listeners import Listeners
 from pinyon.http.state import HttpState
 from pinyon.http.tls_acceptor import TlsAcceptor
 from pinyon.runtime.logging import get_logger
@@ -21,6 +21,7 @@ FAREWELL_S = 0.5
 """For the last answers to leave, once the time for draining is over."""
 HANDSHAKES_S = 1.0
 """For connections without TLS yet when the server ends."""
+BACKLOG = 2048
 
 _log = get_logger("lb.http")
 
@@ -72,11 +73,6 @@ class HttpServer:
     def connections(self) -> set[Connection]:
         """Open ones."""
         return self._shared.connections
-
-    @property
-    def held_bytes(self) -> int:
-        """Of requests, on all connections."""
-        return self._shared.budget.used
 
     def announce(self) -> None:
         """All is served as before, but each answer is the last one on its connection: clients go elsewhere in time."""
@@ -137,3 +133,47 @@ class HttpServer:
         """The Date header, made once per second."""
         self._shared.date = field(b"date", formatdate(usegmt=True))
         self._date = asyncio.get_running_loop().call_later(1.0, self._tick)
+
+
+class Listeners:
+    """The sockets on which it listens: ``open`` → ``waiting`` → ``close``.
+
+    They are the server's own, and what accepts from them has a copy: when it has stopped, the connections that the
+    kernel had made by then are still here and can be taken. Without that, closing would reset them, and a client that
+    came in time could not know whether its request was served.
+    """
+
+    def __init__(self) -> None:
+        self.sockets: list[socket.socket] = []
+
+    async def open(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen on all addresses of the host; the port. With ``reuse_port`` other processes may, too. Raises
+        :class:`OSError`, and then holds nothing."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                bound = socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=reuse_port)
+                self.sockets.append(bound)
+                bound.setblocking(False)
+        except OSError:
+            self.close()
+            raise
+        return int(self.sockets[0].getsockname()[1])
+
+    def waiting(self) -> list[tuple[socket.socket, str]]:
+        """What has connected and was not accepted, with the client's host: at most a backlog of each socket."""
+        clients = []
+        for bound in self.sockets:
+            with suppress(OSError):  # BlockingIOError: that was the last; or no descriptors are left
+                for _ in range(BACKLOG):
+                    client, address = bound.accept()
+                    client.setblocking(False)
+                    clients.append((client, str(address[0])))
+        return clients
+
+    def close(self) -> None:
+        """Refuse connections from now on."""
+        for bound in self.sockets:
+            bound.close()
+        self.sockets.clear()

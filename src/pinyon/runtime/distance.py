@@ -6,12 +6,31 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.http2.client import Http2Call, Http2Channel
 from pinyon.runtime.http2.messages import EOF
 
 MESSAGES_MAX = 1024
 """On their way, in each direction; who sends more waits."""
+DELAY_MS_MAX = 5000.0
+
+
+def parse_delays(text: str) -> dict[str, float]:
+    """``REGION=MILLISECONDS`` with commas, in seconds. Raises :class:`InvalidArgument`."""
+    delays = {}
+    for part in text.split(",") if text else []:
+        region, _, number = part.strip().partition("=")
+        try:
+            delay_ms = float(number)
+        except ValueError:
+            delay_ms = -1.0
+        if not region or not 0 <= delay_ms <= DELAY_MS_MAX:
+            raise InvalidArgument(
+                f"{part!r} is no REGION=MILLISECONDS, of at most {DELAY_MS_MAX:g}", field="test_region_delays_ms"
+            )
+        delays[region] = delay_ms / 1e3
+    return delays
 
 
 def delayed(connect: OpenSession, seconds: float) -> OpenSession:

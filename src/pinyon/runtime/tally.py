@@ -43,6 +43,10 @@ class Count:
             count = 0
         self._counts[labels] = count + amount
 
+    def by_label(self) -> dict[str, int]:
+        """What was counted, by the value of the one label."""
+        return {str(label): count for (label,), count in self._counts.items()}
+
     def collect(self) -> Iterator[Metric]:
         metric = Metric(self._name, self._text, "counter")
         for labels, count in self._counts.copy().items():

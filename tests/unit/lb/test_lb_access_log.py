@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinyon.frontdoor.access_log import AccessLog, Answered
+from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.head import Logged
 from pinyon.runtime.logging import configure_logging
 
 
@@ -25,8 +26,11 @@ def written(capsys) -> Iterator[Callable[[], list[str]]]:
 
 
 def line(log: AccessLog, quiet: bool = False, **changes) -> None:
-    values = {"arrived_s": 1.0, "request_id": "abc.1", "holder": "acme", **changes}
-    log.answered(Answered("POST", "/v1/completions", 200, **values), quiet=quiet)
+    seen = Logged(1.0, "abc")
+    seen.unique = "1"
+    for name, value in {"holder": "acme", **changes}.items():
+        setattr(seen, name, value)
+    log.answered("POST", "/v1/completions", 200, seen, quiet=quiet)
 
 
 def test_one_json_object(written):

@@ -10,7 +10,6 @@ from pinyon.frontdoor.auth import PUBLIC, ApiKeys, Client, load_api_keys
 
 def test_without_keys_everyone_is_public():
     assert load_api_keys("").client("") == PUBLIC
-    assert not load_api_keys("").required
 
 
 @pytest.mark.parametrize("text", ["# ours\n\nsk-1 anna\nsk-2\tbert\n", '{"sk-1": "anna", "sk-2": "bert"}'])

@@ -397,7 +397,7 @@ async def test_nobody_holds_more_than_he_leaves_free():
     anna[0].abort()
     assert [send(b"bert", 1600).statuses, send(b"carl", 2000).statuses] == [[], []]
     for connection in list(world.shared.connections):
-        connection.transport.abort()
+        connection.abort()
     assert world.shared.budget.used == 0
     assert world.shared.budget.take(5000, "anna"), "nothing is remembered of what is not held any more"
 

@@ -57,7 +57,7 @@ def chosen(view: InstanceView, now_s: float, *exclude: str) -> str:
 def test_who_failed_comes_last_until_the_pause_ends():
     view = view_of(a="1", b="1")
     assert chosen(view, 0.0) == "a"
-    view.failed("a", 0.0)
+    view.failures.failed("a", 0.0)
     assert chosen(view, FIRST_PAUSE_S - 0.1) == "b"
     assert chosen(view, FIRST_PAUSE_S - 0.1, "b") == "a"  # better than nobody
     assert view.avoided(["a", "b"], FIRST_PAUSE_S - 0.1) == {"a"}
@@ -76,17 +76,17 @@ def test_who_said_that_it_leaves():
 def test_news_of_an_instance_and_its_success_end_the_pause():
     view = view_of(a="1", b="1")
     for news in (listed(a="2", b="1"), listed(b="1"), listed(a="-2", b="1")):
-        view.failed("a", 0.0)
+        view.failures.failed("a", 0.0)
         view.update(news, 0.0)
         view.update(listed(a="2", b="1"), 0.0)
         assert view.avoided("a", 0.0) == set()
-    view.failed("a", 0.0)
+    view.failures.failed("a", 0.0)
     view.update(listed(a="2", b="1"), 0.0)  # the same again
     view.update(listed(a="2", b="1", c="1"), 0.0)  # news of another one
     assert view.avoided("abc", 0.0) == {"a"}
-    view.succeeded("a", -1.0)  # of a request that was placed before that
+    view.failures.succeeded("a", -1.0)  # of a request that was placed before that
     assert view.avoided("abc", 0.0) == {"a"}
-    view.succeeded("a", 0.0)
+    view.failures.succeeded("a", 0.0)
     assert view.avoided("abc", 0.0) == set()
 
 
@@ -101,10 +101,10 @@ def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[
     for number in range(600):
         now_s, exclude, failures = number * 0.1, set(), 0
         while (name := taken(view, exclude, now_s)) in dead:
-            view.failed(name, now_s)
+            view.failures.failed(name, now_s)
             exclude.add(name)
             failures += 1
-        view.succeeded(name, now_s)
+        view.failures.succeeded(name, now_s)
         assert failures <= (len(dead) if number == 0 else 1)
         met += failures
     assert met <= len(dead) * (2 + 60 / MAX_PAUSE_S), "each is tried once in a pause"
@@ -112,16 +112,16 @@ def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[
         for _ in range(20):
             now_s += MAX_PAUSE_S
             if view.choose(MODEL, 10, set("abcdefgh") - {name}, now_s).decode_instance_id == name:
-                view.succeeded(name, now_s)
+                view.failures.succeeded(name, now_s)
     assert view.avoided("abcdefgh", now_s) == set()
 
 
 def test_one_request_at_a_time_finds_out_whether_an_instance_is_back():
     """A frozen one costs whoever tries it seconds; the others need not pay, too."""
     view = view_of(a="1", b="1")
-    view.failed("a", 0.0)
+    view.failures.failed("a", 0.0)
     assert [chosen(view, FIRST_PAUSE_S) for _ in range(3)] == ["a", "b", "b"]
-    view.succeeded("a", FIRST_PAUSE_S)
+    view.failures.succeeded("a", FIRST_PAUSE_S)
     assert chosen(view, FIRST_PAUSE_S) == "a"
 
 
@@ -129,7 +129,7 @@ def test_instances_that_a_new_conductor_does_not_list_are_kept_for_the_grace_tim
     view = view_of(a="1", b="1")
     view.update(listed(), 100.0, first=True)
     assert (view.unconfirmed, view.servable(MODEL, 100.0)) == (2, True)
-    view.failed("a", 100.0)
+    view.failures.failed("a", 100.0)
     view.update(listed(b="1"), 101.0)
     assert view.unconfirmed == 1
     assert view.avoided("a", 101.0) == {"a"}, "there is no news of it"

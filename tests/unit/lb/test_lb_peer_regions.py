@@ -9,9 +9,9 @@ import pytest
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PermissionDenied
-from pinyon.frontdoor.regions.link import PEER_VERSION
+from pinyon.frontdoor.regions.inbound import PeerServicer
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.regions.servicer import PeerServicer
 from pinyon.routing.geography import Geography
 from pinyon.runtime.identity import Identity, hosts_of
 from pinyon.runtime.security import NO_SECURITY, Security
@@ -37,8 +37,8 @@ def context_of(*names: str) -> SimpleNamespace:
     ids=["its region", "another region", "no region", "no certificate"],
 )
 def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
-    serving = SimpleNamespace(arrivals=SimpleNamespace(geography=Geography))
-    door = PeerServicer(SimpleNamespace(own=Peer("us-0", "us", ""), serving=serving))
+    arrivals = SimpleNamespace(own=Peer("us-0", "us", ""), geography=Geography)
+    door = PeerServicer(SimpleNamespace(arrivals=arrivals))
     hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", version=PEER_VERSION)
     if admitted:
         assert door._checked(hello, context_of(*names)).region == "eu"

@@ -12,8 +12,9 @@ from pinyon.api.admin.v1 import admin_pb2
 from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import recorder as recorder_module
+from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.recorder import RECORDINGS_MAX, Recorder
-from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.request import Request
 
 SALT = b"s" * 16
 Messages = AsyncGenerator[admin_pb2.RecordResponse, None]

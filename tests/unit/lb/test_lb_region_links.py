@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
+from pinyon.frontdoor.regions.inbound import PEER_CALLERS
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.peer import Peer
-from pinyon.frontdoor.regions.servicer import PEER_CALLERS
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import region_name

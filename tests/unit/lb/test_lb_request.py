@@ -11,9 +11,9 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
-from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
-from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Ask, Delta, Request
+from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Delta, Request
 from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
 
 NOTHING = common_pb2.Logprobs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.seekers import SHARE, Seekers
+from pinyon.frontdoor.request_loop import SHARE, Seekers
 
 
 def test_those_who_chose_regions_hold_a_share_of_the_slots() -> None:

@@ -18,12 +18,10 @@ from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
 from pinyon.frontdoor.upstreams.fields import from_server, to_server
-from pinyon.frontdoor.upstreams.keys import read_upstream_keys
-from pinyon.frontdoor.upstreams.passing import Passing
+from pinyon.frontdoor.upstreams.passing import Passing, read_usage
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
-from pinyon.frontdoor.upstreams.usage import read_usage
+from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams, read_upstream_keys
 from pinyon.runtime.settings import load_settings
 from services.lb.settings import LbSettings
 from tests.tcp_server import tcp_server

@@ -9,8 +9,9 @@ import pytest
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
-from pinyon.frontdoor.instances.request import Ask, Request
-from pinyon.frontdoor.instances.routing import Routing
+from pinyon.frontdoor.instances.ask import Ask
+from pinyon.frontdoor.instances.dispatcher import routed
+from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
@@ -84,9 +85,9 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 def test_other_regions_are_no_party_to_block_keys():
     """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
     ways = Ways("us", lambda: 0.0, own=["m"])
-    assert Routing(ways.models, b"").routed(request().ask).keys == b"k" * 8
+    assert routed(request().ask, ways.models, b"").keys == b"k" * 8
     ways.expect("lb-eu", "eu")
-    assert Routing(ways.models, b"").routed(request().ask).keys == b"", "8 tokens are no chunk"
+    assert routed(request().ask, ways.models, b"").keys == b"", "8 tokens are no chunk"
 
 
 def test_a_region_that_comes_later_is_open_to_who_comes_later():

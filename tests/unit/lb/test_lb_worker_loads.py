@@ -10,7 +10,7 @@ import pytest
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.instances import worker_session, worker_sessions
+from pinyon.frontdoor.instances import worker_sessions
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 
 
@@ -69,7 +69,7 @@ class Balancer:
 @pytest.fixture
 async def lb(monkeypatch: pytest.MonkeyPatch):
     Stream.dialed = []
-    monkeypatch.setattr(worker_session, "Dialed", Stream)
+    monkeypatch.setattr(worker_sessions, "Dialed", Stream)
     lb = Balancer()
     yield lb
     await lb.sessions.close()
@@ -77,7 +77,7 @@ async def lb(monkeypatch: pytest.MonkeyPatch):
 
 async def test_nobody_is_asked_if_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     Stream.dialed = []
-    monkeypatch.setattr(worker_session, "Dialed", Stream)
+    monkeypatch.setattr(worker_sessions, "Dialed", Stream)
     sessions = WorkerSessions(100)
     await sessions.open("d:1", 10, 0.0, "a")
     await until(lambda: Stream.dialed[0].take)

@@ -11,10 +11,10 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
-from pinyon.frontdoor.instances import worker_session
-from pinyon.frontdoor.instances.ask import Wishes
+from pinyon.frontdoor.instances import worker_sessions
+from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.messages import fill_submission, schedule_request
-from pinyon.frontdoor.instances.request import Ask, Request
+from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
 
@@ -49,7 +49,7 @@ def now() -> list[float]:
 @pytest.fixture
 async def sessions(now: list[float], monkeypatch: pytest.MonkeyPatch):
     Stream.dialed = []
-    monkeypatch.setattr(worker_session, "Dialed", Stream)
+    monkeypatch.setattr(worker_sessions, "Dialed", Stream)
     sessions = WorkerSessions(100, lambda: now[0])
     yield sessions
     for stream in Stream.dialed:
@@ -108,7 +108,7 @@ async def test_a_burst_waits_for_the_instance_to_take_it(sessions: WorkerSession
     async with asyncio.timeout(60):
         opened = [
             asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
-            for _ in range(3 * worker_session.MESSAGES_MAX)
+            for _ in range(3 * worker_sessions.MESSAGES_MAX)
         ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_those_who_wait_for_room_learn_that_the_instance_is_gone(sessions:
     async with asyncio.timeout(60):
         opened = [
             asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
-            for _ in range(2 * worker_session.MESSAGES_MAX)
+            for _ in range(2 * worker_sessions.MESSAGES_MAX)
         ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from pinyon.runtime.tls import Tls, client_credentials
 from services.conductor.servicer import CONDUCTOR_CALLERS
 from services.controller.servicer import CONTROLLER_CALLERS
 from services.kvstore.servicer import KVSTORE_CALLERS
-from services.lb.callers import LB_CALLERS
+from services.lb.servicer import LB_CALLERS
 from services.worker.servicer import WORKER_CALLERS
 from tests.tls_files import TestAuthority
 

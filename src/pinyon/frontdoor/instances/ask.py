@@ -28,17 +28,8 @@ class Ask:
     """``block_keys`` are packed and may be empty (layout unknown). Nobody changes one."""
 
     __slots__ = (
-        "block_keys",
-        "model",
-        "no_reuse",
-        "request_class",
-        "request_id",
-        "sampling",
-        "texts_bytes",
-        "tokens_le32",
-        "traceparent",
-        "ttft_slo_ms",
-    )
+        "block_keys", "model", "request_class", "request_id", "sampling", "texts_bytes", "tokens_le32", "wishes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,7 +43,7 @@ class Ask:
     ) -> None:
         self.request_id, self.model, self.request_class = request_id, model, request_class
         self.tokens_le32, self.block_keys, self.sampling = tokens_le32, block_keys, sampling
-        self.no_reuse, self.ttft_slo_ms, self.traceparent = wishes
+        self.wishes = wishes
         whose = request_class
         texts = [request_id, model, wishes.traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
         texts += whose.geographies

@@ -13,10 +13,11 @@ from pinyon.core.errors import Internal
 from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import Ticket
 from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts
-from pinyon.frontdoor.instances.request import Ask, Delta, Request, facts_of
-from pinyon.frontdoor.line import Place
+from pinyon.frontdoor.instances.request import Delta, Request, facts_of
+from pinyon.frontdoor.line import Place, Turn
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
@@ -28,6 +29,8 @@ from pinyon.openai.parse import Call
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
+_GRANTED = Turn()
+"""Of a choice: its slot is held for it."""
 
 
 def begin_events(reply: Reply, ticket: Ticket) -> None:
@@ -44,28 +47,6 @@ class AnswerTools(NamedTuple):
     clock: Clock
     created_s: int
     """When the answer was made, as it says (Unix time)."""
-
-
-class _Granted:
-    """The :class:`pinyon.frontdoor.admission.Turn` of a choice: its slot is held for it."""
-
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        return True
-
-    async def wait(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    async def again(self, demand: int) -> bool:
-        return False
-
-    def leave(self, used_tokens: int = 0) -> None:
-        pass
-
-
-_GRANTED = _Granted()
 
 
 class ChoicesAnswer:

@@ -132,7 +132,3 @@ class Clusters(Adopted[Cluster]):
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:
                 self.models.silent(cluster.name, *known)
-
-    async def wait_change(self, timeout_s: float) -> None:
-        """Until the own cluster's next list, or for ``timeout_s``."""
-        await self.home.view.wait_change(timeout_s)

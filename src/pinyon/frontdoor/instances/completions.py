@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from pinyon.core.clock import Clock
-from pinyon.core.request import RequestClass
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, begin_events
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
 from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.off_loop import OffLoop
@@ -31,16 +30,12 @@ Parse = Callable[[bytes | bytearray], Call]
 
 @dataclass(slots=True, eq=False)
 class Completions:
-    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte.
-
-    ``broken`` is told the error's code of a stream that had begun.
-    """
+    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
 
     admission: Admission
     dispatcher: Dispatcher
     models: Models
     off_loop: OffLoop
-    broken: Callable[[str], None]
     timeout_s: float
     clock: Clock
 
@@ -58,15 +53,20 @@ class Completions:
         deadline_s = head.arrived_s + self.timeout_s
         try:
             with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:
-                call, request_class = await self._read(head, body, parse)
+                holder, now_s = head.client.holder, time.time()
+                call = await self.off_loop.run(holder, parse, body) if is_large(body) else parse(body)
+                request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
+                prompts, created_s = self.models.of(call.model), int(now_s)
+                wishes = Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
                 if not call.plain:
-                    await self._several(head, call, request_class, ticket, reply, deadline_s)
+                    asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=wishes)
+                    tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, created_s)
+                    await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
                     return 200
-                prompts, holder = self.models.of(call.model), head.client.holder
-                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
+                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=wishes)
                 request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
                 head.facts = partial(facts_of, (request,))
-                answer_format = make_format(head.unique, call.model, int(time.time()), call.include_usage)
+                answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
                 if call.stream:
                     events = _Events(request, ticket, answer_format, reply)
                     await self.dispatcher.run(request, ticket, events.take)
@@ -78,31 +78,8 @@ class Completions:
             error = broken_by(raised, reply, self.timeout_s, head.log_id)
         # The status line has gone out as 200: the error travels as an event.
         head.broken = error.grpc_code.lower()
-        self.broken(head.broken)
         await reply.end(error_event(error) + DONE)
         return 200
-
-    async def _read(self, head: Head, body: bytes | bytearray, parse: Parse) -> tuple[Call, RequestClass]:
-        if is_large(body):
-            call = await self.off_loop.run(head.client.holder, parse, body)
-        else:
-            call = parse(body)
-        return call, classify(head.labels, call, head.client, time.time(), "x-pinyon-geographies")
-
-    async def _several(
-        self,
-        head: Head,
-        call: Call,
-        request_class: RequestClass,
-        ticket: Ticket,
-        reply: Reply,
-        deadline_s: float,
-    ) -> None:
-        prompts = self.models.of(call.model)
-        holder = head.client.holder
-        asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=_wishes(head))
-        tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, int(time.time()))
-        await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
 
     async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
         texts: list[str] = []
@@ -114,10 +91,6 @@ class Completions:
 
     def _facts(self, head: Head, request: Request) -> Facts | None:
         return request.report(self.clock()) if head.report else None
-
-
-def _wishes(head: Head) -> Wishes:
-    return Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
 
 
 class _Events:

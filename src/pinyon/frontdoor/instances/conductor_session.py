@@ -66,7 +66,7 @@ class ConductorSession:
         self._listed = False
         """This session's conductor has sent a list."""
         self._outgoing: Outgoing[SessionRequest]
-        self._connected = False
+        self.connected = False
         """It has spoken: from here on it is asked."""
         self._pending: dict[str, tuple[asyncio.Future[conductor_pb2.ScheduleResponse | None], float]] = {}
         """By request, in the order in which they are due: what will be the answer, or None when it did not come until
@@ -75,10 +75,6 @@ class ConductorSession:
         """Of the deadlines, while one looks after them: one for all."""
         self.sessions = 0
         """How often a conductor answered a new session."""
-
-    @property
-    def connected(self) -> bool:
-        return self._connected
 
     @property
     def pending(self) -> int:
@@ -100,7 +96,7 @@ class ConductorSession:
         Raises :class:`ConductorAway` when no conductor answers in time, else the :class:`PinyonError` it answered with.
         A placement that comes too late, or after a cancel, is given back.
         """
-        if not self._connected:
+        if not self.connected:
             raise ConductorAway("the conductor is away")
         if not self._outgoing.has_room:
             raise ConductorAway("the conductor does not keep up")
@@ -147,7 +143,7 @@ class ConductorSession:
 
     def release(self, request_id: str) -> None:
         """This placement is not used (any more). Without a conductor there is nothing to tell."""
-        if self._connected and self._outgoing.has_room:
+        if self.connected and self._outgoing.has_room:
             self._outgoing.message(FRAME_BYTES + len(request_id.encode())).released_request_ids.append(request_id)
 
     # -- the stream
@@ -166,8 +162,8 @@ class ConductorSession:
 
     def _take(self, message: SessionResponse) -> None:
         self._heard += 1
-        if not self._connected:
-            self._connected = True
+        if not self.connected:
+            self.connected = True
             self.sessions += 1
         if message.HasField("instances"):
             first, self._listed = not self._listed, True
@@ -183,7 +179,7 @@ class ConductorSession:
                 self.release(response.request_id)  # nobody waits for it any more
 
     def _disconnected(self) -> None:
-        self._connected = False
+        self.connected = False
         self._outgoing.close()
         for answer, _ in self._pending.values():
             if not answer.done():

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from pinyon.frontdoor.admission import Turn
+from functools import lru_cache
+
+from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.request import Request, Take
-from pinyon.frontdoor.instances.routing import Routing
+from pinyon.frontdoor.line import Turn
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
+from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
+from pinyon.routing.target_policy import Routed
+
+ROOTS_MAX = 4096
+
+
+def routed(ask: Ask, models: ServedModels, secret: bytes) -> Routed:
+    """Returns what the target of a request is chosen by: keys of its prompt, which start from ``secret``, the
+    cluster's, and whose it is. It is remembered of every request, whoever chooses, so it must cost little."""
+    whose = ask.request_class
+    if not models.selective and ask.block_keys:
+        # Where a conductor chooses and there are no other regions, those that are made for it will do.
+        keys = keys_of_blocks(ask.block_keys)
+    else:
+        keys = token_keys(_root(ask.model, whose.tenant, secret, whose.cache_salt), ask.tokens_le32)
+    key = whose.session or whose.user
+    return Routed(keys, f"{whose.tenant}/{key}" if key else "")
+
+
+@lru_cache(maxsize=ROOTS_MAX)
+def _root(model: str, tenant: str, secret: bytes, cache_salt: str) -> bytes:
+    return routing_root(model, tenant, secret, cache_salt)
 
 
 class Dispatcher:
@@ -15,8 +39,7 @@ class Dispatcher:
 
     def __init__(self, loop: RequestLoop[Request], models: ServedModels, secret: bytes, recorder: Recorder) -> None:
         self._loop = loop
-        self._models = models
-        self._routing = Routing(models, secret)
+        self._models, self._secret = models, secret
         self._recorder = recorder
 
     async def run(self, request: Request, ticket: Turn, take: Take) -> None:
@@ -43,4 +66,5 @@ class Dispatcher:
     def _depart(self, request: Request) -> None:
         if not request.departed:
             ask, whose = request.ask, request.ask.request_class
-            request.depart(self._models.of(ask.model), self._routing.routed(ask), whose.geographies, whose.tenant)
+            target = routed(ask, self._models, self._secret)
+            request.depart(self._models.of(ask.model), target, whose.geographies, whose.tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -12,9 +13,8 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey, namespace, secret_id
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
-from pinyon.core.request import Role
-from pinyon.messages.layout import layout_from_proto
-from pinyon.messages.role import role_from_proto
+from pinyon.messages.instance import info_from_proto
+from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.layer import Layer
 from pinyon.routing.pair import Candidate, choose_pair, serving_groups
 from pinyon.routing.roster import Roster
@@ -45,14 +45,10 @@ class ModelView:
 class _Instance:
     """One instance as it was listed last."""
 
-    boot_id: str
-    model: str
-    fingerprint: str
-    layout: KvLayout
+    info: InstanceInfo
+    candidate: Candidate
     schedulable: bool
     draining: bool
-    key_secret_id: str
-    candidate: Candidate
 
 
 class InstanceView:
@@ -69,7 +65,8 @@ class InstanceView:
         self._strangers: frozenset[str] = frozenset()
         """Instances with another secret, as listed last."""
         self._roster = Roster(grace_s)
-        self._failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
+        self.failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
+        """Who failed a request is left alone for a while, or until something new is heard of it."""
         self._instances: dict[str, _Instance] = {}
         self._at: dict[str, tuple[str, str]] = {}
         """Model and id by address."""
@@ -77,9 +74,7 @@ class InstanceView:
         self._doubtful: dict[str, list[Candidate]] = {}
         """Those the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
-        self._namespaces: dict[tuple[str, str], BlockKey] = {}
         self._changed = asyncio.Event()
-        self.version = 0
         self.renewed: frozenset[str] = frozenset()
         """Addresses of instances that came, came back or restarted with the last list."""
         self.restarted: frozenset[str] = frozenset()
@@ -109,26 +104,26 @@ class InstanceView:
         renewed: set[str] = set()
         restarted: set[str] = set()
         for instance_id, instance in listed.items():
-            old, address = before.get(instance_id), instance.candidate.address
-            same = old is not None and (old.boot_id, old.candidate.address) == (instance.boot_id, address)
+            old, address = before.get(instance_id), instance.info.address
+            same = old is not None and (old.info.boot_id, old.info.address) == (instance.info.boot_id, address)
             if old is not None and not same:
                 restarted.add(address)
             known = same and instance_id not in unsure and old is not None and old.schedulable
             if instance.schedulable and not known:
-                self._failures.succeeded(instance_id)  # it has restarted or come back
+                self.failures.succeeded(instance_id)  # it has restarted or come back
                 renewed.add(address)
-        taken = {each.candidate.address for each in listed.values()}
+        taken = {each.info.address for each in listed.values()}
         for instance_id in self._roster.unconfirmed:
             kept = before.get(instance_id)
-            if kept is None or kept.candidate.address in taken:  # another one is there now
+            if kept is None or kept.info.address in taken:  # another one is there now
                 self._roster.forget(instance_id)
             else:
                 listed[instance_id] = kept
-        self.renewed, self.restarted, self.version = frozenset(renewed), frozenset(restarted), message.version
+        self.renewed, self.restarted = frozenset(renewed), frozenset(restarted)
         self._take(listed, now_s)
 
     def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
-        strangers = frozenset(name for name, each in listed.items() if each.key_secret_id != self._secret_id)
+        strangers = frozenset(name for name, each in listed.items() if each.info.key_secret_id != self._secret_id)
         for name in strangers:
             del listed[name]
         if strangers - self._strangers:
@@ -148,20 +143,20 @@ class InstanceView:
         doubtful: dict[str, list[Candidate]] = {}
         models: dict[str, ModelView] = {}
         for instance in instances.values():
-            model, max_context = instance.model, instance.candidate.max_context
+            info = instance.info
+            model, max_context = info.model, info.max_context_tokens
             known = models.get(model)
             if known is None:
-                models[model] = ModelView(instance.fingerprint, instance.layout, max_context)
+                assert info.layout is not None
+                models[model] = ModelView(info.model_fingerprint, info.layout, max_context)
             elif max_context and (not known.max_context or max_context < known.max_context):
                 models[model] = ModelView(known.fingerprint, known.layout, max_context)
             if instance.schedulable:
                 candidates.setdefault(model, []).append(instance.candidate)
             elif not instance.draining:
                 doubtful.setdefault(model, []).append(instance.candidate)
-        if models != self._models:
-            self._namespaces.clear()
         self._instances, self._candidates, self._models = instances, candidates, models
-        self._at = {each.candidate.address: (each.model, name) for name, each in instances.items()}
+        self._at = {each.info.address: (each.info.model, name) for name, each in instances.items()}
         self._doubtful = doubtful
         self.addresses = frozenset(each.address for found in candidates.values() for each in found)
         self._changed.set()
@@ -172,16 +167,16 @@ class InstanceView:
         before = self._instances
         for name, old in before.items():
             new = instances.get(name)
-            if new is None or new.model != old.model:
-                layer = self._layers(old.model)
+            if new is None or new.info.model != old.info.model:
+                layer = self._layers(old.info.model)
                 if layer is not None:
                     layer.leave(name)
         for name, new in instances.items():
-            layer = self._layers(new.model)
+            layer = self._layers(new.info.model)
             if layer is None:
                 continue
             old_one, candidate = before.get(name), new.candidate
-            if old_one is None or (old_one.boot_id, old_one.candidate) != (new.boot_id, candidate):
+            if old_one is None or (old_one.info.boot_id, old_one.candidate) != (new.info.boot_id, candidate):
                 layer.join(name, candidate.max_batch, batches=candidate.role.decodes)
                 layer.report(name, Report(), now_s)  # until it has had the time to say how it is
             layer.set_draining(name, not new.schedulable)
@@ -244,56 +239,40 @@ class InstanceView:
 
     def namespace(self, name: str, tenant: str, cache_salt: str = "") -> BlockKey | None:
         """Where the key chain of a tenant's requests with a salt begins; None while the model's layout is unknown."""
+        known = self._models.get(name)
+        if known is None:
+            return None
         if cache_salt:
-            known = self._models.get(name)
-            if known is None:
-                return None
             return namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
-        key = self._namespaces.get((name, tenant))
-        if key is None:
-            known = self._models.get(name)
-            if known is None:
-                return None
-            if len(self._namespaces) >= TENANTS_MAX:
-                self._namespaces.clear()
-            key = namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret)
-            self._namespaces[name, tenant] = key
-        return key
+        return _unsalted(known.fingerprint, known.layout.layout_id, tenant, self._secret)
 
     def fingerprint(self, model: str, instance_id: str) -> str:
         """Of the weights that an instance has, or that it must have by all we know; empty when nobody said."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
-        return instance.fingerprint if instance is not None else known.fingerprint if known is not None else ""
+        if instance is not None:
+            return instance.info.model_fingerprint
+        return "" if known is None else known.fingerprint
 
     def keys_fit(self, model: str, instance_id: str) -> bool:
         """Whether keys computed for ``model`` mean the same to this instance (same weights, same layout)."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
         if known is None or instance is None:
             return True
-        return (instance.fingerprint, instance.layout) == (known.fingerprint, known.layout)
+        return (instance.info.model_fingerprint, instance.info.layout) == (known.fingerprint, known.layout)
 
     def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
         """Instances of the model that may not go on with what those weights have generated."""
-        return {
-            name for name, each in self._instances.items() if each.model == model and each.fingerprint != fingerprint
-        }
+        infos = [each.info for each in self._instances.values()]
+        return {each.instance_id for each in infos if each.model == model and each.model_fingerprint != fingerprint}
 
     def leaves(self, instance_id: str) -> bool:
         """It has said that it takes nothing new, and is there as far as we know."""
         instance = self._instances.get(instance_id)
         return instance is not None and instance.draining
 
-    def failed(self, instance_id: str, now_s: float) -> None:
-        """It failed a request: left alone for a while, or until something new is heard of it."""
-        self._failures.failed(instance_id, now_s)
-
-    def succeeded(self, instance_id: str, placed_s: float) -> None:
-        """It did its part of an attempt that was placed then: no news about failures since."""
-        self._failures.succeeded(instance_id, placed_s)
-
     def avoided(self, instance_ids: Iterable[str], now_s: float) -> set[str]:
         """Those of them that failed lately."""
-        return {each for each in instance_ids if self._failures.avoids(each, now_s)}
+        return {each for each in instance_ids if self.failures.avoids(each, now_s)}
 
     def choose(
         self,
@@ -314,7 +293,7 @@ class InstanceView:
         known = self._candidates.get(model, [])
         if not serving_groups(known, total_tokens, exclude):
             known = known + self._doubtful.get(model, [])
-        failures = self._failures
+        failures = self.failures
         avoided = {
             each.instance_id
             for each in known
@@ -356,33 +335,28 @@ class InstanceView:
             Layer.ended(target)
 
 
+@lru_cache(maxsize=TENANTS_MAX)
+def _unsalted(fingerprint: str, layout_id: str, tenant: str, secret: bytes) -> BlockKey:
+    return namespace(fingerprint, layout_id, tenant, secret)
+
+
 def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
     parsed: dict[str, _Instance] = {}
     for instance in message.instances:
-        info, load = instance.info, instance.load
-        if not info.model or not info.address:
-            continue
-        try:
-            role, layout = role_from_proto(info.role), layout_from_proto(info.layout)
-        except InvalidArgument:
-            continue
-        if role is None or role is Role.STORE:
-            continue
-        parsed[info.instance_id] = _Instance(
-            info.boot_id,
-            info.model,
-            info.model_fingerprint,
-            layout,
-            instance.schedulable,
-            load.draining,
-            info.key_secret_id,
-            Candidate(
-                info.instance_id,
-                info.address,
-                role,
-                f"{info.model_fingerprint}/{layout.layout_id}",
-                info.max_batch,
-                info.max_context_tokens,
-            ),
-        )
+        said = _said(instance.info.SerializeToString())
+        if said is not None:
+            parsed[said[0].instance_id] = _Instance(*said, instance.schedulable, instance.load.draining)
     return parsed
+
+
+@lru_cache(maxsize=INSTANCES_MAX)
+def _said(message: bytes) -> tuple[InstanceInfo, Candidate] | None:
+    """What an instance says of itself, which each list has again; ``None`` for store nodes, and what makes no sense."""
+    try:
+        info = info_from_proto(conductor_pb2.InstanceInfo.FromString(message))
+    except InvalidArgument:
+        return None
+    if info.layout is None:
+        return None
+    group = f"{info.model_fingerprint}/{info.layout.layout_id}"
+    return info, Candidate(info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens)

@@ -137,7 +137,7 @@ class InstanceKind:
             view.end(counted)
             self.models.tell()
             if request.finished:
-                view.succeeded(placement.decode_instance_id, placed_s)
+                view.failures.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # Whoever still lives reports the end itself; who does not cannot.
                 cluster.conductor.release(attempt_id)
@@ -157,7 +157,9 @@ class InstanceKind:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
             fill_submission(opened[1], request, attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps all of it
-            await self._receive(request, stream, lambda: view.succeeded(placement.prefill_instance_id, placed_s))
+            await self._receive(
+                request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
+            )
         finally:
             request.reached, request.lost = stream.reached, stream.lost
             stream.close()
@@ -168,18 +170,18 @@ class InstanceKind:
         sent_s = self.clock()
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
         try:
-            opened = regions.open(name, request.gap_s)
+            talk = regions.talk(name)
         except Unavailable as error:
             request.error = error
             self.models.tell()
             return
-        stream = opened[0]
+        stream, submission = talk.open(request.gap_s)
         counted = self.models.sent(request.served, request.route.routed, name)
         try:
-            fill_submission(opened[1], request, attempt_id, False, "", self.clock())
-            regions.send(name, stream, opened[1], request.gap_s)
-            self.metrics.forwarded(regions.region_of(name))
-            del opened
+            fill_submission(submission, request, attempt_id, False, "", self.clock())
+            talk.send(submission, request.gap_s)
+            del submission
+            self.metrics.forwarded.add((request.region,))
             await self._receive(request, stream, lambda: self.models.accepted(name, sent_s))
         finally:
             Layer.ended(counted)
@@ -219,7 +221,7 @@ class InstanceKind:
             view = cluster.view
             leaving = view.leaves(failed)
             if not request.found_full:
-                view.failed(failed, now_s)
+                view.failures.failed(failed, now_s)
         if not request.retry(self.limits.attempts, self.limits.wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES or request.refused:
                 return error
@@ -248,7 +250,8 @@ class InstanceKind:
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
     async def wait_change(self, timeout_s: float) -> None:
-        await self.clusters.wait_change(timeout_s)
+        """Until the own cluster's next list, or so long."""
+        await self.clusters.home.view.wait_change(timeout_s)
 
     def forgive(self, request: Request) -> None:
         """One that failed it may have restarted under its old name. Until something new is heard of it, its address may

@@ -34,10 +34,10 @@ def schedule_request(
         block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
         max_tokens=ask.sampling.max_tokens,
         # The client of a request that failed elsewhere waits already: late is better than rejected.
-        ttft_slo_ms=NO_SLO_MS if request.tries else ask.ttft_slo_ms,
+        ttft_slo_ms=NO_SLO_MS if request.tries else ask.wishes.ttft_slo_ms,
         tbt_slo_ms=NO_SLO_MS if request.tries else 0,
         exclude_instance_ids=sorted(request.failed_instances.union(exclude)),
-        no_reuse=ask.no_reuse or (ask.sampling.prompt_logprobs and not request.tokens),
+        no_reuse=ask.wishes.no_reuse or (ask.sampling.prompt_logprobs and not request.tokens),
         traceparent=request.traceparent,
     )
 
@@ -69,7 +69,7 @@ def fill_submission(
         if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
             message.block_keys = ask.block_keys
     put_sampling(message.sampling, ask.sampling)
-    slo_ms, placement = ask.ttft_slo_ms, request.placement
+    slo_ms, placement = ask.wishes.ttft_slo_ms, request.placement
     if placement is not None:
         message.placement.CopyFrom(placement)
         slo_ms = placement.ttft_slo_ms
@@ -79,5 +79,5 @@ def fill_submission(
         message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - request.arrived_s) * 1e3))
     message.timeout_ms = max(1, round((request.deadline_s - now_s) * 1e3))
     message.traceparent = request.traceparent
-    message.no_reuse = ask.no_reuse
+    message.no_reuse = ask.wishes.no_reuse
     message.model_fingerprint = request.fingerprint

@@ -7,7 +7,9 @@ streams of others.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -16,12 +18,13 @@ from pinyon.core.block_keys import BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
+from pinyon.frontdoor.failures import unknown_model
 from pinyon.frontdoor.instances.ask import NONE, Ask, Wishes
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
-from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard, Tokenizer
+from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard
 from pinyon.model.tokenizer import MuchNew
 from pinyon.openai.format import ContextExceeded
 from pinyon.openai.parse import Call, PromptInput, Rendering
@@ -63,7 +66,8 @@ class Prompts:
         self._view = view
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
-        tokenizer = card.tokenizer
+        self.model = card.name
+        self.tokenizer = tokenizer = card.tokenizer
         self._inline_chars = INLINE_BYTE_CHARS if isinstance(tokenizer, ByteTokenizer) else INLINE_CHARS
         remembers = isinstance(tokenizer, HfTokenizer) and tokenizer.remembers
         self._looked_at_chars = THREAD_CHARS if remembers else 0
@@ -71,23 +75,15 @@ class Prompts:
         self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
         self._chains = chains
-        self.texts = TokenTexts(card.tokenizer)
+        self.texts = TokenTexts(tokenizer)
 
     async def close(self) -> None:
         if self._process is not None:
             await self._process.close()
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._card.tokenizer
-
-    @property
-    def model(self) -> str:
-        return self._card.name
-
     def max_context(self) -> int:
         """Longest prompt plus generation in tokens: what the instances take, or the model's while none is known."""
-        known = self._view.model(self._card.name)
+        known = self._view.model(self.model)
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
@@ -189,7 +185,7 @@ class Prompts:
     def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
         """Piece by piece, for others to have the GIL in between."""
         ids = np.frombuffer(tokens, "<u4")
-        detokenizer = IncrementalDetokenizer(self._card.tokenizer, skip_special_tokens=skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens)
         starts = range(0, len(ids), DECODED_TOKENS)
         texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
         return "".join(texts) + detokenizer.flush()
@@ -222,21 +218,18 @@ class Prompts:
         return count
 
     def _sampling(self, call: Call, count: int, context: int, seed: int) -> SamplingParams:
-        return call.sampling.settled(self._max_tokens(call, count, context), seed)
-
-    def _max_tokens(self, call: Call, count: int, context: int) -> int:
         wanted = call.sampling.max_tokens
         if wanted == NO_LIMIT:
             default = self._chat_max_tokens if call.prompt_field == "messages" else COMPLETION_MAX_TOKENS
-            return min(default, context - count)
-        if count + wanted > context:
+            wanted = min(default, context - count)
+        elif count + wanted > context:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens. You asked for {count + wanted} "
                 f"({count} in the {call.prompt_field}, {wanted} for the completion). Shorten the "
                 f"{call.prompt_field}, or ask for at most {context - count}.",
                 field="max_tokens",
             )
-        return wanted
+        return call.sampling.settled(wanted, seed)
 
     async def keys_of(self, request_class: RequestClass, tokens: bytes, holder: str = "") -> bytes:
         """Block keys of a prompt in the region's own layout, packed; empty while nobody told that. Raises
@@ -288,6 +281,33 @@ class Prompts:
         vocab_size = self._card.config.vocab_size
         if tokens and int(np.frombuffer(tokens, "<u4").max()) >= vocab_size:
             raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
+
+
+class Models:
+    """One or more, each name once; the first is for who names none. ``close`` ends what they have started."""
+
+    def __init__(self, served: Sequence[Prompts]) -> None:
+        self.default = served[0]
+        self._by_name = {prompts.model: prompts for prompts in served}
+
+    def __iter__(self) -> Iterator[Prompts]:
+        return iter(self._by_name.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def of(self, name: str | None) -> Prompts:
+        """Raises :class:`NotFound`."""
+        if name is None:
+            return self.default
+        found = self._by_name.get(name)
+        if found is None:
+            raise unknown_model(name, self.names)
+        return found
+
+    async def close(self) -> None:
+        await asyncio.gather(*(prompts.close() for prompts in self))
 
 
 def _seed(call: Call) -> int:

@@ -27,8 +27,6 @@ from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.runtime.telemetry import Span
 
-__all__ = ["RETRY_CODES", "STREAM_GAP_S", "WHOLE_GAP_S", "Ask", "Delta", "Request", "Take", "facts_of"]
-
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
 
@@ -75,7 +73,6 @@ class Request(Flight):
         "_held_logprobs",
         "_sent_chars",
         "_submitted_s",
-        "_traceparent",
         "_usage",
         "ask",
         "chosen",
@@ -101,7 +98,10 @@ class Request(Flight):
     )
 
     def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, whole: bool = False) -> None:
-        super().__init__(arrived_s, deadline_s)
+        wanted = ask.prompt_tokens + ask.sampling.max_tokens
+        super().__init__(
+            ask.request_id, ask.wishes.traceparent, arrived_s, deadline_s, wanted, ask.request_class.priority
+        )
         self.ask = ask
         self.whole = whole
         """The client gets the answer in one piece."""
@@ -135,7 +135,6 @@ class Request(Flight):
         """The last attempt's instance was there."""
         self.lost = False
         """It went away while it had the request, which may be to blame."""
-        self._traceparent = ask.traceparent
         self._failed_lbs: set[str] = set()
         self._usage: common_pb2.Usage | None = None
         self._held: list[str] = []
@@ -160,25 +159,9 @@ class Request(Flight):
         """The last attempt is: there is a ``finish_reason``, or an ``error``."""
         return self.finish_reason is not None or self.error is not None
 
-    @property
-    def name(self) -> str:
-        return self.ask.request_id
-
-    @property
-    def traceparent(self) -> str:
-        return self._traceparent
-
     def traced(self, span: Span) -> None:
         span.classify(self.ask.request_class)
-        self._traceparent = span.traceparent or self._traceparent
-
-    @property
-    def tokens_wanted(self) -> int:
-        return self.ask.prompt_tokens + self.ask.sampling.max_tokens
-
-    @property
-    def priority(self) -> int:
-        return self.ask.request_class.priority
+        super().traced(span)
 
     @property
     def outcome(self) -> str:
@@ -186,7 +169,7 @@ class Request(Flight):
 
     @property
     def attempt_id(self) -> str:
-        return self.ask.request_id if not self.tries else f"{self.ask.request_id}~{self.tries}"
+        return self.name if not self.tries else f"{self.name}~{self.tries}"
 
     def begin_attempt(
         self, placement: common_pb2.Placement | None, now_s: float, lb: str = "", region: str = ""

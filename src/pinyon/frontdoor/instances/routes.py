@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pinyon.frontdoor.instances.completions import Completions
-from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON

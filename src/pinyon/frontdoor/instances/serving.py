@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,18 +16,18 @@ from pinyon.core.errors import (
     PinyonError,
     ResourceExhausted,
 )
-from pinyon.core.request import FinishReason, RequestClass
+from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.models import Models
+from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, facts_of
-from pinyon.frontdoor.regions.arrival import ForwardedTurn
-from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
+from pinyon.frontdoor.regions.inbound import Inbound, Serving
+from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.update_stream import failed_update
 from pinyon.http.budget import Share
-from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.sampling import sampling_from_proto
@@ -44,11 +43,11 @@ class TokenServing(Serving):
     prompts: Models
     dispatcher: Dispatcher
 
-    def requests(self, session: Inbound) -> Requests[TokenServing]:
-        return _TokenRequests(self, session)
+    def session(self, peer: Peer) -> Inbound[TokenServing]:
+        return _TokenInbound(self, peer)
 
 
-class _TokenRequests(Requests[TokenServing]):
+class _TokenInbound(Inbound[TokenServing]):
     def take(self, message: peer_pb2.SessionRequest) -> None:
         if message.raw_requests:
             raise FailedPrecondition("requests are tokens here", field="raw_requests")
@@ -60,8 +59,8 @@ class _TokenRequests(Requests[TokenServing]):
                 raise InvalidArgument("a request that cannot be read", field="submission") from None
             self.begin(submission.stream_id, submission.request_id, partial(self._run, submission, forwarded))
 
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        return peer_pb2.SessionResponse(updates=parts)
+    def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
+        message.updates.append(part)
 
     def told(self, error: PinyonError) -> PinyonError:
         if isinstance(error, ResourceExhausted) and not error.field:  # no instance would be in time
@@ -71,9 +70,9 @@ class _TokenRequests(Requests[TokenServing]):
     async def _run(
         self, submission: worker_pb2.Submission, forwarded: peer_pb2.ForwardedRequest, head: Head, share: Share
     ) -> int:
-        serving, peer = self.serving, self.session.peer
+        serving, peer = self.serving, self.peer
         whose = class_from_proto(submission.request_class)
-        head.client = Client(whose.tenant)
+        head.client, head.holder = Client(whose.tenant), whose.tenant
         self.hold(share, peer.name, len(forwarded.submission) + REQUEST_BYTES)
         timeout_s = min(submission.timeout_ms / 1e3 or serving.timeout_s, serving.timeout_s)
         request = await self._request(submission, whose, head.arrived_s, timeout_s)
@@ -90,7 +89,7 @@ class _TokenRequests(Requests[TokenServing]):
         try:
             async with asyncio.timeout(timeout_s):
                 with place:
-                    await serving.dispatcher.run(request, ForwardedTurn(place), tell)
+                    await serving.dispatcher.run(request, place, tell)
         except TimeoutError:
             raise late(timeout_s, "") from None
         return 200
@@ -122,7 +121,7 @@ class _TokenRequests(Requests[TokenServing]):
             Wishes(submission.no_reuse, slo_ms, submission.traceparent),
         )
         request = Request(ask, now_s, now_s + timeout_s)
-        request.sender = self.session.peer.region
+        request.sender = self.peer.region
         request.fingerprint = submission.model_fingerprint
         if generated:
             request.go_on_after(tokens[len(prompt) :])
@@ -143,13 +142,7 @@ class _TokenRequests(Requests[TokenServing]):
         if request.finish_reason is not None:
             update.finish_reason = finish_reason_to_proto(request.finish_reason)
             update.usage.CopyFrom(request.usage_message())
-        self.session.put(update)
+        self.put(update)
 
     def fail(self, stream_id: int, error: PinyonError) -> None:
-        self.session.put(
-            worker_pb2.StreamUpdate(
-                stream_id=stream_id,
-                finish_reason=finish_reason_to_proto(FinishReason.ERROR),
-                error=error_to_proto(error),
-            )
-        )
+        self.put(failed_update(stream_id, error))

@@ -8,8 +8,7 @@ import numpy as np
 
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.models import Models
-from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.http.answer import JSON, Reply
 from pinyon.openai.large import is_large
@@ -37,10 +36,8 @@ class Tokenization:
         prompts = self._models.of(call.model)
         tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
         arguments = (prompts, tokens, call.strings)
-        if len(tokens) // 4 > PIECE_TOKENS:
-            answer = await self._off_loop.run(holder, self._answer, *arguments)
-        else:
-            answer = self._answer(*arguments)
+        large = len(tokens) // 4 > PIECE_TOKENS
+        answer = await self._off_loop.run(holder, self._answer, *arguments) if large else self._answer(*arguments)
         reply.whole(200, answer, JSON)
         return 200
 
@@ -60,10 +57,8 @@ class Tokenization:
         """Returns the status. Raises :class:`PinyonError`."""
         self._admission.count(head.client)
         holder = head.client.holder
-        if is_large(body):
-            model, tokens = await self._off_loop.run(holder, parse_detokenize, body)
-        else:
-            model, tokens = parse_detokenize(body)
+        call = await self._off_loop.run(holder, parse_detokenize, body) if is_large(body) else parse_detokenize(body)
+        model, tokens = call
         text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
         answer = await self._off_loop.run(holder, _detokenized, text) if len(text) > PIECE_CHARS else _detokenized(text)
         reply.whole(200, answer, JSON)

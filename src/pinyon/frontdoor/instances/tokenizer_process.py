@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import subprocess
 import sys
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
+from threading import Timer
+from typing import IO
 
-from pinyon.core.errors import Internal, InvalidArgument, PinyonError, Unavailable
-from pinyon.http.budget import Budget
+from pinyon.core.errors import Internal, InvalidArgument, Unavailable
+from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.model import ModelCard, load_card
 from pinyon.openai.parse import PLAIN, PromptInput, Rendering
 from pinyon.runtime.logging import get_logger
@@ -26,8 +28,6 @@ WAITING_MAX = 64
 ANSWER_S = 60.0
 """Longer than any prompt that is allowed takes."""
 TOKENS, REFUSED, FAILED = 0, 1, 2
-
-Job = tuple[PromptInput, Rendering]
 
 _log = get_logger("lb.tokenizer")
 
@@ -57,73 +57,51 @@ def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN,
 
 
 class TokenizerProcess:
-    """Started with the first prompt, one prompt at a time. ``close`` ends it."""
+    """Started with the first prompt, one prompt at a time, by a thread that waits for it. ``close`` ends it."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._queue: asyncio.Queue[tuple[bytes, asyncio.Future[bytes], str]] = asyncio.Queue()
-        self._places = Budget(WAITING_MAX)
-        self._worker: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._thread = OffLoop(1, WAITING_MAX, "long prompts")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     async def tokenize(self, name: str, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
         """As :func:`tokenize`; ``name``: in whose, empty: in nobody's.
 
         Raises :class:`Unavailable` when too many prompts wait, of this client or of all, or the process dies.
         """
-        if not self._places.take(1, name):
-            raise Unavailable("Too many long prompts are being read.", retry_after_s=1.0)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((pickle.dumps((prompt, rendering), protocol=5), future, name))
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
-        return await future
+        return await self._thread.run(name, self._ask, prompt, rendering)
 
     async def close(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-            self._worker = None
-        while not self._queue.empty():
-            _, future, name = self._queue.get_nowait()
-            self._places.take(-1, name)
-            future.cancel()
-        await self._end()
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()  # whoever waits for it learns of that
+        await asyncio.to_thread(self._thread.close)
+        self._end()
 
-    async def _work(self) -> None:
-        while True:
-            question, future, name = await self._queue.get()
-            self._places.take(-1, name)
-            if future.done():
-                continue  # nobody waits any more
-            try:
-                tokens = await self._ask(question)
-            except PinyonError as error:
-                if not future.done():
-                    future.set_exception(error)
-            except (OSError, EOFError, TimeoutError) as error:
-                _log.error("the tokenizer's process failed: %r", error)
-                if not future.done():
-                    future.set_exception(Unavailable("The prompt could not be tokenized.", retry_after_s=1.0))
-                await self._end()
-            except asyncio.CancelledError:
-                future.cancel()
-                raise
-            else:
-                if not future.done():
-                    future.set_result(tokens)
+    # -- in the thread
 
-    async def _ask(self, data: bytes) -> bytes:
-        async with asyncio.timeout(ANSWER_S):
+    def _ask(self, prompt: PromptInput, rendering: Rendering) -> bytes:
+        try:
             process = self._process
             if process is None:
-                process = self._process = await self._start()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.writelines((len(data).to_bytes(8, "little"), data))
-            await process.stdin.drain()
-            size = int.from_bytes(await process.stdout.readexactly(8), "little")
-            answer = await process.stdout.readexactly(size)
+                process = self._process = self._start()
+            if self._closed:
+                raise EOFError
+            late = Timer(ANSWER_S, process.kill)
+            late.start()
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                _write(process.stdin, pickle.dumps((prompt, rendering), protocol=5))
+                answer = _read(process.stdout)
+            finally:
+                late.cancel()
+        except (OSError, EOFError) as error:
+            if not self._closed:
+                _log.error("the tokenizer's process failed: %r", error)
+            self._end()
+            raise Unavailable("The prompt could not be tokenized.", retry_after_s=1.0) from None
         if answer[0] == TOKENS:
             return answer[1:]
         text = answer[1:].decode("utf-8")
@@ -132,38 +110,51 @@ class TokenizerProcess:
         field, _, text = text.partition("\n")
         raise InvalidArgument(text, field=field or None)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    def _start(self) -> subprocess.Popen[bytes]:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, str(self._model)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
+        arguments = (sys.executable, "-m", __name__, str(self._model))
+        return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         process = self._process
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            self._process = None  # only now: who is cancelled here leaves it to who closes us
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+            self._process = None
 
 
-def serve(model: str, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Until ``requests`` end."""
+def serve(model: str, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Until ``requests`` end. Raises :class:`EOFError` then."""
     card = load_card(model, strftime_now=strftime_now)
-    while len(head := requests.read(8)) == 8:
-        data = requests.read(int.from_bytes(head, "little"))
+    while True:
+        data = _read(requests)
         try:
             status, answer = TOKENS, tokenize(card, *pickle.loads(data))
         except InvalidArgument as error:
             status, answer = REFUSED, f"{error.field or ''}\n{error.message}".encode("utf-8", "replace")
         except Exception as error:  # the parent says what became of it
             status, answer = FAILED, type(error).__name__.encode("ascii", "replace")
-        answers.write((len(answer) + 1).to_bytes(8, "little") + bytes((status,)) + answer)
-        answers.flush()
+        _write(answers, bytes((status,)) + answer)
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(len(data).to_bytes(8, "little"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> bytes:
+    """Raises :class:`EOFError` where it ends."""
+    head = pipe.read(8)
+    data = pipe.read(int.from_bytes(head, "little"))
+    if len(head) < 8 or len(data) < int.from_bytes(head, "little"):
+        raise EOFError
+    return data
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
+    with suppress(EOFError):
+        serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)

@@ -11,19 +11,27 @@ from itertools import islice
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.instances.worker_session import LoadWatch, WorkerSession
-from pinyon.frontdoor.update_stream import WorkerStream
+from pinyon.core.errors import Cancelled, PinyonError, Unavailable
+from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
-from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S
+from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.identity import WORKER, peer_name
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.outgoing import Outgoing
+from pinyon.runtime.pace import Pace
 
 SESSIONS_MAX = 4096
 DIALS = 16
 """Sessions that are opened in one turn of the loop, for those that are only watched: each takes it some 0.7 ms."""
 EARLY_S = 0.001
 """The event loop's timers have millisecond steps, and may be early by one."""
+WRITE_S = 10.0
+MESSAGES_MAX = 32
+CANCEL_BYTES = 16
+ASK_BYTES = 16
+METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.SessionRequest, worker_pb2.SessionResponse)
 
+_log = get_logger("lb.worker")
 
 OnLoad = Callable[[str, str, worker_pb2.Load, int], None]
 """Address, instance id, what it says, and how many of our submissions were on their way to it then: it does not know of
@@ -51,8 +59,7 @@ class WorkerSessions:
         self._unread_tokens = unread_tokens
         self._channels = channels
         self._clock = clock
-        self._on_load = on_load
-        self._on_load_lost = on_load_lost
+        self._on_load, self._on_load_lost = on_load, on_load_lost
         self._load_interval_s = load_interval_s
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=SESSIONS_MAX)
         self._sessions: dict[str, WorkerSession] = {}
@@ -74,7 +81,7 @@ class WorkerSessions:
     @property
     def streams(self) -> int:
         """Requests that an instance works on for us."""
-        return sum(session.streams for session in (*self._sessions.values(), *self._retired))
+        return sum(len(session.streams) for session in (*self._sessions.values(), *self._retired))
 
     async def open(
         self, address: str, size_bytes: int, gap_s: float, instance_id: str = ""
@@ -86,13 +93,13 @@ class WorkerSessions:
         """
         while True:
             session = self._session(address, instance_id)
-            if session.has_room:
+            if session.outgoing.has_room:
                 return session.open(size_bytes, gap_s)
-            await session.room()
+            await session.outgoing.room()
 
     def _session(self, address: str, instance_id: str) -> WorkerSession:
         session = self._sessions.get(address)
-        if session is not None and session.ending:  # it says so itself only when all of it has ended
+        if session is not None and session.stream.ending:  # it says so itself only when all of it has ended
             self._ended(session)
             self._close(session)
             session = None
@@ -101,10 +108,7 @@ class WorkerSessions:
                 raise Unavailable("no session to the instance can be opened", retry_after_s=1.0)
             if self._pauses.avoids(address, self._clock()):
                 raise Unavailable(f"The instance at {address} was not there a moment ago.", retry_after_s=1.0)
-            connect = self._channels.sessions_to(peer_name(WORKER, instance_id))
-            watch = None if self._on_load is None else LoadWatch(self._heard, self._load_interval_s)
-            session = WorkerSession(address, self._unread_tokens, self._ended, self._idle, connect, instance_id, watch)
-            self._sessions[address] = session
+            session = self._sessions[address] = WorkerSession(self, address, instance_id)
             self._silent.pop(address, None)
         return session
 
@@ -167,7 +171,8 @@ class WorkerSessions:
 
     def _heard(self, session: WorkerSession, load: worker_pb2.Load) -> None:
         if self._on_load is not None and session.instance_id and self._sessions.get(session.address) is session:
-            self._on_load(session.address, session.instance_id, load, session.unseen(load))
+            unseen = max(0, session.streams.opened - load.received)
+            self._on_load(session.address, session.instance_id, load, unseen)
 
     def _gone(self, session: WorkerSession) -> None:
         """It is the present session to its address no more."""
@@ -198,7 +203,7 @@ class WorkerSessions:
         self._retired.discard(session)
         if self._sessions.get(session.address) is session:
             del self._sessions[session.address]
-            if session.spoke:
+            if session.stream.spoke:
                 self._pauses.succeeded(session.address)
             else:
                 self._pauses.failed(session.address, self._clock())
@@ -211,3 +216,63 @@ class WorkerSessions:
             self._redial.cancel()
         sessions = (*self._sessions.values(), *self._retired)
         await asyncio.gather(*(session.close() for session in sessions), *self._closing)
+
+
+class WorkerSession:
+    """One long-lived stream to one decode instance; all submissions of one loop turn travel in one message. Opens its
+    stream at once; ends when that breaks, and is then replaced by a new one."""
+
+    def __init__(self, owner: WorkerSessions, address: str, instance_id: str) -> None:
+        """``instance_id``: of the instance there; empty if nobody said."""
+        self._owner = owner
+        self.address, self.instance_id = address, instance_id
+        self.streams = WorkerStreams(owner._unread_tokens, self._cancel, lambda: owner._idle(self))
+        self.heard = False
+        """It has said something of its load."""
+        connect = owner._channels.sessions_to(peer_name(WORKER, instance_id))
+        self.stream = Dialed(address, METHOD, WRITE_S, connect)
+        pace = Pace(lambda: len(self.streams), time.monotonic)
+        self.outgoing: Outgoing[worker_pb2.SessionRequest] = Outgoing(worker_pb2.SessionRequest, pace, MESSAGES_MAX)
+        """Has room while the instance takes what is sent to it. One that takes nothing for ``WRITE_S`` ends it."""
+        if owner._on_load is not None:
+            self.outgoing.message(ASK_BYTES).load_interval_ms = max(1, round(owner._load_interval_s * 1e3))
+        self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
+
+    def open(self, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
+        """A stream, and the submission to fill in before the loop turns: it is part of the next message."""
+        stream = self.streams.open(gap_s)
+        return stream, self.outgoing.message(size_bytes).submissions.add(stream_id=stream.stream_id)
+
+    def _cancel(self, stream_id: int) -> None:
+        if not self.stream.ending:  # else it is gone, and with it all it did for us
+            self.outgoing.message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
+
+    async def close(self) -> None:
+        """End the session; its requests fail as if the instance had gone."""
+        self.stream.end(Cancelled("closed"))
+        await asyncio.wait({self._task})
+
+    # -- the stream
+
+    async def _run(self) -> None:
+        reason = "the stream ended"
+        try:
+            self.outgoing.by(self.stream)
+            await self.stream.run(self._take, self.outgoing)
+        except PinyonError as error:
+            reason = error.grpc_code
+        finally:
+            self._end(reason)
+
+    def _take(self, message: worker_pb2.SessionResponse) -> None:
+        self.streams.take(message.updates)
+        if message.HasField("load"):
+            self.heard = True
+            self._owner._heard(self, message.load)
+
+    def _end(self, reason: str) -> None:
+        self.outgoing.close()
+        self._owner._ended(self)
+        error = Unavailable(f"The instance at {self.address} went away.")
+        if count := self.streams.end(error, self.stream.connected):
+            _log.warning("lost the instance at %s: %s", self.address, reason, extra={"requests": count})

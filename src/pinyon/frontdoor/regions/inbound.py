@@ -1,31 +1,49 @@
-"""A session from another region's load balancer: who that is, what it is told of this region, and the requests that
-come over it. What these are made of is known by the :class:`Serving`."""
+"""The gRPC door for load balancers of other regions. A session from one: who that is, what it is told of this region,
+and the requests that come over it. What these are made of is known by the :class:`Serving`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from pinyon.api.lb.v1 import peer_pb2
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Cancelled, Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
-from pinyon.frontdoor.access_log import AccessLog, Answered
-from pinyon.frontdoor.auth import Client
-from pinyon.frontdoor.failures import REGION_FIELD
+from pinyon.core.errors import (
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    PinyonError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pinyon.core.request import check_geography
+from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.admission import ForwardedPlace
+from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.regions.arrival import Arrivals
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
 from pinyon.messages.checks import check_id
+from pinyon.routing.geography import Geography
+from pinyon.routing.two_layers import Room
+from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
+from pinyon.runtime.identity import LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
+from pinyon.runtime.outbox import FRAME_BYTES
+from pinyon.runtime.outgoing import Outgoing
+from pinyon.runtime.pace import Pace
 
 STATE_S = 0.1
 """Between two states, if something has changed (SkyWalker §4.1)."""
@@ -33,21 +51,68 @@ STATE_TICKS_MAX = 5
 """A state is a sign of life, too: one comes at least every so many times."""
 REQUESTS_MAX = 4096
 """Of one session at once."""
-OUTBOX_LIMIT = 65_536
+MESSAGES_MAX = 1024
+"""That wait for a caller who takes none."""
+WRITE_S = 5.0
+FIRST_S = 5.0
+SESSIONS_MAX = 256
+LB_ID_CHARS_MAX = 128
 FAREWELL_S = 0.2
 SILENT_TICKS = 60
 """Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
 served for it would have no end, and it would have its share of the room."""
-
-_UNKNOWN = Client("")
-"""Whose request it is, before that has been read."""
+PEER_CALLERS: Callers = {"Session": frozenset({LB})}
 
 _log = get_logger("lb.regions")
 
 
 @dataclass(slots=True, eq=False)
+class Arrivals:
+    """What is looked at of each request from another region before it is served here, whatever it is made of."""
+
+    own: Peer
+    geography: Callable[[], Geography]
+    """Who may send to whom, as this region has it."""
+    line: Line
+    metrics: DoorMetrics
+    draining: Callable[[], bool]
+
+    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
+        """A place in the line. Raises :class:`ResourceExhausted`: with :data:`REGION_FIELD` there is no room now, with
+        :data:`REJECTED_FIELD` it may not be served here; and :class:`FailedPrecondition` for a second hop."""
+        if hops != 1:
+            raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
+        # What the sender must not send, or this region must not serve, is refused here again.
+        verdict = self.geography().may(sender.region, self.own.region, geographies, tenant)
+        if not verdict.allowed:
+            raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
+        if self.draining():
+            raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
+        try:
+            place = ForwardedPlace(self.line, tenant)
+        except ResourceExhausted as full:
+            raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
+        self.metrics.accepted.add((sender.region,))
+        return place
+
+    def state(self, model: str, room: Room) -> peer_pb2.ModelState:
+        """What others are told of it."""
+        # While there is room here, nobody waits for it: those who do must not be served here.
+        queued = 0 if room.share or room.share is None else self.line.queued
+        return peer_pb2.ModelState(
+            model=model,
+            instances=room.targets,
+            available_instances=room.available,
+            queued=queued,
+            running=room.running,
+            credits=room.share,
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Serving:
-    """Of one load balancer: what serves what other regions send. Each kind has :class:`Requests` of its own."""
+    """Of one load balancer: what serves what other regions send, over ``sessions``. Each kind has some of its
+    own."""
 
     arrivals: Arrivals
     models: ServedModels
@@ -56,10 +121,24 @@ class Serving:
     """Of bytes that requests of other regions hold here."""
     timeout_s: float
     clock: Clock
+    sessions: set[Inbound[Any]] = field(default_factory=set, init=False)
+    ending: bool = field(default=False, init=False)
+    """Sessions end as soon as they have no requests."""
 
-    def requests(self, session: Inbound) -> Requests[Any]:
-        """For a session that has just begun."""
+    def session(self, peer: Peer) -> Inbound[Any]:
+        """One that has just begun."""
         raise NotImplementedError
+
+    @property
+    def running(self) -> int:
+        """Requests of other regions."""
+        return sum(session.running for session in self.sessions)
+
+    def end(self) -> None:
+        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
+        self.ending = True
+        for session in list(self.sessions):
+            session.end_if_idle()
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
         """Of each model, for each of so many load balancers that may send, and one of that region."""
@@ -69,13 +148,50 @@ class Serving:
 S = TypeVar("S", bound=Serving)
 
 
-class Requests(Generic[S]):
-    """Those of one session. A kind says what they are made of, and how one is served."""
+class Inbound(Generic[S]):
+    """One session, after its welcome, and the requests of it. ``run`` ends with it; then nothing of it is left. A kind
+    says what requests are made of, and how one is served."""
 
-    def __init__(self, serving: S, session: Inbound) -> None:
-        self.serving = serving
-        self.session = session
-        self._last_id = 0
+    def __init__(self, serving: S, peer: Peer) -> None:
+        self.serving, self.peer = serving, peer
+        self._received = self._last_id = 0
+        """Requests that have come, in all, and the number of the last one."""
+        self._silent = self._version = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        pace = Pace(lambda: len(self._tasks), serving.clock)
+        self._outgoing: Outgoing[peer_pb2.SessionResponse] = Outgoing(peer_pb2.SessionResponse, pace, MESSAGES_MAX)
+        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
+
+    @property
+    def running(self) -> int:
+        """Requests."""
+        return len(self._tasks)
+
+    async def run(
+        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
+    ) -> None:
+        self._stream = stream
+        self._outgoing.message(welcome.ByteSize() + FRAME_BYTES).welcome.CopyFrom(welcome)
+        self._outgoing.by(stream)
+        self.serving.sessions.add(self)
+        self.end_if_idle()
+        states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
+        try:
+            await stream.run(self._take, self._outgoing)
+        finally:
+            states.cancel()
+            self.serving.sessions.discard(self)
+            self._outgoing.close()
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, states, return_exceptions=True)
+
+    def end_if_idle(self) -> None:
+        if self.serving.ending and not self._tasks and self._stream is not None:
+            self._stream.end()
+
+    # -- for a kind
 
     def begin(
         self,
@@ -84,21 +200,23 @@ class Requests(Generic[S]):
         run: Callable[[Head, Share], Awaitable[int]],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``run`` serves a new one, and returns its status; what its head says of it is for the log. ``ended`` is told
-        in any case. Raises :class:`InvalidArgument`."""
-        self.session.received += 1
+        """``run`` serves a new request, and returns its status; what its head says of it is for the log. It runs until
+        it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case. Raises
+        :class:`InvalidArgument`."""
+        self._received += 1
         if stream_id <= self._last_id:  # also of one that has ended
             raise InvalidArgument(f"stream {stream_id} is no new one", field="stream_id")
         self._last_id = stream_id
-        if self.session.running >= REQUESTS_MAX:
+        if self.running >= REQUESTS_MAX:
             self.fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
             ended()
-        else:
-            self.session.begin(stream_id, self._serve(stream_id, name, run), name, ended)
+            return
+        task = self._tasks[stream_id] = asyncio.create_task(self._serve(stream_id, name, run), name=name)
+        task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: self._ended(stream_id))
 
     async def _serve(self, stream_id: int, name: str, run: Callable[[Head, Share], Awaitable[int]]) -> None:
         head, share, status = Head("", self.serving.clock()), Share(self.serving.budget), 0
-        head.client = _UNKNOWN
         try:
             head.unique = head.request_id = check_id(name, "request_id")
             status = await run(head, share)
@@ -115,10 +233,9 @@ class Requests(Generic[S]):
             self.fail(stream_id, Internal("internal error"))
         finally:
             share.hold(0)
-            region, tenant = self.session.peer.region, head.client.tenant
-            self.serving.access.answered(
-                Answered("FORWARDED", region, status, head.arrived_s, head.log_id, tenant, head.broken, head.facts)
-            )
+            if head.broken:
+                self.serving.arrivals.metrics.broken(head.broken)
+            self.serving.access.answered("FORWARDED", self.peer.region, status, head)
 
     @staticmethod
     def hold(share: Share, name: str, size: int) -> None:
@@ -127,14 +244,24 @@ class Requests(Generic[S]):
         if not share.hold(size):
             raise ResourceExhausted("requests of other regions hold too much", field=REGION_FIELD)
 
+    def put(self, part: Message) -> None:
+        """It goes to the caller, in order, if that is there."""
+        stream = self._stream
+        if stream is None or stream.ending:
+            return
+        if not self._outgoing.has_room:  # who reads so slowly is not there
+            stream.end(ResourceExhausted(f"{MESSAGES_MAX} messages wait"))
+            return
+        self.add(self._outgoing.message(part.ByteSize() + FRAME_BYTES), part)
+
     # -- what a kind says
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
         """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
         raise NotImplementedError
 
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        """A message of parts that were :meth:`Inbound.put`."""
+    def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
+        """Into a message goes a part that was :meth:`put`."""
         raise NotImplementedError
 
     def told(self, error: PinyonError) -> PinyonError:
@@ -145,108 +272,13 @@ class Requests(Generic[S]):
         """It ends here."""
         raise NotImplementedError
 
-
-class InboundParts:
-    """What sessions from other regions need of this load balancer."""
-
-    def __init__(self, own: Peer, serving: Serving, draining: Callable[[], bool]) -> None:
-        self.own = own
-        self.serving = serving
-        self.draining = draining
-        self.sessions: set[Inbound] = set()
-        self.ending = False
-        """Sessions end as soon as they have no requests."""
-
-    def end(self) -> None:
-        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
-        self.ending = True
-        for session in list(self.sessions):
-            session.end_if_idle()
-
-    @property
-    def requests(self) -> int:
-        """Of other regions, being served."""
-        return sum(session.running for session in self.sessions)
-
-
-class Inbound:
-    """One session, after its welcome. ``run`` ends with it; then nothing of it is left."""
-
-    def __init__(self, parts: InboundParts, peer: Peer) -> None:
-        self.peer = peer
-        self.received = 0
-        """Requests that have come, in all."""
-        self._parts = parts
-        self._outbox: Outbox[Message] = Outbox(OUTBOX_LIMIT)
-        self._news = asyncio.Event()
-        self._silent = 0
-        self._probe = 0
-        self._state: peer_pb2.RegionState | None = None
-        self._version = 0
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
-        self._requests = parts.serving.requests(self)
-
-    @property
-    def running(self) -> int:
-        """Requests."""
-        return len(self._tasks)
-
-    async def run(
-        self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest], welcome: peer_pb2.PeerWelcome
-    ) -> None:
-        self._stream = stream
-        self._parts.sessions.add(self)
-        self.end_if_idle()
-        states = asyncio.create_task(self._states(stream), name=f"states for {self.peer.name}")
-        try:
-            await stream.run(self._take, self._messages(welcome))
-        finally:
-            states.cancel()
-            self._parts.sessions.discard(self)
-            self._outbox.close()
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, states, return_exceptions=True)
-
-    def end_if_idle(self) -> None:
-        if self._parts.ending and not self._tasks and self._stream is not None:
-            self._stream.end()
-
-    # -- for who serves its requests
-
-    def has(self, stream_id: int) -> bool:
-        """A request of that number runs."""
-        return stream_id in self._tasks
-
-    def begin(self, stream_id: int, serving: Coroutine[Any, Any, None], name: str, ended: Callable[[], None]) -> None:
-        """It runs, until it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case."""
-        task = asyncio.create_task(serving, name=name)
-        self._tasks[stream_id] = task
-        task.add_done_callback(lambda _: ended())
-        task.add_done_callback(lambda _: self._ended(stream_id))
-
-    def put(self, part: Message) -> None:
-        """It goes to the caller, in order, if that is there."""
-        try:
-            self._outbox.put(part)
-        except OutboxClosed:
-            return
-        except ResourceExhausted as full:  # who reads so slowly is not there
-            if self._stream is not None:
-                self._stream.end(full)
-            return
-        self._news.set()
-
     # -- what comes
 
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         self._silent = 0
         if message.probe:
-            self._probe = message.probe
-            self._news.set()
-        self._requests.take(message)
+            self._outgoing.message(FRAME_BYTES).probe = message.probe
+        self.take(message)
         for stream_id in message.cancel_stream_ids:
             task = self._tasks.get(stream_id)
             if task is not None:
@@ -254,7 +286,7 @@ class Inbound:
 
     def _ended(self, stream_id: int) -> None:
         self._tasks.pop(stream_id, None)
-        if self._parts.ending and not self._tasks:
+        if self.serving.ending and not self._tasks:
             # Not before what it said last has gone: its caller would take that for lost.
             asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
 
@@ -274,29 +306,60 @@ class Inbound:
             if last is None or ticks >= STATE_TICKS_MAX or state != last:
                 last, ticks = state, 0
                 self._version += 1
-                self._state = peer_pb2.RegionState(version=self._version)
-                self._state.MergeFrom(state)
-                self._news.set()
+                told = self._outgoing.message(state.ByteSize() + 2 * FRAME_BYTES).state
+                told.CopyFrom(state)  # one that waits still is of no interest any more
+                told.version = self._version
             await asyncio.sleep(STATE_S)
 
     def _now(self) -> peer_pb2.RegionState:
-        parts = self._parts
-        models = parts.serving.states(len(parts.sessions), self.peer.region)
-        return peer_pb2.RegionState(draining=parts.draining(), received=self.received, models=models)
+        serving = self.serving
+        models = serving.states(len(serving.sessions), self.peer.region)
+        return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self._received, models=models)
 
-    async def _messages(self, welcome: peer_pb2.PeerWelcome) -> AsyncGenerator[peer_pb2.SessionResponse, None]:
-        yield peer_pb2.SessionResponse(welcome=welcome)
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            waiting = await self._outbox.take_all() if len(self._outbox) else []
-            parts = list(in_messages(waiting)) or [[]]
-            probe, self._probe = self._probe, 0
-            state, self._state = self._state, None
-            for number, part in enumerate(parts):
-                message = self._requests.response(part)
-                if number == 0:
-                    message.probe = probe
-                    if state is not None:
-                        message.state.CopyFrom(state)
-                yield message
+
+class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
+    """With TLS, who calls has the certificate of a load balancer of the region that it names. Without, anybody may."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._own = serving.arrivals.own
+        self._sessions = 0
+
+    async def Session(self, _: object, context: Any) -> None:
+        if not self._own.region:
+            raise FailedPrecondition("this load balancer is of no region: --region names it")
+        if self._sessions >= SESSIONS_MAX:
+            raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
+        self._sessions += 1
+        try:
+            await self._converse(context)
+        finally:
+            self._sessions -= 1
+
+    async def _converse(self, context: Any) -> None:
+        own = self._own
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
+        first = await stream.first(FIRST_S)
+        if first is None:
+            return
+        peer = self._checked(first.hello, context)
+        welcome = peer_pb2.PeerWelcome(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
+        await self._serving.session(peer).run(stream, welcome)
+
+    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
+        """Raises :class:`PinyonError` for whom we do not speak with."""
+        if hello.version != PEER_VERSION:
+            raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
+        if hello.kind != self._own.kind:
+            raise FailedPrecondition(
+                "one of us is in front of servers of others (--upstream), and one is not", field="kind"
+            )
+        check_geography(hello.region, "region")
+        if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
+            raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
+        check_claim(context, LB, hello.lb_id)
+        check_region_claim(context, hello.region)
+        verdict = self._serving.arrivals.geography().sends(hello.region, self._own.region)
+        if not verdict.allowed:
+            raise PermissionDenied(f"{hello.region} may not send to {self._own.region}: {verdict.reason}")
+        return Peer(hello.lb_id, hello.region, "")

@@ -87,7 +87,7 @@ class Membership:
             )
             for target, available in self.models.instances()
         ]
-        forwarded, accepted = self.metrics.forwarded_by_region, self.metrics.accepted_by_region
+        forwarded, accepted = self.metrics.forwarded.by_label(), self.metrics.accepted.by_label()
         return LbLoad(
             queue=self.line.queued,
             in_flight=self.line.in_flight,
@@ -97,8 +97,8 @@ class Membership:
             accepted_total=sum(accepted.values()),
             hit_chunks_total=hits,
             asked_chunks_total=asked,
-            forwarded_by_region=dict(forwarded),
-            accepted_by_region=dict(accepted),
+            forwarded_by_region=forwarded,
+            accepted_by_region=accepted,
             per_instance=tuple(instances[:INSTANCES_MAX]),
         )
 

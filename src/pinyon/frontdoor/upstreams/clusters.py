@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
@@ -19,15 +19,9 @@ from pinyon.runtime.logging import get_logger
 _log = get_logger("lb.clusters")
 
 
-class AdoptedFleet(NamedTuple):
-    """The servers of a cluster of another region."""
-
-    fleet: Fleet
-    watch: Watch
-
-
-class UpstreamClusters(Adopted[AdoptedFleet]):
-    """``start`` → ``own`` and ``adopt`` whenever that changes → ``close``. ``make`` gives a server for a URL."""
+class UpstreamClusters(Adopted[Watch]):
+    """``start`` → ``own`` and ``adopt`` whenever that changes → ``close``. ``make`` gives a server for a URL. A cluster
+    is its servers' fleet, with what watches it."""
 
     def __init__(
         self,
@@ -66,11 +60,11 @@ class UpstreamClusters(Adopted[AdoptedFleet]):
     def servers(self) -> Iterator[tuple[Fleet, Server]]:
         """All, each name once."""
         seen = set()
-        for fleet in (self.fleet, *[each.fleet for each in self.adopted.values()]):
-            for server in fleet.servers.values():
+        for watch in (self._watch, *self.adopted.values()):
+            for server in watch.fleet.servers.values():
                 if server.name not in seen:
                     seen.add(server.name)
-                    yield fleet, server
+                    yield watch.fleet, server
 
     # -- what the controller says
 
@@ -78,10 +72,10 @@ class UpstreamClusters(Adopted[AdoptedFleet]):
         """Servers that somebody added to the region's own, and took out of it."""
         added = [url for each in clusters for url in _urls(each.added)]
         removed = {str(url) for each in clusters for url in _urls(each.removed)}
-        self._use(self.fleet, self._watch, [*self._urls, *added], removed)
+        self._use(self._watch, [*self._urls, *added], removed)
 
-    def _use(self, fleet: Fleet, watch: Watch, urls: Sequence[UpstreamUrl], removed: set[str] | frozenset[str]) -> None:
-        wanted = dict.fromkeys(urls)
+    def _use(self, watch: Watch, urls: Sequence[UpstreamUrl], removed: Collection[str] = ()) -> None:
+        fleet, wanted = watch.fleet, dict.fromkeys(urls)
         if [str(url) for url in wanted] != list(fleet.servers):
             fleet.use([fleet.servers.get(str(url)) or self._make(url) for url in wanted])
             watch.start()
@@ -95,19 +89,18 @@ class UpstreamClusters(Adopted[AdoptedFleet]):
     def serves(self, told: Told) -> bool:
         return bool(told.upstreams)
 
-    def begin(self, name: str, told: Told) -> AdoptedFleet:
-        fleet = Fleet([], self.models, self._clock, name)
-        return AdoptedFleet(fleet, Watch(fleet, self._times, self._clock))
+    def begin(self, name: str, told: Told) -> Watch:
+        return Watch(Fleet([], self.models, self._clock, name), self._times, self._clock)
 
-    def told(self, cluster: AdoptedFleet, told: Told) -> None:
-        self._use(cluster.fleet, cluster.watch, _urls(told.upstreams), frozenset())
+    def told(self, cluster: Watch, told: Told) -> None:
+        self._use(cluster, _urls(told.upstreams))
 
-    def end(self, cluster: AdoptedFleet) -> Coroutine[Any, Any, None]:
+    def end(self, cluster: Watch) -> Coroutine[Any, Any, None]:
         # What runs there runs on: who has it has its fleet. Servers leave before their models' layers do.
         cluster.fleet.use([])
         self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
         self._dropped.append(cluster.fleet)
-        return cluster.watch.close()
+        return cluster.close()
 
 
 def _urls(told: Sequence[str]) -> list[UpstreamUrl]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from math import inf
 from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.served import Served
 from pinyon.frontdoor.served_models import MODELS_MAX, ServedModels
-from pinyon.frontdoor.upstreams.exchange import Outgoing
+from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.breaker import Breaker
 from pinyon.routing.layer import Layer
 from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed
 from pinyon.runtime.logging import get_logger
 
 REST_MAX_S = 10.0
@@ -59,10 +57,6 @@ class Fleet:
                 self.servers[name] = self._leaving.pop(name, server)
                 self._breaker.add(name, self._clock())
         self._models.tell()
-
-    def known(self, name: str) -> Server | None:
-        """Also one that leaves."""
-        return self.servers.get(name) or self._leaving.get(name)
 
     def _let_go(self, name: str) -> None:
         if name in self._leaving and not self._leaving[name].outstanding:
@@ -184,36 +178,32 @@ class Fleet:
         self.refresh(server)
         self._models.tell()
 
-    # -- a request's way (pinyon.frontdoor.upstreams.exchange.Targets)
+    # -- a request's way (pinyon.frontdoor.upstreams.kind.Targets)
 
     def _server(self, name: str) -> Server:
-        server = self.known(name)
-        assert server is not None
-        return server
+        """Also one that leaves."""
+        return self.servers.get(name) or self._leaving[name]
 
-    def exchange(
-        self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
-    ) -> Awaitable[Answer]:
-        """The caller sees to the deadline."""
-        return (self.servers.get(target) or self._leaving[target]).send(head, body, first_byte_s)
+    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+        return self._server(target).send(forward.url, forward.fields, forward.body, first_byte_s)
 
-    def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
-        server = self.servers.get(target) or self._leaving[target]
+    def sent(self, target: str, forward: Forward) -> Target | None:
+        server = self._server(target)
         server.outstanding += 1
         if self._breaker.is_open(target):
             self._breaker.tried(target, self._clock())
             self.refresh(server)  # that was the one request it is tried with
-        return self._layer(served.name).sent(routed, target)
+        return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
-        server = self.servers.get(target) or self._leaving[target]
+        server = self._server(target)
         server.outstanding -= 1
         Layer.ended(sent)
         if self._leaving:
             self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
-        server = self.servers.get(target) or self._leaving[target]
+        server = self._server(target)
         was_open = self._breaker.is_open(target)
         self._breaker.succeeded(target, began_s, self._clock())
         grown = server.kind is None and server.learned.served(server.outstanding)

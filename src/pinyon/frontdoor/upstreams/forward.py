@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass, Usage
-from pinyon.frontdoor.admission import LimitedTurn
 from pinyon.frontdoor.failures import Refused
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.upstreams.exchange import Outgoing
+from pinyon.frontdoor.line import Turn
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
 from pinyon.http.answer import Reply
@@ -22,34 +21,41 @@ class Incoming(NamedTuple):
     """How a request has come: its place in the line, how long it may take (s), and of one from another region which one
     that is, and the model that it is for."""
 
-    ticket: LimitedTurn
+    ticket: Turn
     limit_s: float
     sender: str = ""
     model: str = ""
 
 
 class Forward(Flight):
-    """``asked`` and ``outgoing`` are what its body says, and what of its head goes on."""
+    """``asked`` is what its body says; ``url`` and the lines ``fields`` are what of its head goes on."""
 
     __slots__ = (
         "_used",
         "asked",
         "body",
         "cluster",
+        "fields",
         "final",
         "head",
-        "outgoing",
         "passing",
         "reply",
         "status",
         "ticket",
+        "url",
     )
 
     def __init__(
-        self, head: Head, body: bytes | bytearray, asked: Asked, outgoing: Outgoing, reply: Reply, incoming: Incoming
+        self, head: Head, body: bytes | bytearray, asked: Asked, fields: bytes, reply: Reply, incoming: Incoming
     ) -> None:
-        super().__init__(head.arrived_s, head.arrived_s + incoming.limit_s)
-        self.head, self.body, self.asked, self.outgoing, self.reply = head, body, asked, outgoing, reply
+        assert head.raw is not None
+        priority = head.labels.priority if head.labels.priority is not None else asked.priority
+        super().__init__(
+            head.log_id, head.traceparent, head.arrived_s, head.arrived_s + incoming.limit_s, asked.tokens,
+            head.client.priority if priority is None else priority,
+        )  # fmt: skip
+        self.head, self.body, self.asked, self.reply = head, body, asked, reply
+        self.url, self.fields = head.raw.target, fields
         self.ticket, self.sender = incoming.ticket, incoming.sender
         self.cluster = ""
         """The adopted cluster that the present attempt runs in; empty: the region's own, or another region."""
@@ -67,22 +73,10 @@ class Forward(Flight):
             self._used = self.passing.used()
         return self._used
 
-    @property
-    def name(self) -> str:
-        return self.head.log_id
-
-    @property
-    def traceparent(self) -> str:
-        return self.head.traceparent
-
     def traced(self, span: Span) -> None:
-        if parent := span.traceparent or self.head.traceparent:
-            line = b"traceparent: %b\r\n" % parent.encode("ascii")
-            self.outgoing = self.outgoing._replace(fields=self.outgoing.fields + line)
-
-    @property
-    def tokens_wanted(self) -> int:
-        return self.asked.tokens
+        super().traced(span)
+        if self.traceparent:
+            self.fields += b"traceparent: %b\r\n" % self.traceparent.encode("ascii")
 
     @property
     def used_tokens(self) -> int:
@@ -92,12 +86,6 @@ class Forward(Flight):
         if used is not None:
             return used.prompt_tokens + used.completion_tokens
         return self.asked.prompt_tokens + self.passing.events
-
-    @property
-    def priority(self) -> int:
-        labels, client = self.head.labels, self.head.client
-        priority = labels.priority if labels.priority is not None else self.asked.priority
-        return client.priority if priority is None else priority
 
     @property
     def outcome(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,11 +17,10 @@ from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
+from pinyon.frontdoor.upstreams.passing import stream_error
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.frontdoor.upstreams.stream_error import stream_error
 from pinyon.http.answer import Reply
 from pinyon.http.error import HttpError
 from pinyon.openai.large import is_large
@@ -44,13 +42,12 @@ class ForwardingLimits:
 
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """One per load balancer. ``broken`` is told the code of the error that an answer which had begun ended with."""
+    """One per load balancer."""
 
     admission: Admission
     models: ServedModels
     loop: RequestLoop[Forward]
     off_loop: OffLoop
-    broken: Callable[[str], None]
     limits: ForwardingLimits
     clock: Clock
 
@@ -89,7 +86,6 @@ class Forwarding:
             await reply.end(b"")
             return passing.status
         head.broken = error.grpc_code.lower()
-        self.broken(head.broken)
         if forward.sender:
             raise error  # it is the region that the client is connected to which says so
         if passing.is_stream:
@@ -109,7 +105,7 @@ class Forwarding:
         served = self.models.of(asked.model or incoming.model)
         fields = to_server(head.raw.fields)
         fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
-        forward = Forward(head, body, asked, Outgoing(head.raw.target, b"".join(fields)), reply, incoming)
+        forward = Forward(head, body, asked, b"".join(fields), reply, incoming)
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant

@@ -4,10 +4,10 @@ as no byte of an answer has come."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
@@ -16,7 +16,6 @@ from pinyon.frontdoor.failures import REGION_FIELD, Absent, Broke, ConnectionsFu
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import TRIES_MAX, LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.exchange import Targets
 from pinyon.frontdoor.upstreams.fields import from_server
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
@@ -24,6 +23,7 @@ from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.http.answer import JSON
 from pinyon.http.error import HttpError
 from pinyon.openai.format import error_body
+from pinyon.routing.target import Target
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 
@@ -35,6 +35,39 @@ REFUSAL_S: Final = 1.0
 """Of a refusal whose text is larger or takes longer only the status is passed on, and when to ask again."""
 
 _log = get_logger("lb.upstreams")
+
+
+class Targets(Protocol):
+    """The servers of this region, or other regions: who brings requests there, and remembers what became of them."""
+
+    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+        """Returns when the answer's head is here; the caller closes the answer, and sees to the deadline.
+        ``first_byte_s`` is how long it may take to begin.
+
+        Raises :class:`Absent`, :class:`Broke`, :class:`ConnectionsFull` and :class:`NoRoom`
+        (:mod:`pinyon.frontdoor.failures`).
+        """
+        ...
+
+    def sent(self, target: str, forward: Forward) -> Target | None:
+        """A request goes there; what this returns is for :meth:`ended`."""
+        ...
+
+    def ended(self, target: str, sent: Target | None) -> None:
+        """However it did."""
+        ...
+
+    def answered(self, target: str, began_s: float) -> None:
+        """Well, and to its end."""
+        ...
+
+    def failed(self, target: str, *, absent: bool = False) -> None:
+        """By the target's fault; ``absent``: it was not there."""
+        ...
+
+    def refused(self, model: str, target: str, rest_s: float) -> None:
+        """It had no room; ``rest_s`` is when it wants to be asked again, 0 if it did not say."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -70,14 +103,11 @@ class ServerKind:
         forward.error = None
         name, here = forward.choice.target, forward.here
         targets = self.targets(forward.choice.where, forward.cluster)
-        sent = targets.sent(forward.served, name, forward.route.routed)
+        sent = targets.sent(name, forward)
         began_s = self.clock()
         first_byte_s = self.first_byte_s if forward.asked.stream else inf
-        outgoing = forward.outgoing
-        if not here:
-            outgoing = outgoing._replace(request_id=forward.name, model=forward.served.name, whose=forward.whose())
         try:
-            answer = await targets.exchange(name, outgoing, forward.body, forward.deadline_s, first_byte_s)
+            answer = await targets.exchange(name, forward, first_byte_s)
             try:
                 if here:
                     self.metrics.got_answer(name, answer.status)
@@ -159,18 +189,11 @@ class ServerKind:
 
 async def _refusal_text(answer: Answer) -> bytes | None:
     """Returns the text of a refusal; ``None`` if it is too large, or did not come whole and soon."""
-    pieces: list[bytes] = []
-    size = 0
     try:
         async with asyncio.timeout(REFUSAL_S):
-            while piece := await answer.read():
-                pieces.append(piece)
-                size += len(piece)
-                if size > REFUSAL_BYTES:
-                    return None
+            return await answer.whole(REFUSAL_BYTES)
     except (Broke, TimeoutError):
         return None
-    return b"".join(pieces)
 
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:

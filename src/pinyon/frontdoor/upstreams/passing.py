@@ -3,16 +3,19 @@ reads."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from pinyon.core.clock import Clock
+from pinyon.core.errors import PinyonError
 from pinyon.core.request import Usage
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.upstreams.fields import from_server
-from pinyon.frontdoor.upstreams.stream_error import has_ended
-from pinyon.frontdoor.upstreams.usage import TAIL_BYTES, read_usage
 from pinyon.http.answer import STREAM, Reply
+from pinyon.openai.format import DONE, error_event, error_object
 
 WHOLE_BYTES: Final = 256 << 10
 """An answer that is no stream of events and not larger is passed on when all of it is here: if it breaks off before,
@@ -20,8 +23,20 @@ the client is told so with a status."""
 EVENT_BYTES: Final = 64 << 10
 """Of an event that is not here to its end are kept back: a client can do nothing with them, and an error may have to
 follow."""
+TAIL_BYTES: Final = 4 << 10
+"""Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
+TOKENS_MAX: Final = 1 << 40
+DEPTH_MAX: Final = 16
+"""Objects in it."""
+_NAMES = (
+    ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
+    ("input_tokens", "output_tokens", "input_tokens_details"),
+)
 _EVENTS: Final = b"text/event-stream"
 _ENDS: Final = (b"\n\n", b"\n\r\n")
+_LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
+                b"event: response.incomplete")  # fmt: skip
+"""How the last event of a stream begins: of completions and chats, of Anthropic's messages, of responses."""
 
 
 class Passing:
@@ -163,3 +178,69 @@ class Passing:
             recent[:] = [tail]
             self._recent_bytes = len(tail) + len(data)
         recent.append(data)
+
+
+def has_ended(events: bytes) -> bool:
+    """Whether these events, the last ones that came, are the end of a stream."""
+    last = events.rstrip()
+    start = max(last.rfind(b"\n\n") + 2, last.rfind(b"\n\r\n") + 3)
+    return last[start if start > 2 else 0 :].startswith(_LAST)
+
+
+def stream_error(path: str, error: PinyonError) -> bytes:
+    """The events that end a stream of this route which has broken off: such that clients of the route raise it."""
+    said = error_object(error, error.http_status)["error"]
+    assert isinstance(said, dict)
+    if path == "/v1/messages":
+        return _event({"type": "error", "error": {"type": "api_error", "message": said["message"]}})
+    if path == "/v1/responses":
+        return _event({"type": "error", "code": said["code"], "message": said["message"], "param": None})
+    return error_event(error) + DONE
+
+
+def _event(data: dict[str, object]) -> bytes:
+    return b"event: error\ndata: %b\n\n" % json.dumps(data).encode("ascii")
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """The last usage in there; None where there is none, or none that makes sense."""
+    end = len(tail)
+    for _ in range(4):  # a stream's last events may have ``"usage": null``
+        at = tail.rfind(b'"usage"', 0, end)
+        if at < 0:
+            return None
+        end = at
+        start = tail.find(b"{", at, at + 16)
+        if start >= 0 and (used := _used(_object(tail, start))) is not None:
+            return used
+    return None
+
+
+def _object(tail: bytes, start: int) -> Any:
+    """The JSON object that begins there; None if it is none."""
+    end = start
+    for _ in range(DEPTH_MAX):  # it ends with one of its first closing braces, as it holds few objects and no texts
+        end = tail.find(b"}", end) + 1
+        if not end:
+            return None
+        try:
+            return from_json(tail[start:end])
+        except ValueError:
+            continue
+    return None
+
+
+def _used(usage: Any) -> Usage | None:
+    if type(usage) is not dict:
+        return None
+    for prompt_name, completion_name, details_name in _NAMES:
+        prompt = _count(usage.get(prompt_name))
+        if prompt is not None:
+            details = usage.get(details_name)
+            cached = _count(details.get("cached_tokens")) if type(details) is dict else None
+            return Usage(prompt, _count(usage.get(completion_name)) or 0, min(prompt, cached or 0))
+    return None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import PinyonError
@@ -17,7 +18,7 @@ class PeerReply:
 
     __slots__ = ("_answer", "_more", "_session", "_stream_id", "_window", "begun", "done")
 
-    def __init__(self, session: Inbound, stream_id: int) -> None:
+    def __init__(self, session: Inbound[Any], stream_id: int) -> None:
         self._session = session
         self._stream_id = stream_id
         self._answer: peer_pb2.RawAnswer | None = None

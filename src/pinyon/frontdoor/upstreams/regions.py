@@ -12,17 +12,15 @@ from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Absent, Broke
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.served import Served
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.exchange import Outgoing
+from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.messages.request_class import class_to_proto
 from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
 
 
 class RegionTargets:
-    """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.exchange.Targets`"""
+    """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.kind.Targets`"""
 
     def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics, clock: Clock) -> None:
         self._models = models
@@ -30,27 +28,22 @@ class RegionTargets:
         self._metrics = metrics
         self._clock = clock
 
-    # -- a request's way (pinyon.frontdoor.upstreams.exchange.Targets)
-
-    async def exchange(
-        self, target: str, head: Outgoing, body: bytes | bytearray, deadline_s: float, first_byte_s: float = inf
-    ) -> Answer:
-        message = peer_pb2.RawHead(
-            request_id=head.request_id,
-            target=head.target,
-            fields=head.fields,
-            body_length=len(body),
-            model=head.model,
-            timeout_ms=max(1, round((deadline_s - self._clock()) * 1e3)),
+    async def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Answer:
+        head = peer_pb2.RawHead(
+            request_id=forward.name,
+            target=forward.url,
+            fields=forward.fields,
+            body_length=len(forward.body),
+            model=forward.served.name,
+            timeout_ms=max(1, round((forward.deadline_s - self._clock()) * 1e3)),
+            request_class=class_to_proto(forward.whose()),
         )
-        if head.whose is not None:
-            message.request_class.CopyFrom(class_to_proto(head.whose))
         try:
-            answer = self._links.ask(target, message, body)
+            answer = self._links.talk(target).raw.open(head, forward.body)
         except Unavailable as away:
             raise Absent(away.message, retry_after_s=away.retry_after_s) from None
-        self._models.under_way(head.model, target)
-        self._metrics.forwarded(self._links.region_of(target))
+        self._models.under_way(forward.served.name, target)
+        self._metrics.forwarded.add((self._links.region_of(target),))
         try:
             async with asyncio.timeout(first_byte_s if first_byte_s < inf else None):
                 await answer.head()
@@ -61,8 +54,8 @@ class RegionTargets:
             raise
         return answer
 
-    def sent(self, served: Served, target: str, routed: Routed) -> Target | None:
-        return served.layers.remote.sent(routed, target)
+    def sent(self, target: str, forward: Forward) -> Target | None:
+        return forward.served.layers.remote.sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
         Layer.ended(sent)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
-from pinyon.frontdoor.upstreams.exchange import Outgoing
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
 from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
@@ -18,6 +19,13 @@ from pinyon.routing.target import Report
 
 PROBE_CONNECTIONS = 4
 """Of its own: how a server is must be found out also while all others are taken."""
+
+
+class Said(NamedTuple):
+    """Its answer to a small question."""
+
+    status: int
+    body: bytes
 
 
 class Server:
@@ -85,20 +93,32 @@ class Server:
         """Rounded up."""
         return -(-requests // self.sharers)
 
-    def send(self, head: Outgoing, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Answer]:
-        """See :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
-        return self.pool.send(self._head(head, len(body)), body, first_byte_s)
+    def send(self, url: bytes, fields: bytes, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Answer]:
+        """``url``: from ``/v1/`` on. ``fields`` are lines: all but the host, the key and the length. See
+        :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
+        head = self._head(b"POST", url, fields, b"content-length: %d\r\n" % len(body))
+        return self.pool.send(head, body, first_byte_s)
 
-    async def probe(self, path: bytes) -> Answer:
-        """Ask how it is. The caller sees to the time."""
-        return await self.probes.send(self._head(Outgoing(path, b"accept: */*\r\n", b"GET"), 0), b"", inf)
+    async def ask(self, path: bytes, within_s: float, bytes_max: int) -> Said:
+        """A small question, GET, and its answer whole, up to a bound. Raises :class:`Unavailable`: :class:`Absent`
+        where nobody is there, :class:`Broke` for what is no answer, is too long, or comes too late."""
+        head = self._head(b"GET", path, b"accept: */*\r\n")
+        try:
+            async with asyncio.timeout(within_s):
+                answer = await self.probes.send(head, b"", inf)
+                try:
+                    body = await answer.whole(bytes_max)
+                    if body is None:
+                        raise Broke(f"The answer to {path.decode()} is longer than {bytes_max} bytes.", begun=True)
+                    return Said(answer.status, body)
+                finally:
+                    answer.close()
+        except TimeoutError:
+            raise Broke(f"{path.decode()} is not answered in {within_s:g} s.", begun=False, silent=True) from None
 
     def close(self) -> None:
         self.pool.close()
         self.probes.close()
 
-    def _head(self, head: Outgoing, size: int) -> bytes:
-        length = b"content-length: %d\r\n" % size if head.method == b"POST" else b""
-        return b"%b %b%b HTTP/1.1\r\n%b%b%b\r\n" % (
-            head.method, self._prefix, head.target, self._fixed, length, head.fields,
-        )  # fmt: skip
+    def _head(self, method: bytes, url: bytes, fields: bytes, length: bytes = b"") -> bytes:
+        return b"%b %b%b HTTP/1.1\r\n%b%b%b\r\n" % (method, self._prefix, url, self._fixed, length, fields)

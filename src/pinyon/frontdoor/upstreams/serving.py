@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -21,8 +20,8 @@ from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head, traceparent
 from pinyon.frontdoor.labels import Labels
-from pinyon.frontdoor.regions.arrival import ForwardedTurn
-from pinyon.frontdoor.regions.inbound import Inbound, Requests, Serving
+from pinyon.frontdoor.regions.inbound import Inbound, Serving
+from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, read_fields
 from pinyon.frontdoor.upstreams.forward import Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
@@ -45,13 +44,13 @@ class RawServing(Serving):
     forwarding: Forwarding
     limits: HttpLimits
 
-    def requests(self, session: Inbound) -> Requests[RawServing]:
-        return _RawRequests(self, session)
+    def session(self, peer: Peer) -> Inbound[RawServing]:
+        return _RawInbound(self, peer)
 
 
-class _RawRequests(Requests[RawServing]):
-    def __init__(self, serving: RawServing, session: Inbound) -> None:
-        super().__init__(serving, session)
+class _RawInbound(Inbound[RawServing]):
+    def __init__(self, serving: RawServing, peer: Peer) -> None:
+        super().__init__(serving, peer)
         self._arriving: dict[int, _Arriving] = {}
         """Those whose bodies are not here yet."""
         self._replies: dict[int, PeerReply] = {}
@@ -70,8 +69,8 @@ class _RawRequests(Requests[RawServing]):
             if reply is not None:
                 reply.taken(taken.bytes)
 
-    def response(self, parts: Sequence[Any]) -> peer_pb2.SessionResponse:
-        return peer_pb2.SessionResponse(raw_pieces=parts)
+    def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
+        message.raw_pieces.append(part)
 
     def told(self, error: PinyonError) -> PinyonError:
         if isinstance(error, (NotFound, HttpError)) or error.field == REJECTED_FIELD:
@@ -88,21 +87,22 @@ class _RawRequests(Requests[RawServing]):
         except Exception:  # the library's own error is no public class
             raise InvalidArgument("a request that cannot be read", field="head") from None
         stream_id = head.stream_id
-        arriving, reply = _Arriving(head.body_length), PeerReply(self.session, stream_id)
+        arriving, reply = _Arriving(head.body_length), PeerReply(self, stream_id)
         arriving.add(request.body)
         self._arriving[stream_id], self._replies[stream_id] = arriving, reply
         run = partial(self._run, head, request.hops, arriving, reply)
-        self.begin(stream_id, head.request_id, run, partial(self._ended, stream_id))
+        self.begin(stream_id, head.request_id, run, partial(self._forget, stream_id))
 
-    def _ended(self, stream_id: int) -> None:
+    def _forget(self, stream_id: int) -> None:
         self._arriving.pop(stream_id, None)
         self._replies.pop(stream_id, None)
 
     async def _run(
         self, message: peer_pb2.RawHead, hops: int, arriving: _Arriving, reply: PeerReply, head: Head, share: Share
     ) -> int:
-        serving, peer = self.serving, self.session.peer
+        serving, peer = self.serving, self.peer
         whose = class_from_proto(message.request_class)
+        head.holder = whose.tenant
         head.client = PUBLIC if whose.tenant == PUBLIC.tenant else Client(whose.tenant)
         most = serving.limits.body_bytes
         if message.body_length > most:
@@ -119,7 +119,7 @@ class _RawRequests(Requests[RawServing]):
                     body = await arriving.whole()
             except TimeoutError:
                 raise DeadlineExceeded("its body did not come in time") from None
-            incoming = Incoming(ForwardedTurn(place), limit_s, peer.region, message.model)
+            incoming = Incoming(place, limit_s, peer.region, message.model)
             return await serving.forwarding.serve_forwarded(head, body, reply, incoming)
 
 

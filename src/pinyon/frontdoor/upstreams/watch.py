@@ -9,14 +9,18 @@ nothing new; if it is well for all that, its outstanding requests are counted in
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import from_json
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.failures import Absent, Broke
-from pinyon.frontdoor.upstreams.asking import ask
-from pinyon.frontdoor.upstreams.discovery import discover_capacity, discover_models
 from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.reading import MODEL_CHARS_MAX
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.server_load import kind_of_page, read_load
 from pinyon.routing.target import Report
@@ -37,6 +41,13 @@ MODELS_S = 10.0
 """Between two questions for its models."""
 METRICS_S = 60.0
 """Between two questions for metrics, of a server that had none that we understand."""
+ANSWER_S: Final = 5.0
+BYTES_MAX: Final = 1 << 20
+SERVER_MODELS_MAX: Final = 256
+"""A model and adapters for it."""
+DESCRIPTION_BYTES_MAX: Final = 4 << 10
+"""Of one model; one that is longer is named, and not described."""
+CAPACITY_MAX: Final = 1 << 20
 
 _log = get_logger("lb.upstreams")
 
@@ -55,15 +66,13 @@ class Watch:
     """``start`` → ``close``."""
 
     def __init__(self, fleet: Fleet, times: WatchTimes, clock: Clock) -> None:
-        self._fleet = fleet
-        self._times = times
-        self._clock = clock
+        self.fleet, self.times, self.clock = fleet, times, clock
         self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
 
     def start(self) -> None:
         """Look at each server there is now, and no longer at those that are not there; to be called when that
         changes."""
-        servers = list(self._fleet.servers.values())
+        servers = list(self.fleet.servers.values())
         for server in [each for each in self._tasks if each not in servers]:
             for task in self._tasks.pop(server):
                 task.cancel()
@@ -81,25 +90,13 @@ class Watch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def fleet(self) -> Fleet:
-        return self._fleet
-
-    @property
-    def times(self) -> WatchTimes:
-        return self._times
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
     async def _forever(self, asker: _Health | _Load) -> None:
         while True:
             try:
                 pause_s = await asker.ask()
             except Exception:
                 _log.exception("how %s is cannot be found out", asker.server.name)
-                pause_s = self._times.health_s
+                pause_s = self.times.health_s
             await asyncio.sleep(pause_s)
 
 
@@ -138,10 +135,10 @@ class _Health:
         kind = self.server.kind
         if kind is not None and kind.name == "pinyon":
             self._path = b"/health/ready"  # the other one is about its process
-        said = await ask(self.server, self._path, self._times.answer_s, HEALTH_BYTES_MAX)
+        said = await self.server.ask(self._path, self._times.answer_s, HEALTH_BYTES_MAX)
         if said.status in (404, 405, 501) and self._path == b"/health":
             self._path = b"/v1/models"  # all have that
-            said = await ask(self.server, self._path, self._times.answer_s, PAGE_BYTES_MAX)
+            said = await self.server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
         return said.status
 
     async def _ask_models(self) -> None:
@@ -181,7 +178,7 @@ class _Load:
         began_s = self._clock()
         marks = self._fleet.marks(server)
         try:
-            page = await ask(server, self._path, self._times.answer_s, PAGE_BYTES_MAX)
+            page = await server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
             load = read_load(server.kind, page.body) if page.status == 200 else None
         except Unavailable:  # whether it is well, others find out
             load = None
@@ -207,7 +204,7 @@ class _Load:
     async def _find_kind(self) -> None:
         server = self.server
         try:
-            page = await ask(server, b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
+            page = await server.ask(b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
             kind = kind_of_page(page.body) if page.status == 200 else None
             if kind is None:
                 _log.info("%s shows no load: its outstanding requests are counted", server.name)
@@ -217,7 +214,7 @@ class _Load:
             _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
             # Some servers make only those metrics that are asked for.
             few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
-            page = await ask(server, few, self._times.answer_s, PAGE_BYTES_MAX)
+            page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
             self._path = few if page.status == 200 and read_load(kind, page.body) is not None else b"/metrics"
         except Unavailable:
             return
@@ -226,3 +223,70 @@ class _Load:
 def _plain(message: str) -> str:
     """A sentence as a part of another one."""
     return message[:1].lower() + message[1:].rstrip(".")
+
+
+async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
+    """By name, as it describes them; or why there are none, a sentence without a capital. Raises
+    :class:`Unavailable`."""
+    said = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
+    if said.status in (401, 403):
+        return "it wants an API key, or another one (--upstream-api-key-file)"
+    if said.status == 404:  # an old text-generation-inference
+        name = (await _told(server, b"/info")).get("model_id")
+        return {str(name): {}} if _is_name(name) else "it has no /v1/models"
+    if said.status != 200:
+        return f"its /v1/models answers {said.status}"
+    try:
+        listed = json.loads(said.body)["data"]
+        found: dict[str, Mapping[str, Any]] = {}
+        for each in listed[:SERVER_MODELS_MAX]:
+            if _is_name(each["id"]):
+                found[each["id"]] = each if _can_be_shown(each) else {}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return "its /v1/models is no list of models"
+    return found or "it lists no model"
+
+
+def _can_be_shown(description: Mapping[str, Any]) -> bool:
+    """Returns whether it is small, and JSON for others too: Python reads numbers that JSON has not."""
+    try:
+        return len(json.dumps(description, allow_nan=False)) <= DESCRIPTION_BYTES_MAX
+    except ValueError:
+        return False
+
+
+async def discover_capacity(server: Server) -> int:
+    """Requests in its batch; 0: it does not say, as vLLM does not. Raises :class:`Unavailable`."""
+    kind = "" if server.kind is None else server.kind.name
+    if kind == "sglang":
+        for path in (b"/server_info", b"/get_server_info"):
+            if info := await _told(server, path):
+                states = info.get("internal_states")
+                first = states[0] if type(states) is list and states and type(states[0]) is dict else {}
+                return _count(first.get("effective_max_running_requests_per_dp")) or _count(
+                    info.get("max_running_requests")
+                )
+    elif kind == "tgi":
+        return _count((await _told(server, b"/info")).get("max_batch_size"))
+    elif kind == "llamacpp":
+        return _count((await _told(server, b"/props")).get("total_slots"))
+    return 0
+
+
+async def _told(server: Server, path: bytes) -> Mapping[str, Any]:
+    """The JSON object of an answer 200; an empty one for any other status, and for what is none. Raises as
+    :meth:`Server.ask`."""
+    said = await server.ask(path, ANSWER_S, BYTES_MAX)
+    try:
+        value = from_json(said.body) if said.status == 200 else None
+    except ValueError:
+        value = None
+    return value if type(value) is dict else {}
+
+
+def _is_name(name: Any) -> bool:
+    return type(name) is str and 0 < len(name) <= MODEL_CHARS_MAX and name.isprintable()
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 < value <= CAPACITY_MAX else 0
