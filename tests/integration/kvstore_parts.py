@@ -19,10 +19,11 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
-from pinyon.store.client import PutOutcome, PutResult, StoreClient
+from pinyon.store.client import PutResult, StoreClient
 from pinyon.store.directory import NODES_FRESH_S
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
+from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Region
 from services.kvstore.app import serving
 from services.kvstore.node import StoreNode

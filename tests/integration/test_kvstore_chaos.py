@@ -19,7 +19,7 @@ from launch.process import ServiceProcess
 from launch.redis_server import RedisServer, find_redis
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.store.client import PutOutcome
+from pinyon.store.writer import PutOutcome
 from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, end_redis, eventually, key
 

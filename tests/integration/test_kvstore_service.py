@@ -20,10 +20,10 @@ from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.telemetry import Telemetry
-from pinyon.store.client import PutOutcome
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from pinyon.store.runs import Run
+from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Opcode, Reason, TransferRequest
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings

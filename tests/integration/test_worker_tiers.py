@@ -17,7 +17,8 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import replay_journal
-from pinyon.store.client import PutOutcome, PutResult
+from pinyon.store.client import PutResult
+from pinyon.store.writer import PutOutcome
 from services.worker.app import Worker
 from services.worker.kv.swaps import Swaps
 from tests.integration.test_worker_exactness import check, make_asks, run_all

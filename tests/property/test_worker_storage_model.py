@@ -13,7 +13,8 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
-from pinyon.store.client import PutOutcome, PutResult
+from pinyon.store.client import PutResult
+from pinyon.store.writer import PutOutcome
 from services.worker.kv.storage import POOL_SHARE, Storage
 from services.worker.orders.limits import Limits
 from tests.unit.worker.caches import Holder, new_cache

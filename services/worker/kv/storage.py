@@ -25,8 +25,9 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
-from pinyon.store.client import PutOutcome, StoreClient
+from pinyon.store.client import StoreClient
 from pinyon.store.runs import Run, Runs
+from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import Limits

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -26,7 +25,7 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import MAX_KEYS, BlockReader, ReadTerms
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.runs import Run, choose_nodes, leading_runs
-from pinyon.store.writer import BlockWriter, WriteOutcome
+from pinyon.store.writer import BlockWriter, PutOutcome
 from pinyon.transfer import Region, TransferEngine
 
 PUT_ATTEMPTS = 2
@@ -35,20 +34,6 @@ LOOK_KEYS = 512
 """Keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
-
-
-class PutOutcome(Enum):
-    """What became of one object."""
-
-    STORED = "stored"
-    EXISTS = "exists"
-    """The store has it: nothing was sent."""
-    BEING_PUT = "being_put"
-    """Somebody else is putting it: nothing was sent, and the store has it only if that ends well."""
-    NO_SPACE = "no_space"
-    """Everything on the nodes tried is being read or written."""
-    FAILED = "failed"
-    """No node could be reached, or the bytes did not arrive in time."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +49,6 @@ class PutResult:
     def present(self) -> list[bool]:
         """Per object: the store has it now."""
         return [outcome in (PutOutcome.STORED, PutOutcome.EXISTS) for outcome in self.outcomes]
-
-
-_WRITTEN = {
-    WriteOutcome.WRITTEN: PutOutcome.STORED,
-    WriteOutcome.EXISTS: PutOutcome.EXISTS,
-    WriteOutcome.BEING_PUT: PutOutcome.BEING_PUT,
-    WriteOutcome.NO_SPACE: PutOutcome.NO_SPACE,
-    WriteOutcome.FAILED: PutOutcome.FAILED,
-}
 
 
 class _Allowed(NamedTuple):
@@ -210,12 +186,12 @@ class StoreClient:
             except PinyonError as error:
                 self._failed(node, error, left_s, allowed.whole_s)
                 return
-            if WriteOutcome.FAILED in written:
+            if PutOutcome.FAILED in written:
                 self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, allowed.whole_s)
             else:
                 self._avoidance.succeeded(str(node.life), asked_s)
             for index, outcome in zip(part, written, strict=True):
-                outcomes[index] = _WRITTEN[outcome]
+                outcomes[index] = outcome
 
     # -- get
 

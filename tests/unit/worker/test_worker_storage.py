@@ -12,8 +12,9 @@ import pytest
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.store.client import PutOutcome, PutResult
+from pinyon.store.client import PutResult
 from pinyon.store.runs import RUN_TOKENS, Run
+from pinyon.store.writer import PutOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
 from services.worker.orders.limits import Limits
