@@ -11,9 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason
-from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.runtime.eviction_metrics import show_eviction
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
@@ -44,9 +42,8 @@ class WorkerMetrics:
         for source in (LOCAL, PEER, STORE):
             self._reused.add(source, 0)
         self._ended = Count("pinyon_worker_requests", "Requests ended.", ("reason",), registry=registry)
-        self._reasons = {finish_reason_to_proto(reason): (reason.value,) for reason in FinishReason}
-        for reason in self._reasons.values():
-            self._ended.add(reason, 0)
+        for reason in FinishReason:
+            self._ended.add((reason.value,), 0)
         self._step = Tally(
             "pinyon_worker_step_seconds", "Length of an engine step.", buckets=_SECONDS, registry=registry
         )
@@ -99,15 +96,14 @@ class WorkerMetrics:
         self._reused.add(LOCAL, report.local_tokens)
         self._reused.add(PEER, report.peer_tokens)
         self._reused.add(STORE, report.store_tokens)
-        times = (report.queue_ms, report.fetch_ms, report.compute_ms, report.push_ms)
-        for part, ms in zip(PREFILL_PARTS, times, strict=True):
-            self._parts.observe(ms / 1e3, part)
+        for part in PREFILL_PARTS:
+            self._parts.observe(getattr(report, f"{part}_ms") / 1e3, part)
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
-    def request_ended(self, update: worker_pb2.StreamUpdate) -> None:
-        self._ended.add(self._reasons[update.finish_reason])
+    def request_ended(self, reason: FinishReason) -> None:
+        self._ended.add((reason.value,))
 
 
 class _Counters(Collector):

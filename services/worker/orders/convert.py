@@ -12,23 +12,21 @@ from dataclasses import replace
 import numpy as np
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
-from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, PinyonError
+from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
-from pinyon.core.request import FinishReason, SamplingParams
+from pinyon.core.request import SamplingParams
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
-from pinyon.messages.error import error_to_proto
 from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.layout import layout_to_proto
-from pinyon.messages.logprobs import check_logprobs, logprobs_from_proto
+from pinyon.messages.logprobs import SentLogprobs, check_logprobs, logprobs_from_proto
+from pinyon.messages.prefill_report import report_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
 from pinyon.messages.segment import region_from_proto, segment_from_proto, segment_to_proto
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
+from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder, PushTarget, Tokens
 from services.worker.orders.served import Served
 
 _NEUTRAL = SamplingParams()
@@ -81,12 +79,6 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         )
     timeout_s = message.timeout_ms / 1000 if message.timeout_ms else default_timeout_s
     return GenerateOrder(prompt, prefill_id, prefill_address, timeout_s, placement.number)
-
-
-def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
-    """A stream ends with an error."""
-    update.finish_reason = finish_reason_to_proto(FinishReason.ERROR)
-    update.error.CopyFrom(error_to_proto(error))
 
 
 # -- what a decode instance asks of a prefill instance
@@ -204,52 +196,10 @@ def parse_first_token(message: worker_pb2.PrefillResult, order: PrefillOrder, se
             (logprob,) = logprobs_from_proto(message.logprobs)
         if order.tells_prompt:
             check_logprobs(message.prompt_logprobs, len(order.tokens) - 1)
-            prompt_logprobs = message.prompt_logprobs
+            prompt_logprobs = SentLogprobs(message.prompt_logprobs)
     except InvalidArgument as error:
         raise Internal(f"the prefill instance's log-probabilities are wrong: {error.message}") from error
-    return FirstToken(message.first_token, message.report, logprob, prompt_logprobs)
-
-
-def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
-    """For the conductor: what its estimates learn from."""
-    report = outcome.first.report
-    return conductor_pb2.PrefillMeasurement(
-        computed_tokens=report.computed_tokens,
-        prefix_tokens=report.local_tokens + report.peer_tokens + report.store_tokens,
-        compute_us=round(report.compute_ms * 1e3),
-        fetched_bytes=outcome.fetched_bytes,
-        fetch_us=round(report.fetch_ms * 1e3),
-        fetches=[
-            conductor_pb2.FetchMeasurement(
-                source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
-            )
-            for span in outcome.spans
-        ],
-    )
-
-
-def first_token_to_proto(
-    number: int, seconds: float, report: worker_pb2.PrefillReport
-) -> conductor_pb2.FirstTokenMeasurement:
-    """For the conductor: what came of the placement with this number."""
-    return conductor_pb2.FirstTokenMeasurement(
-        placement_number=number,
-        ttft_us=round(seconds * 1e6),
-        prefill_instance_id=report.prefill_instance_id,
-        queue_us=_us(report.queue_ms),
-        fetch_us=_us(report.fetch_ms),
-        compute_us=_us(report.compute_ms),
-        push_us=_us(report.push_ms),
-        computed_tokens=report.computed_tokens,
-        local_tokens=report.local_tokens,
-        peer_tokens=report.peer_tokens,
-        store_tokens=report.store_tokens,
-    )
-
-
-def _us(milliseconds: float) -> int:
-    """A peer's word: never an error. What is no time is none."""
-    return round(1e3 * milliseconds) if 0 <= milliseconds <= MS_MAX else 0
+    return FirstToken(message.first_token, report_from_proto(message.report), logprob, prompt_logprobs)
 
 
 # -- parts of several messages

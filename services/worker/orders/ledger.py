@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching.token_times import TokenTimes
+from pinyon.core.prefill_report import PrefillReport
+from pinyon.placement.decision_log import FirstToken
 from services.worker.orders.order import PrefillOutcome
 
 KEPT = 4096
 """Entries kept of each kind while nobody asks; the oldest go first."""
-
-
-FirstTokens = list[tuple[int, float, worker_pb2.PrefillReport]]
-"""Number of the placement, seconds from the request's acceptance, and where they went."""
 
 
 def _nobody() -> None:
@@ -35,7 +32,7 @@ class Ledger:
         self._ended_prefills: deque[str] = deque(maxlen=KEPT)
         self._ended_decodes: deque[str] = deque(maxlen=KEPT)
         self._measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
-        self._first_tokens: deque[tuple[int, float, worker_pb2.PrefillReport]] = deque(maxlen=KEPT)
+        self._first_tokens: deque[tuple[int, FirstToken]] = deque(maxlen=KEPT)
         self.token_times = TokenTimes()
 
     def prefill_begun(self, request_id: str) -> None:
@@ -58,10 +55,10 @@ class Ledger:
         self._observe(outcome)
         self._measured.append(outcome)
 
-    def first_token(self, placement_number: int, seconds: float, report: worker_pb2.PrefillReport) -> None:
+    def first_token(self, placement_number: int, seconds: float, report: PrefillReport) -> None:
         """It goes with the next report; nothing does for number 0, of which nobody asked."""
         if placement_number:
-            self._first_tokens.append((placement_number, seconds, report))
+            self._first_tokens.append((placement_number, FirstToken(seconds, report)))
 
     def take_begun(self) -> tuple[list[str], list[str]]:
         begun = list(self._begun_prefills), list(self._begun_decodes)
@@ -80,7 +77,8 @@ class Ledger:
         self._measured.clear()
         return measured
 
-    def take_first_tokens(self) -> FirstTokens:
+    def take_first_tokens(self) -> list[tuple[int, FirstToken]]:
+        """With the numbers of their placements."""
         taken = list(self._first_tokens)
         self._first_tokens.clear()
         return taken

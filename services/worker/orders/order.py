@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.api.common.v1 import common_pb2
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.fetch_span import FetchSpan
 from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.prefill_report import PrefillReport
 from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.messages.logprobs import SentLogprobs
 from pinyon.transfer import SegmentDescriptor
 
 Tokens = npt.NDArray[np.uint32]
@@ -76,11 +76,10 @@ class FirstToken:
     """What follows a prompt, computed here or elsewhere."""
 
     token: int
-    report: worker_pb2.PrefillReport
-    """What it took."""
+    report: PrefillReport
     logprob: TokenLogprob | None
     """The token's, if the order asks for it."""
-    prompt_logprobs: common_pb2.Logprobs | None
+    prompt_logprobs: SentLogprobs | None
     """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
 
 

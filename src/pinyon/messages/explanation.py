@@ -1,4 +1,4 @@
-"""Why a request was placed where it was, and what instances measure of it."""
+"""Why a request was placed where it was."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from math import isfinite
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.messages.placement import placement_to_proto
-from pinyon.placement.decision_log import FirstToken, LoggedDecision
+from pinyon.messages.prefill_report import first_token_to_proto
+from pinyon.placement.decision_log import LoggedDecision
 from pinyon.placement.explanation import Candidate, Explanation
-
-NAME_CHARS_MAX = 128
-US_MAX = 3_600_000_000
-"""An hour; what is longer is a broken clock."""
 
 
 def explained_to_proto(
@@ -49,45 +46,8 @@ def explained_to_proto(
     if logged.code:
         message.error.CopyFrom(common_pb2.Error(code=logged.code, message=logged.error))
     if logged.first_token is not None:
-        message.first_token.CopyFrom(_first_token(logged.number, logged.first_token))
+        message.first_token.CopyFrom(first_token_to_proto(logged.number, logged.first_token))
     return message
-
-
-def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> FirstToken:
-    """An instance's word: shown and counted, nothing is decided by it."""
-    return FirstToken(
-        message.prefill_instance_id[:NAME_CHARS_MAX],
-        _part_s(message.ttft_us),
-        _part_s(message.queue_us),
-        _part_s(message.fetch_us),
-        _part_s(message.compute_us),
-        _part_s(message.push_us),
-        message.computed_tokens,
-        message.local_tokens,
-        message.peer_tokens,
-        message.store_tokens,
-    )
-
-
-def _part_s(us: int) -> float:
-    """Seconds; what is no time is none: it must fit into an answer again."""
-    return us * 1e-6 if us <= US_MAX else 0.0
-
-
-def _first_token(number: int, value: FirstToken) -> conductor_pb2.FirstTokenMeasurement:
-    return conductor_pb2.FirstTokenMeasurement(
-        placement_number=number,
-        ttft_us=round(value.ttft_s * 1e6),
-        prefill_instance_id=value.prefill_instance_id,
-        queue_us=round(value.queue_s * 1e6),
-        fetch_us=round(value.fetch_s * 1e6),
-        compute_us=round(value.compute_s * 1e6),
-        push_us=round(value.push_s * 1e6),
-        computed_tokens=value.computed_tokens,
-        local_tokens=value.local_tokens,
-        peer_tokens=value.peer_tokens,
-        store_tokens=value.store_tokens,
-    )
 
 
 def _candidate(each: Candidate) -> conductor_pb2.Candidate:

@@ -95,3 +95,10 @@ class SentLogprobs:
 
     def add(self, message: common_pb2.Logprobs) -> None:
         self._message.MergeFrom(message)
+
+    def add_rows(self, rows: LogprobRows) -> None:
+        append_logprob_rows(self._message, rows)
+
+    def put(self, message: common_pb2.Logprobs) -> None:
+        """Into one that is sent."""
+        message.CopyFrom(self._message)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pinyon.core.errors import PinyonError
+from pinyon.core.prefill_report import PrefillReport
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import PastLoads
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -36,19 +37,11 @@ _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
 class FirstToken(NamedTuple):
-    """What a decode instance measured, in seconds: from its acceptance of the request to the first token, and of that
-    the parts at the instance that computed the prompt. Fetching may go on beside computing."""
+    """What a decode instance measured, from its acceptance of the request to the first token, and of that the parts at
+    the instance that computed the prompt."""
 
-    prefill_instance_id: str
     ttft_s: float
-    queue_s: float
-    fetch_s: float
-    compute_s: float
-    push_s: float
-    computed_tokens: int
-    local_tokens: int
-    peer_tokens: int
-    store_tokens: int
+    report: PrefillReport
 
 
 class Seen(NamedTuple):

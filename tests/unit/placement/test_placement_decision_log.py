@@ -8,7 +8,9 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError
-from pinyon.messages.explanation import explained_to_proto, first_token_from_proto
+from pinyon.core.prefill_report import PrefillReport
+from pinyon.messages.explanation import explained_to_proto
+from pinyon.messages.prefill_report import first_token_from_proto
 from pinyon.placement.decision_log import NAME_BYTES, SEARCHED, DecisionLog, FirstToken, LoggedDecision, is_named
 from pinyon.placement.explanation import explain
 from pinyon.placement.kvcache_centric import KvCacheCentric
@@ -41,7 +43,7 @@ class World:
 
 
 def took(seconds: float) -> FirstToken:
-    return FirstToken("a", seconds, 0.1, 0.0, 0.2, 0.0, 49, 0, 0, 0)
+    return FirstToken(seconds, PrefillReport("a", 100.0, 0.0, 200.0, 0.0, 49))
 
 
 UNIQUE = "4a4c72628edc00000002"
