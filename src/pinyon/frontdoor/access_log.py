@@ -6,7 +6,8 @@ Never in it: keys, prompts, answers, headers as they came. A line's ids are ours
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import log_id, sane_id, unique_id
+from pinyon.runtime.interceptors import Interceptor, within
 from pinyon.runtime.logging import get_logger, log_line
 
 _log = get_logger("lb.access")
@@ -61,7 +63,7 @@ def grpc_call() -> GrpcCall:
     return _call.get(None) or GrpcCall()
 
 
-class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class AccessLog(Interceptor):
     """``answered`` is told of HTTP requests; as an interceptor, the outermost, it sees gRPC calls."""
 
     def __init__(self, enabled: bool, clock: Clock) -> None:
@@ -93,68 +95,23 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     # -- gRPC
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None:
-            return None
+    def remade(self, handler: Any, method: str) -> Any:
         level = logging.DEBUG if method.startswith(_QUIET_SERVICES) else logging.INFO
-        if handler.response_streaming:
-            many = handler.request_streaming
-            make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.unary_stream_rpc_method_handler
-            inner = self._stream(handler.stream_stream if many else handler.unary_stream, method, level)
-        else:
-            many = handler.request_streaming
-            make = grpc.stream_unary_rpc_method_handler if many else grpc.unary_unary_rpc_method_handler
-            inner = self._unary(handler.stream_unary if many else handler.unary_unary, method, level)
-        return make(
-            inner,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        return within(handler, lambda context: self._logged(method, level, context))
 
-    def _unary(self, behaviour: Any, method: str, level: int) -> Any:
-        async def call(request: Any, context: Any) -> Any:
-            seen, began_s, ended = self._begin(context), self._clock(), "CANCELLED"
-            try:
-                answer = await behaviour(request, context)
-                ended = "OK"
-                return answer
-            except Exception as error:
-                ended = _status(error, context)
-                raise
-            finally:
-                self._end(method, level, ended, began_s, seen)
-
-        return call
-
-    def _stream(self, behaviour: Any, method: str, level: int) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            seen, began_s, ended = self._begin(context), self._clock(), "CANCELLED"
-            try:
-                async for message in behaviour(request, context):
-                    yield message
-                ended = "OK"
-            except Exception as error:
-                ended = _status(error, context)
-                raise
-            finally:
-                self._end(method, level, ended, began_s, seen)
-
-        return call
-
-    def _begin(self, context: Any) -> GrpcCall:
-        seen = GrpcCall(_client_id(context))
+    @asynccontextmanager
+    async def _logged(self, method: str, level: int, context: Any) -> AsyncIterator[None]:
+        seen, began_s, ended = GrpcCall(_client_id(context)), self._clock(), "CANCELLED"
         _call.set(seen)
-        return seen
-
-    def _end(self, method: str, level: int, status: str, began_s: float, seen: GrpcCall) -> None:
-        if self._enabled and _log.isEnabledFor(level):
-            self._line(level, Answered("gRPC", method, status, began_s, seen.log_id, seen.holder, facts=seen.facts))
+        try:
+            yield
+            ended = "OK"
+        except Exception as error:
+            ended = _status(error, context)
+            raise
+        finally:
+            if self._enabled and _log.isEnabledFor(level):
+                self._line(level, Answered("gRPC", method, ended, began_s, seen.log_id, seen.holder, facts=seen.facts))
 
 
 def _client_id(context: Any) -> str:

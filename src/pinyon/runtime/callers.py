@@ -6,15 +6,13 @@ It is asked on connections with client certificates only. Without TLS nobody has
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
 from pinyon.runtime.identity import ROLES, WORKER, Identity, caller
-from pinyon.runtime.interceptors import behaviour_of
+from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
@@ -34,7 +32,7 @@ _UNKNOWN: frozenset[str] = frozenset()
 _log = get_logger("callers")
 
 
-class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class CallerInterceptor(Interceptor):
     """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
 
     def __init__(self, table: Mapping[str, frozenset[str]], clock: Clock = time.monotonic) -> None:
@@ -43,28 +41,17 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
         """Per method and role, as many as there are of these: when a refusal was logged last, how many since."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        method: str = handler_call_details.method
+    def remade(self, handler: Any, method: str) -> Any:
         roles = self._table.get(method, _UNKNOWN)
-        if handler is None or roles is ANYBODY:
+        if roles is ANYBODY:
             return handler
+        behaviour = behaviour_of(handler)
 
-        behaviour, make = behaviour_of(handler)
-
-        def call(request: Any, context: Any) -> Any:
+        def call(requests: Any, context: Any) -> Any:
             self._check(method, roles, context)
-            return behaviour(request, context)
+            return behaviour(requests, context)
 
-        return make(
-            call,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        return doing(handler, call)
 
     def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
         """Raises :class:`Unauthenticated` or :class:`PermissionDenied`."""

@@ -259,7 +259,7 @@ async def test_a_method_that_is_in_no_table_is_for_nobody() -> None:
         method = "/a.B/C"
 
     async def continuation(_: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+        return grpc.stream_unary_rpc_method_handler(lambda requests, context: requests)
 
     class Context:
         def peer_identities(self) -> list[bytes]:
@@ -270,5 +270,5 @@ async def test_a_method_that_is_in_no_table_is_for_nobody() -> None:
 
     handler = await CallerInterceptor({}).intercept_service(continuation, Details())  # type: ignore[arg-type]
     with pytest.raises(Exception, match="role admin may not call"):
-        handler.unary_unary(b"", Context())
+        handler.stream_unary(b"", Context())
     await asyncio.sleep(0)
