@@ -250,18 +250,14 @@ class Dialed(Duplex[Sent, Received]):
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
         """
-        channel = self._connect(self.address)
-        call = channel.stream_stream(
-            self._method.path,
-            request_serializer=self._method.sent.SerializeToString,
-            response_deserializer=self._method.received.FromString,
-        )()
+        method = self._method
+        call = self._connect(self.address, method.path, method.sent.SerializeToString, method.received.FromString)
         self._carry(call)
         try:
             await self._converse(self._read_all(take), self._write_to(call, messages), ends_with_reading=True)
         finally:
             call.cancel()
-            await channel.close()
+            await call.close()
             del call
             self._drop()
 
