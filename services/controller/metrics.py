@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbState
 from pinyon.federation.registry import Registry
 from pinyon.federation.view import Federation
+from pinyon.runtime.metrics import Figure, Figures
 
 
 class ControllerMetrics:
@@ -43,40 +41,26 @@ class ControllerMetrics:
     def watch(self, known: Registry, clock: Clock) -> None:
         """Show what is in the registry."""
         registry = self._registry
-
-        def gauge(name: str, text: str, value: Callable[[Federation], float]) -> None:
-            Gauge(name, text, registry=registry).set_function(lambda: value(known.federation))
-
         states = Gauge("pinyon_controller_load_balancers", "Load balancers by state", ("state",), registry=registry)
         for state in LbState:
             states.labels(state.value).set_function(partial(_count_state, known, state))
-        gauge("pinyon_controller_version", "Version of the federation", lambda now: float(now.version))
-        gauge("pinyon_controller_clusters", "Clusters", lambda now: float(len(now.clusters)))
-        gauge(
-            "pinyon_controller_adopted_clusters",
-            "Clusters that somebody serves who does not own them",
-            lambda now: float(sum(bool(each.adopter) for each in now.clusters)),
-        )
-        gauge("pinyon_controller_unserved_clusters", "Clusters that nobody serves", _unserved)
-        Gauge(
-            "pinyon_controller_settling", "1: who is not heard may live, it has just started", registry=registry
-        ).set_function(lambda: float(known.settling(clock())))
-        registry.register(_Totals(known))
-
-
-class _Totals(Collector):
-    """Counts that the registry keeps."""
-
-    def __init__(self, known: Registry) -> None:
-        self._known = known
-
-    def collect(self) -> Iterable[Metric]:
-        for name, text, value in (
-            ("failures", "Load balancers that failed", self._known.failures),
-            ("takeovers", "Clusters that somebody adopted", self._known.takeovers),
-            ("handbacks", "Clusters that their owners got back", self._known.handbacks),
-        ):
-            yield CounterMetricFamily(f"pinyon_controller_{name}", text, value=value)
+        gauges: list[Figure] = [
+            ("version", "Version of the federation", lambda: known.federation.version),
+            ("clusters", "Clusters", lambda: len(known.federation.clusters)),
+            (
+                "adopted_clusters",
+                "Clusters that somebody serves who does not own them",
+                lambda: sum(bool(each.adopter) for each in known.federation.clusters),
+            ),
+            ("unserved_clusters", "Clusters that nobody serves", lambda: _unserved(known.federation)),
+            ("settling", "1: who is not heard may live, it has just started", lambda: known.settling(clock())),
+        ]
+        counters: list[Figure] = [
+            ("failures", "Load balancers that failed", lambda: known.failures),
+            ("takeovers", "Clusters that somebody adopted", lambda: known.takeovers),
+            ("handbacks", "Clusters that their owners got back", lambda: known.handbacks),
+        ]
+        registry.register(Figures("pinyon_controller", gauges, counters))
 
 
 def _count_state(known: Registry, state: LbState) -> float:

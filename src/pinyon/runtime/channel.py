@@ -18,8 +18,8 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
 OpenSession = Callable[[str, str, Encode, Decode], Http2Call]
-"""Dials ``host:port`` for one stream of messages both ways (:mod:`pinyon.runtime.duplex`), by its method's path and what
-encodes and decodes them. The caller closes it."""
+"""Dials ``host:port`` for one stream of messages both ways (:mod:`pinyon.runtime.duplex`), by its method's path and
+what encodes and decodes them. The caller closes it."""
 open_session: OpenSession = Http2Call
 """Plaintext."""
 

@@ -51,7 +51,8 @@ class Http2Call(MessageStream):
         self._gone = asyncio.Event()
         protocol = Http2Protocol(Connection, self._heard, self._lost)
         super().__init__(protocol, decode, encode)
-        self._head = request_head(path, *((address, "http") if tls is None else (name, "https")))
+        authority, scheme = (address, "http") if tls is None else (name, "https")
+        self._head = request_head(path, authority, scheme)
         self._connecting = self._loop.create_task(self._connect(address, tls, name), name=f"connect {address}")
 
     async def _connect(self, address: str, tls: ssl.SSLContext | None, name: str) -> None:
