@@ -10,12 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-
-from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.federation.view import Federation
-from pinyon.messages.federation import federation_from_proto, federation_to_proto
+from pinyon.messages.federation import federation_from_json, federation_to_json
 from pinyon.runtime.logging import get_logger
 
 FORMAT = 1
@@ -51,12 +48,10 @@ def read_state(path: Path) -> Federation | None:
                 f"{path} has format {document['format']}, of a later version; this one knows {FORMAT}",
                 field="state_file",
             )
-        message = controller_pb2.Federation()
-        ParseDict(document.get("federation", {}), message, ignore_unknown_fields=True)
-        federation = federation_from_proto(message)
+        federation = federation_from_json(document.get("federation", {}))
         if not federation.epoch:
             raise ValueError("it has no epoch")
-    except (ValueError, ParseError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         _put_aside(path, str(error))
         return None
     except PinyonError as error:
@@ -75,7 +70,7 @@ def _put_aside(path: Path, why: str) -> None:
 
 
 def _write(path: Path, federation: Federation) -> None:
-    document = {"format": FORMAT, "federation": MessageToDict(federation_to_proto(federation))}
+    document = {"format": FORMAT, "federation": federation_to_json(federation)}
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:

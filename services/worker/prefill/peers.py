@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
+from pinyon.messages.error import error_from_proto
 from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.identity import WORKER, peer_name
@@ -294,14 +295,8 @@ class _PeerSession:
 
     def _pass_on(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
         if result.HasField("error"):
-            remote.fail(
-                error_from_code(
-                    result.error.code,
-                    f"prefill instance {self.instance_id}: {result.error.message}",
-                    field=result.error.field or None,
-                    retry_after_s=result.error.retry_after_ms / 1000 if result.error.retry_after_ms else None,
-                )
-            )
+            result.error.message = f"prefill instance {self.instance_id}: {result.error.message}"
+            remote.fail(error_from_proto(result.error))
         else:
             remote.result.set_result(result)
 
