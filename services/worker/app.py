@@ -17,6 +17,7 @@ from pinyon.batching import BATCHING_POLICIES, StepScheduler
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
+from pinyon.core.served import Served
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.messages.segment import segment_to_proto
@@ -58,7 +59,6 @@ from services.worker.kv.swaps import Swaps
 from services.worker.load import WorkerLoad
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.orders.ledger import Ledger
-from services.worker.orders.served import Served
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport, instance_info
@@ -97,8 +97,10 @@ class Worker:
                 kernel=settings.attention_kernel,
             )
         self.engine = engine
+        model = (card.name, card.fingerprint, card.config.vocab_size, card.config.max_context)
         facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported, engine.kernel)
-        self.served = Served(instance_id, Role(settings.role), card, *facts)
+        self.served = Served(instance_id, Role(settings.role), *model, *facts)
+        self._card = card
         self.address = ""
         self.report: ReportSession | None = None
         self._registry = registry
@@ -150,6 +152,7 @@ class Worker:
         self.parts = Parts(
             limits=settings,
             served=served,
+            card=self._card,
             cache=cache,
             members=members,
             engine_loop=engine_loop,

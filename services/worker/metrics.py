@@ -16,7 +16,7 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepOutcome
 from services.worker.kv.storage import Drop
 from services.worker.load import WorkerLoad
-from services.worker.orders.order import PrefillOutcome
+from services.worker.orders.outcome import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 

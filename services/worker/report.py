@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import secret_id
+from pinyon.core.served import Served
 from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from services.worker.orders.ledger import Ledger
-from services.worker.orders.order import PrefillOutcome
-from services.worker.orders.served import Served
+from services.worker.orders.outcome import PrefillOutcome
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,7 @@ def instance_info(served: Served, boot_id: str, address: str, max_batch: int, sh
         role=served.role,
         address=address,
         model=served.name,
-        model_fingerprint=served.card.fingerprint,
+        model_fingerprint=served.fingerprint,
         layout=served.layout,
         capacity_blocks=served.pool_blocks,
         max_batch=max_batch,

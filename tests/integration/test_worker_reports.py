@@ -135,7 +135,7 @@ async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_promp
     answers = await client.submit(*asked)
     await gate.reached()
     said = mixed.load()
-    start = namespace(mixed.served.card.fingerprint, mixed.served.layout.layout_id, "")
+    start = namespace(mixed.served.fingerprint, mixed.served.layout.layout_id, "")
     keys = chain_block_keys(start, tokens_to_bytes(common), BLOCK_TOKENS)
     once = kernel == "grouped" or (kernel == "whole" and batching != "fcfs")
     expected = (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),) if once else ()

@@ -6,10 +6,10 @@ import asyncio
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
+from pinyon.messages.orders import parse_submission
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 from services.worker.decode.request import DecodeObserver, DecodeRequest
 from services.worker.instance.parts import Parts
-from services.worker.orders.convert import parse_submission
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 

@@ -16,12 +16,14 @@ from pinyon.batching import BatchRequest, TokenCounts
 from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.orders import GenerateOrder
 from pinyon.core.prefill_report import PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits, Use
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.logprobs import SentLogprobs, append_logprob
+from pinyon.messages.orders import FirstToken, parse_first_token, prefill_to_proto
 from pinyon.messages.prefill_report import report_to_proto
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
@@ -32,8 +34,6 @@ from services.worker.decode.transcript import Transcript
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import DecodeMember
 from services.worker.orders.abort import Abort
-from services.worker.orders.convert import parse_first_token, prefill_to_proto
-from services.worker.orders.order import FirstToken, GenerateOrder
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
@@ -79,7 +79,7 @@ class DecodeRequest:
         self._updates = updates
         self._prompt = prompt = order.prompt
         """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
-        self._transcript = Transcript(parts.served.card, prompt.sampling)
+        self._transcript = Transcript(parts.card, prompt.sampling)
         self._token_changes = 2 + prompt.sampling.logprobs
         """What a token adds to an update: itself, and its log-probabilities."""
         self._replayed = ""

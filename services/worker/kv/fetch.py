@@ -20,6 +20,7 @@ from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
+from pinyon.core.orders import PrefillOrder
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import StoreClient
 from pinyon.store.reader import Mover, ReadResult, ReadTerms
@@ -27,7 +28,7 @@ from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
 from services.worker.orders.limits import Limits
-from services.worker.orders.order import PrefillOrder, SpanFetched
+from services.worker.orders.outcome import SpanFetched
 
 MAX_PAUSE_S = 10.0
 """A trial costs little, so what came back is used again soon."""

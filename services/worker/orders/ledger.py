@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.prefill_report import PrefillReport
 from pinyon.placement.decision_log import FirstToken
-from services.worker.orders.order import PrefillOutcome
+from services.worker.orders.outcome import PrefillOutcome
 
 KEPT = 4096
 """Entries kept of each kind while nobody asks; the oldest go first."""

@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
+from pinyon.core.orders import PrefillOrder
 from pinyon.core.prefill_report import PrefillReport
 from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import SentLogprobs
+from pinyon.messages.orders import FirstToken, PushTarget
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
@@ -26,7 +28,7 @@ from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
-from services.worker.orders.order import FirstToken, PrefillOrder, PrefillOutcome, PushTarget
+from services.worker.orders.outcome import PrefillOutcome
 
 STOP_GRACE_S = 2.0
 """Writes under way are short; cutting them off costs the target's other transfers a reconnect."""

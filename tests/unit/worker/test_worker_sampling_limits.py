@@ -12,21 +12,21 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX, LogprobRows
 from pinyon.core.request import Role, SamplingParams
+from pinyon.core.served import Served
 from pinyon.messages.logprobs import append_logprob_rows
+from pinyon.messages.orders import parse_first_token, parse_prefill, parse_submission
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import load_card
 from pinyon.model.config import VOCAB_MAX
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
 from pinyon.runtime.outbox import in_messages
 from services.worker.engines import create_engine
-from services.worker.orders.convert import parse_first_token, parse_prefill, parse_submission
-from services.worker.orders.served import Served
 
 
 def served(unsupported: frozenset[str] = frozenset(), context: int = 40_960) -> Served:
     card = load_card()
-    card = replace(card, config=replace(card.config, max_context=context))
-    return Served("w", Role.MIXED, card, card.config.kv_layout(32), 1 << 20, unsupported=unsupported)
+    model = (card.name, card.fingerprint, card.config.vocab_size, context)
+    return Served("w", Role.MIXED, *model, card.config.kv_layout(32), 1 << 20, unsupported=unsupported)
 
 
 def order_of(sampling: SamplingParams, prompt: int = 5, generated: int = 0, instance: Served | None = None):
