@@ -26,6 +26,7 @@ from pinyon.messages.logprobs import SentLogprobs, append_logprob
 from pinyon.messages.orders import FirstToken, parse_first_token, prefill_to_proto
 from pinyon.messages.prefill_report import report_to_proto
 from pinyon.paging import Reservation
+from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
@@ -110,7 +111,8 @@ class DecodeRequest:
     async def run(self) -> None:
         """Its whole life. Never raises."""
         parts, prompt = self._parts, self.order.prompt
-        timer = asyncio.get_running_loop().call_later(self.order.timeout_s, self._on_deadline)
+        deadlines = deadlines_of(asyncio.get_running_loop())
+        slot = deadlines.add(self, deadlines.loop.time() + self.order.timeout_s)
         with parts.telemetry.span(
             "decode", prompt.traceparent, request_id=prompt.request_id, prompt_tokens=len(prompt.tokens)
         ) as span:
@@ -125,14 +127,15 @@ class DecodeRequest:
                 span.error(error)
                 self._end(Internal("the request failed"))
             finally:
-                timer.cancel()
+                deadlines.remove(self, slot)
                 if not self.ended.done():
                     self._end(Internal("the request ended unexpectedly"))
                 span.set("completion_tokens", self._transcript.count)
                 _log.debug("ended after %d tokens", self._transcript.count, extra={"request_id": prompt.request_id})
                 await self._clean_up()
 
-    def _on_deadline(self) -> None:
+    def is_over(self) -> None:
+        """Its time is."""
         self.abort.fire(DeadlineExceeded(f"not finished within {self.order.timeout_s:g} s"))
 
     # -- phases
