@@ -37,16 +37,14 @@ class WorkerReport:
         return replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens)
 
     def news(self) -> conductor_pb2.ReportSessionRequest:
-        ledger = self.ledger
-        begun_prefills, begun_decodes = ledger.take_begun()
-        ended_prefills, ended_decodes = ledger.take_ended()
+        happened = self.ledger.take()
         return conductor_pb2.ReportSessionRequest(
-            prefills=[_measured(outcome) for outcome in ledger.take_measured()],
-            first_tokens=[first_token_to_proto(*each) for each in ledger.take_first_tokens()],
-            begun_prefill_request_ids=begun_prefills,
-            begun_decode_request_ids=begun_decodes,
-            ended_prefill_request_ids=ended_prefills,
-            ended_decode_request_ids=ended_decodes,
+            prefills=[_measured(outcome) for outcome in happened.measured],
+            first_tokens=[first_token_to_proto(*each) for each in happened.first_tokens],
+            begun_prefill_request_ids=happened.begun_prefills,
+            begun_decode_request_ids=happened.begun_decodes,
+            ended_prefill_request_ids=happened.ended_prefills,
+            ended_decode_request_ids=happened.ended_decodes,
         )
 
 
