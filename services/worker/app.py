@@ -52,7 +52,7 @@ from services.worker.instance.learned import restore_learned, save_learned
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
-from services.worker.kv.fetch import BlockSource, Fetcher
+from services.worker.kv.fetch import Fetcher
 from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
@@ -116,7 +116,7 @@ class Worker:
 
     # -- life
 
-    async def start(self, *, source: BlockSource | None = None, store: StoreClient | None = None) -> str:
+    async def start(self, *, source: BlockReader | None = None, store: StoreClient | None = None) -> str:
         """Bind, serve, report to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
         security = self._security
