@@ -11,6 +11,8 @@ from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.placement.decision_log import LoggedDecision
 from pinyon.placement.explanation import Candidate, Explanation
 
+_PARTS = ("room", "queue", "transfer", "prefill", "drain", "ttft", "others")
+
 
 def explained_to_proto(
     logged: LoggedDecision, explanation: Explanation, age_s: float
@@ -56,12 +58,6 @@ def _candidate(each: Candidate) -> conductor_pb2.Candidate:
         held_blocks=each.held_blocks,
         expected_blocks=each.expected_blocks,
         fetched_blocks=each.fetched_blocks,
-        room_ms=each.room_s * 1e3,
-        queue_ms=each.queue_s * 1e3,
-        transfer_ms=each.transfer_s * 1e3,
-        prefill_ms=each.prefill_s * 1e3,
-        drain_ms=each.drain_s * 1e3,
-        ttft_ms=each.ttft_s * 1e3,
-        others_ms=each.others_s * 1e3,
         about=each.about,
+        **{f"{part}_ms": getattr(each, f"{part}_s") * 1e3 for part in _PARTS},
     )

@@ -20,7 +20,7 @@ from pinyon.core.prefill_report import PrefillReport
 from pinyon.core.request import SamplingParams
 from pinyon.core.served import Served
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
-from pinyon.messages.layout import layout_to_proto
+from pinyon.messages.layout import layout_to_proto, shape_of
 from pinyon.messages.logprobs import SentLogprobs, check_logprobs, logprobs_from_proto
 from pinyon.messages.prefill_report import report_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
@@ -129,10 +129,8 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
         FailedPrecondition: another model or KV layout.
     """
     check_text(message.instance_id, "hello.instance_id")
-    theirs, ours = message.layout, served.layout
-    shape = (theirs.layers, theirs.kv_heads, theirs.head_dim, theirs.block_tokens, theirs.dtype)
-    if shape != (ours.layers, ours.kv_heads, ours.head_dim, ours.block_tokens, ours.dtype):
-        raise FailedPrecondition(f"KV layout {shape} is not ours ({ours.layout_id})", field="hello.layout")
+    if (shape := shape_of(message.layout)) != shape_of(served.layout):
+        raise FailedPrecondition(f"KV layout {shape} is not ours ({served.layout.layout_id})", field="hello.layout")
     if message.model_fingerprint != served.fingerprint:
         raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
     try:

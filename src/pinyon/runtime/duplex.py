@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -64,13 +65,13 @@ class Messages(Protocol[Sent_co]):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Method(Generic[Sent, Received]):
     """A streaming method as the side that dials sees it. ``path`` is ``/package.Service/Method``."""
 
-    def __init__(self, path: str, sent: type[Sent], received: type[Received]) -> None:
-        self.path = path
-        self.sent = sent
-        self.received = received
+    path: str
+    sent: type[Sent]
+    received: type[Received]
 
 
 class Duplex(Generic[Sent, Received]):
