@@ -55,6 +55,7 @@ class LoadNews:
         """Something is to be told."""
 
     def start(self) -> None:
+        """And again when there may be something to tell, until it is closed."""
         now_s = self._clock()
         if self.look(now_s):
             self._wake()
