@@ -17,7 +17,7 @@ from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
 from pinyon.runtime.health import Health
 from pinyon.runtime.http2.server import Http2Server
-from pinyon.runtime.interceptors import ErrorInterceptor
+from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
@@ -46,7 +46,7 @@ class GrpcServer:
         admin_listen: str = "",
         message_s: float = MESSAGE_S,
         keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
-        outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
+        outermost: Sequence[Interceptor] = (),
         sessions: bool = False,
     ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.

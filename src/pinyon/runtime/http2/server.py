@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -21,6 +21,7 @@ from pinyon.runtime.http2.messages import EOF, MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
+from pinyon.runtime.interceptors import Interceptor
 
 IDLE_S = 10.0
 """A connection on which no call has come is ended after this long."""
@@ -32,14 +33,6 @@ LINGER_S = 5.0
 """So long a peer may take to read what was said before the end of a call."""
 
 _log = logging.getLogger("pinyon.http2")
-
-
-class CallDetails(grpc.HandlerCallDetails):
-    """What interceptors are told of a call."""
-
-    def __init__(self, method: str, invocation_metadata: Metadata) -> None:
-        self.method = method
-        self.invocation_metadata = invocation_metadata  # type: ignore[assignment]  # pairs, as grpcio has them
 
 
 class SessionContext(MessageStream):
@@ -233,7 +226,7 @@ class Http2Server:
 
     def __init__(
         self,
-        interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]
+        interceptors: Sequence[Interceptor],
         *,
         connections_max: int,
         handshake_s: float,
@@ -242,6 +235,8 @@ class Http2Server:
         """The limits and ``tls`` are those of :class:`Listener`."""
         self._interceptors = interceptors
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._ready: dict[str, Any] = {}
+        """Those that were asked for."""
         self.listener = Listener(
             lambda done, met: ServerProtocol(self, done, met),
             connections_max=connections_max,
@@ -304,7 +299,7 @@ class Http2Server:
         """One call, to its end. Raises nothing."""
         try:
             async with asyncio.timeout(head.timeout_s):
-                handler: Any = await self._found(head)
+                handler = self._found(head.path)
                 if handler is None:
                     context.finish("UNIMPLEMENTED", "Method not found!")
                     return
@@ -331,23 +326,16 @@ class Http2Server:
                 _log.error("uncaught error in %s", head.path, exc_info=error)
             context.finish("UNKNOWN", "internal error")
 
-    async def _found(self, head: RequestHead) -> Any:
-        async def last(details: grpc.HandlerCallDetails) -> Any:
-            return self._handlers.get(details.method)
-
-        find: Callable[[grpc.HandlerCallDetails], Awaitable[Any]] = last
-        for each in reversed(self._interceptors):
-            find = _before(each, find)
-        return await find(CallDetails(head.path, head.metadata))
-
-
-def _before(
-    interceptor: Any, find: Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-) -> Callable[[grpc.HandlerCallDetails], Awaitable[Any]]:
-    async def found(details: grpc.HandlerCallDetails) -> Any:
-        return await interceptor.intercept_service(find, details)
-
-    return found
+    def _found(self, path: str) -> Any:
+        """The handler as the interceptors have it; None: there is no such method."""
+        if path not in self._ready:
+            handler: Any = self._handlers.get(path)
+            if handler is None:
+                return None
+            for each in reversed(self._interceptors):
+                handler = each.remade(handler, path)
+            self._ready[path] = handler
+        return self._ready[path]
 
 
 def _names(certificate: Any) -> Sequence[bytes] | None:
