@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
 from pinyon.runtime.health import Health
 from pinyon.runtime.http2.server import Http2Server
-from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor
+from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor, remade_by
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
@@ -72,7 +73,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | Http2Server
         if sessions:
             self._server = Http2Server(
-                interceptors,
+                functools.partial(remade_by, interceptors),
                 connections_max=MAX_CONNECTIONS,
                 handshake_s=HANDSHAKE_S,
                 tls=None if tls is None else lambda: tls.sessions_context,

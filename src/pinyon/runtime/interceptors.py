@@ -6,7 +6,7 @@ Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NoReturn, cast
 
@@ -63,6 +63,13 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
     def remade(self, handler: Any, method: str) -> Any:
         """``method`` is its full name."""
         raise NotImplementedError
+
+
+def remade_by(interceptors: Sequence[Interceptor], handler: Any, method: str) -> Any:
+    """The handler as all of them have it, the first one outermost."""
+    for each in reversed(interceptors):
+        handler = each.remade(handler, method)
+    return handler
 
 
 def behaviour_of(handler: Any) -> Any:

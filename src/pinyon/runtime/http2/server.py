@@ -21,7 +21,6 @@ from pinyon.runtime.http2.messages import EOF, MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
-from pinyon.runtime.interceptors import Interceptor
 
 IDLE_S = 10.0
 """A connection on which no call has come is ended after this long."""
@@ -226,14 +225,15 @@ class Http2Server:
 
     def __init__(
         self,
-        interceptors: Sequence[Interceptor],
+        remake: Callable[[Any, str], Any],
         *,
         connections_max: int,
         handshake_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """The limits and ``tls`` are those of :class:`Listener`."""
-        self._interceptors = interceptors
+        """``remake`` makes of a handler, by its method's full name, one that reads its messages. The limits and ``tls``
+        are those of :class:`Listener`."""
+        self._remake = remake
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._ready: dict[str, Any] = {}
         """Those that were asked for."""
@@ -327,15 +327,10 @@ class Http2Server:
             context.finish("UNKNOWN", "internal error")
 
     def _found(self, path: str) -> Any:
-        """The handler as the interceptors have it; None: there is no such method."""
-        if path not in self._ready:
-            handler: Any = self._handlers.get(path)
-            if handler is None:
-                return None
-            for each in reversed(self._interceptors):
-                handler = each.remade(handler, path)
-            self._ready[path] = handler
-        return self._ready[path]
+        """The handler as it is remade; None: there is no such method."""
+        if path not in self._ready and path in self._handlers:
+            self._ready[path] = self._remake(self._handlers[path], path)
+        return self._ready.get(path)
 
 
 def _names(certificate: Any) -> Sequence[bytes] | None:
