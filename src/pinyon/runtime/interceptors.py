@@ -6,7 +6,7 @@ Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NoReturn, cast
 
@@ -44,21 +44,12 @@ def _known(method: str, error: BaseException) -> PinyonError:
     return Internal("internal error")
 
 
-class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """One that makes another handler of each that there is.
+class Interceptor:
+    """Makes another handler of each that there is.
 
     All but :class:`pinyon.runtime.first_message.FirstMessageInterceptor`, the innermost, are given those that read
     their messages by themselves, so there are two kinds of them: with one answer, and with a stream.
     """
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        # No such method: grpc answers UNIMPLEMENTED.
-        return None if handler is None else self.remade(handler, handler_call_details.method)
 
     def remade(self, handler: Any, method: str) -> Any:
         """``method`` is its full name."""

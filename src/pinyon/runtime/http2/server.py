@@ -1,8 +1,4 @@
-"""The side that accepts: a server in place of grpcio's, with the same handlers and the same interceptors.
-
-Handlers read their messages themselves: interceptors make those of one message do so
-(:mod:`pinyon.runtime.first_message`).
-"""
+"""The side that accepts: a server in place of grpcio's. Its handlers read their messages themselves."""
 
 from __future__ import annotations
 
@@ -225,18 +221,13 @@ class Http2Server:
 
     def __init__(
         self,
-        remake: Callable[[Any, str], Any],
         *,
         connections_max: int,
         handshake_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """``remake`` makes of a handler, by its method's full name, one that reads its messages. The limits and ``tls``
-        are those of :class:`Listener`."""
-        self._remake = remake
+        """The limits and ``tls`` are those of :class:`Listener`."""
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self._ready: dict[str, Any] = {}
-        """Those that were asked for."""
         self.listener = Listener(
             lambda done, met: ServerProtocol(self, done, met),
             connections_max=connections_max,
@@ -246,10 +237,8 @@ class Http2Server:
         self.protocols: set[ServerProtocol] = set()
         self.draining = False
 
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The same methods come by name, too."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+    def add(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """By methods' names."""
         self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def bind(self, listen: str) -> int:
@@ -299,7 +288,7 @@ class Http2Server:
         """One call, to its end. Raises nothing."""
         try:
             async with asyncio.timeout(head.timeout_s):
-                handler = self._found(head.path)
+                handler: Any = self._handlers.get(head.path)
                 if handler is None:
                     context.finish("UNIMPLEMENTED", "Method not found!")
                     return
@@ -325,12 +314,6 @@ class Http2Server:
             if not isinstance(error, asyncio.InvalidStateError):  # a write to who has left
                 _log.error("uncaught error in %s", head.path, exc_info=error)
             context.finish("UNKNOWN", "internal error")
-
-    def _found(self, path: str) -> Any:
-        """The handler as it is remade; None: there is no such method."""
-        if path not in self._ready and path in self._handlers:
-            self._ready[path] = self._remake(self._handlers[path], path)
-        return self._ready.get(path)
 
 
 def _names(certificate: Any) -> Sequence[bytes] | None:
