@@ -97,9 +97,16 @@ class Worker:
                 kernel=settings.attention_kernel,
             )
         self.engine = engine
-        model = (card.name, card.fingerprint, card.config.vocab_size, card.config.max_context)
-        facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported, engine.kernel)
-        self.served = Served(instance_id, Role(settings.role), *model, *facts)
+        self.served = Served(
+            *(instance_id, Role(settings.role), card.name, card.fingerprint),
+            vocab_size=card.config.vocab_size,
+            model_context=card.config.max_context,
+            layout=engine.layout,
+            pool_blocks=engine.num_blocks,
+            secret=security.secret,
+            unsupported=engine.unsupported,
+            kernel=engine.kernel,
+        )
         self._card = card
         self.address = ""
         self.report: ReportSession | None = None

@@ -229,7 +229,7 @@ async def test_nothing_is_left(fleet, phase, how):
     else:
         # the same as the request's own timer does
         (request,) = [each for each in situation.d.decodes._tasks if each.stream_id == max(situation.client.answers)]
-        request._on_deadline()
+        request.is_over()
         await answer.wait()
         assert answer.finish == "error"
         assert answer.last.error.code == "DEADLINE_EXCEEDED"

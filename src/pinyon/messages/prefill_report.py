@@ -32,20 +32,17 @@ def report_from_proto(message: worker_pb2.PrefillReport) -> PrefillReport:
 def first_token_to_proto(number: int, value: FirstToken) -> conductor_pb2.FirstTokenMeasurement:
     """What came of the placement with this number."""
     report = value.report
-    return conductor_pb2.FirstTokenMeasurement(
-        placement_number=number,
-        ttft_us=round(value.ttft_s * 1e6),
-        **{f"{part}_us": _us(getattr(report, f"{part}_ms")) for part in _PARTS},
-        **{name: getattr(report, name) for name in _SAME},
-    )
+    said: dict[str, Any] = {name: getattr(report, name) for name in _SAME}
+    said |= {f"{part}_us": _us(getattr(report, f"{part}_ms")) for part in _PARTS}
+    return conductor_pb2.FirstTokenMeasurement(placement_number=number, ttft_us=round(value.ttft_s * 1e6), **said)
 
 
 def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> FirstToken:
     """An instance's word, as above."""
     said: dict[str, Any] = {name: getattr(message, name) for name in _SAME}
     said["prefill_instance_id"] = message.prefill_instance_id[:NAME_CHARS_MAX]
-    parts = {f"{part}_ms": getattr(message, f"{part}_us") * 1e-3 for part in _PARTS}
-    return FirstToken(message.ttft_us * 1e-6, PrefillReport(**said, **parts))
+    said |= {f"{part}_ms": getattr(message, f"{part}_us") * 1e-3 for part in _PARTS}
+    return FirstToken(message.ttft_us * 1e-6, PrefillReport(**said))
 
 
 def _us(milliseconds: float) -> int:

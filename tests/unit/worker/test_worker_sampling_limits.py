@@ -108,7 +108,9 @@ def logprobs(count: int, top: int = 1) -> common_pb2.Logprobs:
 def test_a_first_token_brings_what_was_asked_for():
     order = order_of(ASKING)
     first = parse_first_token(result(logprobs=logprobs(1), prompt_logprobs=logprobs(4)), order, served())
-    assert (first.token, first.logprob, first.prompt_logprobs) == (65, (-1.0, ((7, -0.5),)), logprobs(4))
+    passed_on = common_pb2.Logprobs()
+    first.prompt_logprobs.put(passed_on)
+    assert (first.token, first.logprob, passed_on) == (65, (-1.0, ((7, -0.5),)), logprobs(4))
     resumed = parse_first_token(result(logprobs=logprobs(1)), order_of(ASKING, generated=2), served())
     assert resumed.prompt_logprobs is None
     assert parse_first_token(result(), order_of(SamplingParams()), served()).logprob is None
