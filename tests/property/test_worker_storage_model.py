@@ -112,4 +112,7 @@ class Play:
 @given(OPERATIONS)
 @example([("request", 0, 2), ("end", 0, 0), ("request", 1, 2), ("end", 0, 0), ("request", 2, 22)])
 def test_requests_come_first_and_everything_is_given_back(operations: list[tuple[str, int, int]]) -> None:
-    asyncio.run(Play().run(operations))
+    async def play() -> None:
+        await Play().run(operations)
+
+    asyncio.run(play())
