@@ -14,6 +14,7 @@ from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_json, federation_to_json
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 FORMAT = 1
 BYTES_MAX = 64 << 20
@@ -133,8 +134,7 @@ class StateFile:
         """What was kept last is written once more if need be."""
         if self._task is None or self._path is None:
             return
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await ended(self._task)
         self._task = None
         if self._writing is not None:
             await asyncio.wait({self._writing})  # or an older version would be there in the end

@@ -25,6 +25,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 from pinyon.store.client import StoreClient
 from pinyon.store.runs import Run, Runs
 from pinyon.store.writer import PutOutcome
@@ -162,8 +163,7 @@ class Storage:
     async def close(self) -> None:
         """Drop what waits. Bounded by one put's timeout."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+            await ended(self._task)
             self._task = None
             self._cache.spare = None
             self._cache.on_published = None

@@ -42,6 +42,7 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
@@ -373,8 +374,7 @@ class Redialer(Generic[Sent, Received]):
             return
         if farewell_s:
             await asyncio.wait({self._task}, timeout=farewell_s)
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await ended(self._task)
         self._task = None
 
     async def _run(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 _log = get_logger("background")
 
@@ -59,11 +60,7 @@ class Background:
         """Wait for what runs; what takes longer is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
+        await ended(*self._tasks)
 
 
 async def _unwanted(asking: asyncio.Task[T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> None:
