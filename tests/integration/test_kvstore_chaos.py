@@ -141,7 +141,7 @@ class Load:
         try:
             if self.rng.random() < 0.5:
                 result = await self.client.store.put(self.client.fill(numbers), OBJECT, CALL_S)
-                self.counts.update(outcome.value for outcome in result.outcomes)
+                self.counts.update(outcome.value for outcome in result)
             else:
                 self.client.memory[:] = bytes(len(self.client.memory))
                 keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(4)]

@@ -13,7 +13,6 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
-from pinyon.store.client import PutResult
 from pinyon.store.writer import PutOutcome
 from services.worker.kv.storage import POOL_SHARE, Storage
 from services.worker.orders.limits import Limits
@@ -44,14 +43,14 @@ class Store:
     async def nodes(self) -> None:
         self.losses += 1
 
-    async def put(self, objects: Sequence[Any], *_: Any, **__: Any) -> PutResult:
+    async def put(self, objects: Sequence[Any], *_: Any, **__: Any) -> tuple[PutOutcome, ...]:
         self.asked = asyncio.get_running_loop().create_future()
         self.writing = len(objects)
         answer = await self.asked
         self.writing = 0
         if answer < 0:
             raise Unavailable("away")
-        return PutResult((OUTCOMES[answer],) * len(objects))
+        return (OUTCOMES[answer],) * len(objects)
 
 
 class Play:

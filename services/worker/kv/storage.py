@@ -299,7 +299,7 @@ class Storage:
             self.stored += result.count(PutOutcome.STORED)
             self.drops[Drop.SPACE] += refused
             self.drops[Drop.STORE] += failed
-            outcomes = zip(blocks, result.outcomes, strict=True)
+            outcomes = zip(blocks, result, strict=True)
             self._forget(block for block, outcome in outcomes if outcome is PutOutcome.FAILED)
             return refused + failed < len(batch)
         self.drops[Drop.STORE] += len(batch)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -34,21 +33,6 @@ LOOK_KEYS = 512
 """Keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
-
-
-@dataclass(frozen=True)
-class PutResult:
-    """One outcome per object, in order."""
-
-    outcomes: tuple[PutOutcome, ...]
-
-    def count(self, outcome: PutOutcome) -> int:
-        return self.outcomes.count(outcome)
-
-    @property
-    def present(self) -> list[bool]:
-        """Per object: the store has it now."""
-        return [outcome in (PutOutcome.STORED, PutOutcome.EXISTS) for outcome in self.outcomes]
 
 
 class _Allowed(NamedTuple):
@@ -106,14 +90,16 @@ class StoreClient:
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
-    ) -> PutResult:
+    ) -> tuple[PutOutcome, ...]:
         """Store ``(key, region, byte offset)`` objects of ``object_bytes`` each, those that the store lacks.
 
         ``runs`` names each object's run: objects of one run go to one node, as long as it takes them, in this put and
         in later ones, because runs of blocks are read as runs. By default the objects of one call are one run.
         ``request_class`` is that of the request they were computed for, ``places`` are those of the blocks in its
-        prompt (by default they begin it). Takes ``timeout_s`` at most, of which each of the nodes tried gets its share;
-        when it returns or raises (cancelled, too), the memory is not read any more.
+        prompt (by default they begin it). One outcome per object, in order.
+
+        Takes ``timeout_s`` at most, of which each of the nodes tried gets its share; when it returns or raises
+        (cancelled, too), the memory is not read any more.
 
         Raises:
             Unavailable: Redis cannot be asked. Whatever happens to a single object is its outcome, not an error.
@@ -121,7 +107,7 @@ class StoreClient:
         if object_bytes <= 0 or timeout_s <= 0:
             raise InvalidArgument("object_bytes and timeout_s must be positive", field="object_bytes")
         if not objects:
-            return PutResult(())
+            return ()
         if runs is None:
             runs = [Run()] * len(objects)
         if places is None:
@@ -155,7 +141,7 @@ class StoreClient:
         for index, key in enumerate(keys):  # a key that was given twice
             if (first := wanted.get(key, index)) != index and outcomes[first] is not PutOutcome.STORED:
                 outcomes[index] = outcomes[first]
-        return PutResult(tuple(outcomes))
+        return tuple(outcomes)
 
     async def _write(
         self,

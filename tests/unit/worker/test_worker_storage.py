@@ -12,7 +12,6 @@ import pytest
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.store.client import PutResult
 from pinyon.store.runs import RUN_TOKENS, Run
 from pinyon.store.writer import PutOutcome
 from services.worker.kv.cache import KvCache
@@ -56,7 +55,7 @@ class Store:
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
-    ) -> PutResult:
+    ) -> tuple[PutOutcome, ...]:
         assert all(offset % object_bytes == 0 for _, _, offset in objects)
         assert runs is not None
         keys = [key for key, _, _ in objects]
@@ -68,7 +67,7 @@ class Store:
         await self.open.wait()
         if self.error is not None:
             raise self.error
-        result = PutResult(tuple(PutOutcome.EXISTS if key in self.held else self.new for key in keys))
+        result = tuple(PutOutcome.EXISTS if key in self.held else self.new for key in keys)
         if self.new is PutOutcome.STORED:
             self.held.update(keys)
         return result
