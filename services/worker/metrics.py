@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -30,48 +31,25 @@ class WorkerMetrics:
     """What happens, counted where it happens: once per step or request, never per token."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sampled = Count("pinyon_worker_generated_tokens", "Tokens sampled.", registry=registry)
-        self._computed = Count("pinyon_worker_prefill_tokens", "Prompt tokens computed.", registry=registry)
-        self._reused = Count(
-            "pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ("source",), registry=registry
-        )
+        count, tally = partial(Count, registry=registry), partial(Tally, buckets=_SECONDS, registry=registry)
+        self._sampled = count("pinyon_worker_generated_tokens", "Tokens sampled.")
+        self._computed = count("pinyon_worker_prefill_tokens", "Prompt tokens computed.")
+        self._reused = count("pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ("source",))
         for source in (LOCAL, PEER, STORE):
             self._reused.add(source, 0)
-        self._ended = Count("pinyon_worker_requests", "Requests ended.", ("reason",), registry=registry)
+        self._ended = count("pinyon_worker_requests", "Requests ended.", ("reason",))
         for reason in FinishReason:
             self._ended.add((reason.value,), 0)
-        self._step = Tally(
-            "pinyon_worker_step_seconds", "Length of an engine step.", buckets=_SECONDS, registry=registry
-        )
-        self._rows = Count("pinyon_worker_step_tokens", "Tokens that went through engine steps.", registry=registry)
-        self._ttft = Tally(
-            "pinyon_worker_first_token_seconds",
-            "From a request's arrival here to its first token.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._room = Tally(
-            "pinyon_worker_room_wait_seconds",
-            "How long a request or prompt waited for its KV blocks.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._passed_over = Tally(
+        self._step = tally("pinyon_worker_step_seconds", "Length of an engine step.")
+        self._rows = count("pinyon_worker_step_tokens", "Tokens that went through engine steps.")
+        self._ttft = tally("pinyon_worker_first_token_seconds", "From a request's arrival here to its first token.")
+        self._room = tally("pinyon_worker_room_wait_seconds", "How long a request or prompt waited for its KV blocks.")
+        self._passed_over = tally(
             "pinyon_worker_passed_over_seconds",
             "How long others that came later got KV blocks before a request, where the batching policy bounds it.",
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self._batch = Tally(
-            "pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS, registry=registry
-        )
-        self._parts = Tally(
-            "pinyon_worker_prefill_seconds",
-            "Parts of a prefill: queue, fetch, compute, push.",
-            "part",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self._batch = tally("pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS)
+        self._parts = tally("pinyon_worker_prefill_seconds", "Parts of a prefill: queue, fetch, compute, push.", "part")
         for part in PREFILL_PARTS:
             self._parts.show(part)
 
