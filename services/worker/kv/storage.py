@@ -111,11 +111,6 @@ class Storage:
         """Blocks that wait or are being written; each holds a reference."""
         return len(self._queue) + len(self._writing)
 
-    @property
-    def dropped(self) -> int:
-        """Blocks not put."""
-        return self.drops.total()
-
     def start(self) -> None:
         if self._store is not None:
             self._task = asyncio.create_task(self._run(self._store), name="storage")

@@ -84,13 +84,6 @@ class BlockReader:
         self.channels = channels or NodeChannels()
         self._clock = clock
         self._duties = Background()
-        self.malformed = 0
-        """Answers that made no sense (wrong sizes, offsets outside the region, …) and were not used."""
-        self.late = 0
-        """Reads that ended after their lease and were not used."""
-        self.stale = 0
-        """Reads whose key was taken back before they were through."""
-        self.fetched_bytes = 0
 
     async def settled(self) -> None:
         """Wait until no release is under way. Each is bounded."""
@@ -178,16 +171,12 @@ class BlockReader:
                 return unknown
             results = await mover.transfer_async(requests, left_s)
             if self._clock() >= lease_end:
-                self.late += 1
                 return unknown
         finally:
             self._duties.run(self._release(address, reply.lease_id), "release")
         for index, result in zip(held, results, strict=True):
             if result.ok:
                 arrived[index] = True
-                self.fetched_bytes += block_bytes
-        if any(result.reason.is_stale for result in results):
-            self.stale += 1
         worked = all(result.ok or result.reason.is_stale for result in results)
         return ReadResult(arrived, (True if all(arrived[index] for index in held) else None) if worked else False)
 
@@ -205,7 +194,6 @@ class BlockReader:
         except PinyonError:
             segment = None
         if segment is None or not segment.regions:
-            self.malformed += 1
             return [], []
         source = segment.regions[0]
         held: list[int] = []
@@ -218,7 +206,6 @@ class BlockReader:
                 or block.length_bytes != block_bytes
                 or block.offset_bytes + block_bytes > source.length
             ):
-                self.malformed += 1
                 break
             held.append(block.index)
             requests.append(
