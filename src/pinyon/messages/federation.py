@@ -35,11 +35,8 @@ _Check = Callable[[Any, str], Any]
 """Gives a field's value as it counts; raises :class:`InvalidArgument`, naming the field."""
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
-_STATES = {
-    LbState.LIVE: controller_pb2.LB_STATE_LIVE,
-    LbState.DRAINING: controller_pb2.LB_STATE_DRAINING,
-    LbState.FAILED: controller_pb2.LB_STATE_FAILED,
-    LbState.LEFT: controller_pb2.LB_STATE_LEFT,
+_STATES: dict[LbState, controller_pb2.LbState] = {
+    each: getattr(controller_pb2, f"LB_STATE_{each.name}") for each in LbState
 }
 _STATES_BACK = {number: state for state, number in _STATES.items()}
 

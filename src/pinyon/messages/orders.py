@@ -31,8 +31,7 @@ from pinyon.transfer import SegmentDescriptor
 _NEUTRAL = SamplingParams()
 MS_MAX = (1 << 31) - 1
 _SOURCE_NUMBERS: dict[KvSource, common_pb2.KvSource] = {
-    KvSource.PEER: common_pb2.KV_SOURCE_PEER,
-    KvSource.STORE: common_pb2.KV_SOURCE_STORE,
+    each: getattr(common_pb2, f"KV_SOURCE_{each.name}") for each in KvSource
 }
 _SOURCES: dict[int, KvSource] = {number: source for source, number in _SOURCE_NUMBERS.items()}
 

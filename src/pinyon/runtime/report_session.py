@@ -92,8 +92,6 @@ class ReportSession:
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0
         """How often a registration was confirmed."""
-        self.acked_seq = 0
-        """The last delta that the conductor confirmed."""
 
     def start(self) -> None:
         self._link.start()
@@ -121,7 +119,6 @@ class ReportSession:
                 self.registered.set()
                 self._wake.set()  # the wait that runs now was made for the period before
                 _log.info("registered with the conductor at %s", self._address)
-        self.acked_seq = max(self.acked_seq, reply.acked_seq)
         every = reply.sample_every
         if reply.lease_ms and not reply.HasField("sample_every"):
             every = 1  # one of before there were samples, which looks for all keys

@@ -61,11 +61,6 @@ class StoreClient:
         self._avoidance = Avoidance()
 
     @property
-    def aborting(self) -> int:
-        """Puts that failed and are being given back."""
-        return self._writer.aborting
-
-    @property
     def losses(self) -> int:
         """Goes up when nodes are found to be gone, with all that they held. ``nodes`` and ``put`` find out."""
         return self._directory.losses

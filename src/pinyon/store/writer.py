@@ -54,10 +54,6 @@ class BlockWriter:
         self._clock = clock
         self._duties = Background()
 
-    @property
-    def aborting(self) -> int:
-        return len(self._duties)
-
     async def close(self) -> None:
         await self._duties.close(ABORT_S)
 
