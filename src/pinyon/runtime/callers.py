@@ -56,9 +56,9 @@ class Refusals:
 class CallerInterceptor(Interceptor):
     """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
 
-    def __init__(self, table: Mapping[str, frozenset[str]], clock: Clock = time.monotonic) -> None:
+    def __init__(self, table: Mapping[str, frozenset[str]]) -> None:
         self._table = table
-        self._refusals = Refusals(_log, clock)
+        self._refusals = Refusals(_log, time.monotonic)
 
     def remade(self, handler: Any, method: str) -> Any:
         roles = self._table.get(method, _UNKNOWN)
