@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -18,25 +19,15 @@ class ControllerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._probes = Counter(
-            "pinyon_controller_probes_total", "Probes of load balancers", ("outcome",), registry=registry
-        )
-        self._restarts = Counter(
-            "pinyon_controller_restarts_total", "Runs of the restart hook", ("outcome",), registry=registry
-        )
-        self._writes = Counter(
-            "pinyon_controller_state_writes_total", "Writes of the state file", ("outcome",), registry=registry
-        )
+        self.probed = self._outcomes("probes", "Probes of load balancers", "answered", "silent")
+        self.restarted = self._outcomes("restarts", "Runs of the restart hook", "ok", "failed")
+        self.wrote = self._outcomes("state_writes", "Writes of the state file", "ok", "failed")
         self.sessions = Gauge("pinyon_controller_sessions", "Load balancers with a session", registry=registry)
 
-    def probed(self, answered: bool) -> None:
-        self._probes.labels("answered" if answered else "silent").inc()
-
-    def restarted(self, well: bool) -> None:
-        self._restarts.labels("ok" if well else "failed").inc()
-
-    def wrote(self, well: bool) -> None:
-        self._writes.labels("ok" if well else "failed").inc()
+    def _outcomes(self, name: str, text: str, well: str, badly: str) -> Callable[[bool], None]:
+        """What counts them, told whether one went well."""
+        counter = Counter(f"pinyon_controller_{name}_total", text, ("outcome",), registry=self._registry)
+        return lambda good: counter.labels(well if good else badly).inc()
 
     def watch(self, known: Registry, clock: Clock) -> None:
         """Show what is in the registry."""
