@@ -19,7 +19,6 @@ from pinyon.core.block_keys import KEY_BYTES, unpack_keys
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.frontdoor.instances.conductor_session import METHOD
-from pinyon.messages.instance import info_to_proto, load_to_proto
 from pinyon.placement.cost_model import PrefillCostModel
 from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
@@ -117,7 +116,7 @@ class Instance:
             self.id, "boot", Role.MIXED, f"10.0.{number // 250}.{number % 250}:7000", MODEL, "weights", LAYOUT,
             1 << 20, max_batch=256, short_first=True,
         )  # fmt: skip
-        self.session = ReportSession(address, info_to_proto(info), self)
+        self.session = ReportSession(address, info, self)
 
     def hold(self, beginning: int) -> None:
         self._shared.add(beginning)
@@ -203,7 +202,6 @@ class Instance:
         for request_id in now.ended_decodes:
             self._decoding.pop(request_id, None)
         return conductor_pb2.ReportSessionRequest(
-            load=self.load(),
             prefills=now.measured,
             first_tokens=now.first_tokens,
             begun_prefill_request_ids=now.begun_prefills,
@@ -215,15 +213,13 @@ class Instance:
     def decoding(self) -> Sequence[str]:
         return list(self._decoding)
 
-    def load(self) -> conductor_pb2.InstanceLoad:
+    def load(self) -> InstanceLoad:
         self.reports += 1
         decoding = len(self._decoding)
         tokens = decoding * (PROMPT_TOKENS + NEW_TOKENS // 2)
-        return load_to_proto(
-            InstanceLoad(
-                running_requests=decoding, used_blocks=tokens // BLOCK_TOKENS, kv_tokens=tokens,
-                mean_tbt_ms=TBT_MS if decoding else 0.0, mean_batch=decoding, mean_kv_tokens=tokens,
-            )
+        return InstanceLoad(
+            running_requests=decoding, used_blocks=tokens // BLOCK_TOKENS, kv_tokens=tokens,
+            mean_tbt_ms=TBT_MS if decoding else 0.0, mean_batch=decoding, mean_kv_tokens=tokens,
         )  # fmt: skip
 
 

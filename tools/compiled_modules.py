@@ -20,7 +20,7 @@ COMPILED = (
     "routing/*.py",
     "decisions/*.py",
     *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
-    *(f"messages/{name}.py" for name in ("placement", "request_class", "sampling")),
+    *(f"messages/{name}.py" for name in ("orders", "placement", "prefill_report", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
     *(f"runtime/{name}.py" for name in ("deadlines", "log_lines", "outbox", "outgoing", "pace", "tally", "turn_end")),
@@ -85,7 +85,7 @@ SERVICES = (
         for name in (
             *("load", "metrics", "report", "step_observer", "decode/*", "engines/checks", "engines/instant"),
             *("engines/paced", "engines/uniform", "instance/engine_loop", "instance/parts", "instance/step_members"),
-            *("kv/cache", "orders/abort", "orders/convert", "orders/ledger", "orders/order", "orders/served"),
+            *("kv/cache", "orders/abort", "orders/ledger", "orders/outcome"),
             *("prefill/job", "prefill/prefills"),
         )
     ),

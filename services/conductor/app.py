@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.process import prefer_huge_pages
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.tasks import ended
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
@@ -154,7 +154,5 @@ async def run(settings: ConductorSettings, context: ServiceContext) -> None:
     try:
         await context.stopping.wait()
     finally:
-        sweeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sweeper
+        await ended(sweeper)
         await conductor.server.drain(min(settings.drain_s, DRAIN_S))

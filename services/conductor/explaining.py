@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator
 
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound
 from pinyon.messages.checks import check_text
-from pinyon.messages.explanation import explained_to_proto
 from pinyon.placement.decision_log import DecisionLog, LoggedDecision
-from pinyon.placement.explanation import explain
+from pinyon.placement.explanation import Explanation, explain
 
 ASKED_CHARS_MAX = 256
 """A client's own id, and what follows it in ours."""
@@ -25,8 +24,8 @@ class Explainer:
         self._log = log
         self._clock = clock
 
-    async def explain(self, request_id: str) -> conductor_pb2.ExplainResponse:
-        """Part by part, decision by decision: others get the loop in between.
+    async def explain(self, request_id: str) -> AsyncGenerator[tuple[LoggedDecision, Explanation, float], None]:
+        """Its decisions, why they are so, and how old. Part by part, one by one: others get the loop in between.
 
         Raises :class:`InvalidArgument`, :class:`FailedPrecondition` if nothing is kept, and :class:`NotFound`.
         """
@@ -45,8 +44,6 @@ class Explainer:
                 "knows them by their x-request-id or the id of a completion, since its start, and forgets the oldest "
                 "(--explain-max)"
             )
-        response = conductor_pb2.ExplainResponse()
         for logged in found:
-            response.decisions.append(explained_to_proto(logged, explain(logged), self._clock() - logged.at_s))
+            yield logged, explain(logged), self._clock() - logged.at_s
             await asyncio.sleep(0)
-        return response

@@ -13,8 +13,8 @@ from pinyon.core.errors import FailedPrecondition, InvalidArgument
 from pinyon.core.key_sample import key_sample
 from pinyon.core.request import Role
 from pinyon.messages.checks import check_keys
-from pinyon.messages.explanation import first_token_from_proto
 from pinyon.messages.instance import info_from_proto, load_from_proto
+from pinyon.messages.prefill_report import first_token_from_proto
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import Intake

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -10,6 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from pinyon.core.request import Role
 from pinyon.placement.decision_log import PredictionErrors
 from pinyon.placement.fleet import Fleet
+from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 from services.conductor.membership import Membership
 
@@ -24,33 +24,26 @@ class ConductorMetrics:
     """Counters to increment; the gauges read the state when they are scraped, so they are exact."""
 
     def __init__(self, registry: CollectorRegistry, fleet: Fleet, membership: Membership) -> None:
-        self.placements = Count(
-            "pinyon_conductor_placements_total", "Requests by outcome", ("outcome",), registry=registry
-        )
+        count, tally = partial(Count, registry=registry), partial(Tally, registry=registry)
+        self.placements = count("pinyon_conductor_placements_total", "Requests by outcome", ("outcome",))
         self.placements.add(("placed",), 0)
-        self.schedule_latency = Tally(
-            "pinyon_conductor_schedule_seconds",
-            "Time to decide one placement",
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
+        self.schedule_latency = tally(
+            "pinyon_conductor_schedule_seconds", "Time to decide one placement", buckets=_LATENCY_BUCKETS_S
         )
-        self.predicted_ttft = Tally(
+        self.predicted_ttft = tally(
             "pinyon_conductor_predicted_ttft_seconds",
             "Predicted time to first token of placed requests",
             buckets=_TTFT_BUCKETS_S,
-            registry=registry,
         )
-        self.measured_ttft = Tally(
+        self.measured_ttft = tally(
             "pinyon_conductor_measured_ttft_seconds",
             "Time from acceptance to first token at the decode instance, of placed requests whose instance told it",
             buckets=_TTFT_BUCKETS_S,
-            registry=registry,
         )
-        self.ttft_error = Tally(
+        self.ttft_error = tally(
             "pinyon_conductor_ttft_error_seconds",
             "Measured less predicted time to first token of these: above zero, it took longer than predicted",
             buckets=_TTFT_ERROR_BUCKETS_S,
-            registry=registry,
         )
         self._ttft_error_ratio = Gauge(
             "pinyon_conductor_ttft_error_ratio",
@@ -59,25 +52,20 @@ class ConductorMetrics:
             registry=registry,
         )
         self._errors = PredictionErrors()
-        self.shared_placements = Count(
+        self.shared_placements = count(
             "pinyon_conductor_shared_decode_placements_total",
             "Placed requests that are decoded where others decode which begin as they do",
-            registry=registry,
         )
-        self.shared_tokens = Count(
+        self.shared_tokens = count(
             "pinyon_conductor_shared_decode_tokens_total",
             "Prompt tokens that these have in common with those: their KV need not be read once more in each step",
-            registry=registry,
         )
-        self.deltas = Count("pinyon_conductor_deltas_total", "Cache changes applied", registry=registry)
-        self.snapshots = Count("pinyon_conductor_snapshots_total", "Cache snapshots completed", registry=registry)
-        self.gaps = Count(
-            "pinyon_conductor_resyncs_total", "Snapshots asked for because changes were missing", registry=registry
-        )
-        self.moves_wanted = Count(
+        self.deltas = count("pinyon_conductor_deltas_total", "Cache changes applied")
+        self.snapshots = count("pinyon_conductor_snapshots_total", "Cache snapshots completed")
+        self.gaps = count("pinyon_conductor_resyncs_total", "Snapshots asked for because changes were missing")
+        self.moves_wanted = count(
             "pinyon_conductor_moves_wanted_total",
             "Requests that should wait elsewhere by the placement policy, sampled: once a second while there are any",
-            registry=registry,
         )
         self.instances_wanted = Gauge(
             "pinyon_conductor_instances_wanted",
@@ -87,31 +75,27 @@ class ConductorMetrics:
         )
         self.lb_sessions = Gauge("pinyon_conductor_lb_sessions", "Load balancers connected", registry=registry)
 
-        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            Gauge(name, text, registry=registry).set_function(value)
-
         instances = Gauge("pinyon_conductor_instances", "Live instances", ("role",), registry=registry)
         for role in Role:
             instances.labels(role.value).set_function(partial(_count_role, fleet, role))
-        gauge("pinyon_conductor_report_sessions", "Instances with a report session", lambda: membership.sessions)
-        gauge("pinyon_conductor_index_blocks", "Different blocks in the index", lambda: len(fleet.index))
-        gauge("pinyon_conductor_index_entries", "(block, holder) pairs", lambda: fleet.index.entries)
-        gauge("pinyon_conductor_index_evicted", "Pairs forgotten: index full", lambda: fleet.index.evicted)
-        gauge(
-            "pinyon_conductor_index_refused",
-            "Pairs not kept: too many different sets of holders",
-            lambda: fleet.index.refused,
-        )
-        gauge("pinyon_conductor_settling", "1: instances may be unknown yet", lambda: float(fleet.settling))
-        gauge(
-            "pinyon_conductor_shared_prefixes",
-            "Prefixes, each at a depth, of what instances decode that batch by them",
-            lambda: len(fleet.loads.prefixes),
-        )
-        inflight = fleet.inflight
-        gauge("pinyon_conductor_inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills)
-        gauge("pinyon_conductor_inflight_placements", "Placements not ended", lambda: inflight.decodes)
-        gauge("pinyon_conductor_inflight_expired", "Parts of placements that got too old", lambda: inflight.expired)
+        index, inflight = fleet.index, fleet.inflight
+        gauges: list[Figure] = [
+            ("report_sessions", "Instances with a report session", lambda: membership.sessions),
+            ("index_blocks", "Different blocks in the index", lambda: len(index)),
+            ("index_entries", "(block, holder) pairs", lambda: index.entries),
+            ("index_evicted", "Pairs forgotten: index full", lambda: index.evicted),
+            ("index_refused", "Pairs not kept: too many different sets of holders", lambda: index.refused),
+            ("settling", "1: instances may be unknown yet", lambda: fleet.settling),
+            (
+                "shared_prefixes",
+                "Prefixes, each at a depth, of what instances decode that batch by them",
+                lambda: len(fleet.loads.prefixes),
+            ),
+            ("inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills),
+            ("inflight_placements", "Placements not ended", lambda: inflight.decodes),
+            ("inflight_expired", "Parts of placements that got too old", lambda: inflight.expired),
+        ]
+        registry.register(Figures("pinyon_conductor", gauges))
 
     def first_token(self, model: str, predicted_s: float, measured_s: float) -> None:
         """What came of one placement."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.messages.checks import check_keys
+from pinyon.messages.explanation import explained_to_proto
 from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.callers import Callers
@@ -38,68 +40,61 @@ FIRST_S = 10.0
 """A session whose peer says nothing at all for this long has ended: there is room for so many."""
 
 
+@dataclass(eq=False)
 class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
     """Messages to values, ask, values to messages."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        membership: Membership,
-        listing: Listing,
-        intake: ReportIntake,
-        placer: Placer,
-        explainer: Explainer,
-        metrics: ConductorMetrics,
-        lb_sessions_max: int,
-    ) -> None:
-        self._fleet = fleet
-        self._membership = membership
-        self._listing = listing
-        self._intake = intake
-        self._placer = placer
-        self._explainer = explainer
-        self._metrics = metrics
-        self._lb_sessions_max = lb_sessions_max
-        self._lb_sessions = 0
+    fleet: Fleet
+    membership: Membership
+    listing: Listing
+    intake: ReportIntake
+    placer: Placer
+    explainer: Explainer
+    metrics: ConductorMetrics
+    lb_sessions_max: int
+    _lb_sessions: int = field(default=0, init=False)
 
     async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleResponse:
         response = conductor_pb2.ScheduleResponse()
-        self._placer.place(request, response)
+        self.placer.place(request, response)
         return response
 
     async def Release(self, request: conductor_pb2.ReleaseRequest, context: Any) -> conductor_pb2.ReleaseResponse:
-        return conductor_pb2.ReleaseResponse(released=self._placer.release(request.request_id))
+        return conductor_pb2.ReleaseResponse(released=self.placer.release(request.request_id))
 
     async def ListInstances(
         self, request: conductor_pb2.ListInstancesRequest, context: Any
     ) -> conductor_pb2.ListInstancesResponse:
         role = role_from_proto(request.role)
-        instances = self._listing.instances()
+        instances = self.listing.instances()
         if role is not None:
             instances = [each for each in instances if each.info.role == request.role]
         return conductor_pb2.ListInstancesResponse(
-            version=self._fleet.version, instances=instances, incomplete=self._fleet.settling
+            version=self.fleet.version, instances=instances, incomplete=self.fleet.settling
         )
 
     async def LookupBlocks(
         self, request: conductor_pb2.LookupBlocksRequest, context: Any
     ) -> conductor_pb2.LookupBlocksResponse:
         packed_keys = check_keys(request.block_keys, "block_keys")
-        match = self._fleet.index.match(packed_keys, every=self._fleet.common_sample)
+        match = self.fleet.index.match(packed_keys, every=self.fleet.common_sample)
         return conductor_pb2.LookupBlocksResponse(
             holders=[
                 conductor_pb2.BlockHolder(instance_id=state.info.instance_id, prefix_blocks=blocks)
-                for state in self._fleet.instances()
+                for state in self.fleet.instances()
                 if (blocks := match.held_by(state))
             ]
         )
 
     async def Explain(self, request: conductor_pb2.ExplainRequest, context: Any) -> conductor_pb2.ExplainResponse:
-        return await self._explainer.explain(request.request_id)
+        response = conductor_pb2.ExplainResponse()
+        async for logged, explanation, age_s in self.explainer.explain(request.request_id):
+            response.decisions.append(explained_to_proto(logged, explanation, age_s))
+        return response
 
     async def ReportSession(self, _: object, context: Any) -> None:
         stream: ReportStream = Accepted(context, WRITE_S)
-        session = Reporting(stream, context, self._intake, self._membership)
+        session = Reporting(stream, context, self.intake, self.membership)
         silent = _end_if_silent(stream)
         try:
             await stream.run(session.take)
@@ -113,19 +108,19 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         A placement outlives its session: its request may be running. It ends by the instances' reports, by a release on
         any session, or by age.
         """
-        if self._lb_sessions >= self._lb_sessions_max:
-            raise ResourceExhausted(f"{self._lb_sessions_max} sessions are open", retry_after_s=1.0)
+        if self._lb_sessions >= self.lb_sessions_max:
+            raise ResourceExhausted(f"{self.lb_sessions_max} sessions are open", retry_after_s=1.0)
         stream: LbStream = Accepted(context, WRITE_S)
-        session = Placing(stream, self._placer)
+        session = Placing(stream, self.placer)
         self._lb_sessions += 1
-        self._metrics.lb_sessions.inc()
+        self.metrics.lb_sessions.inc()
         silent = _end_if_silent(stream)
         try:
-            await stream.run(session.take, self._listing.lists())
+            await stream.run(session.take, self.listing.lists())
         finally:
             silent.cancel()
             self._lb_sessions -= 1
-            self._metrics.lb_sessions.dec()
+            self.metrics.lb_sessions.dec()
 
 
 def _end_if_silent(stream: Accepted[Any, Any]) -> asyncio.TimerHandle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from pinyon.api.controller.v1 import controller_pb2
@@ -19,9 +19,8 @@ PER_LEASE = 4
 class Announcer:
     """Builds each message once, however many load balancers get it."""
 
-    def __init__(self, registry: Registry, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._sleep = sleep
         self._news = asyncio.Event()
         self._built: controller_pb2.SessionResponse | None = None
 
@@ -39,7 +38,7 @@ class Announcer:
                 message = self._whole()
                 told = message.version
                 yield message
-                await self._sleep(GAP_S)
+                await asyncio.sleep(GAP_S)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._registry.timing.lease_s / PER_LEASE):

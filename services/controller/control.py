@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from contextlib import suppress
 
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbInfo, LbLoad
 from pinyon.federation.registry import Registry
 from pinyon.federation.view import Federation
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 from services.controller.announcer import Announcer
 from services.controller.prober import Prober
 from services.controller.regions_page import RegionsPage
@@ -64,11 +64,7 @@ class Control:
         self._task = asyncio.create_task(self._run(), name="controller")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await ended(self._task)
         if self._prober is not None:
             await self._prober.close()
         await self._restarts.close()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbState
 from pinyon.federation.registry import Registry
 from pinyon.federation.view import Federation
+from pinyon.runtime.metrics import Figure, Figures
 
 
 class ControllerMetrics:
@@ -20,63 +19,39 @@ class ControllerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._probes = Counter(
-            "pinyon_controller_probes_total", "Probes of load balancers", ("outcome",), registry=registry
-        )
-        self._restarts = Counter(
-            "pinyon_controller_restarts_total", "Runs of the restart hook", ("outcome",), registry=registry
-        )
-        self._writes = Counter(
-            "pinyon_controller_state_writes_total", "Writes of the state file", ("outcome",), registry=registry
-        )
+        self.probed = self._outcomes("probes", "Probes of load balancers", "answered", "silent")
+        self.restarted = self._outcomes("restarts", "Runs of the restart hook", "ok", "failed")
+        self.wrote = self._outcomes("state_writes", "Writes of the state file", "ok", "failed")
         self.sessions = Gauge("pinyon_controller_sessions", "Load balancers with a session", registry=registry)
 
-    def probed(self, answered: bool) -> None:
-        self._probes.labels("answered" if answered else "silent").inc()
-
-    def restarted(self, well: bool) -> None:
-        self._restarts.labels("ok" if well else "failed").inc()
-
-    def wrote(self, well: bool) -> None:
-        self._writes.labels("ok" if well else "failed").inc()
+    def _outcomes(self, name: str, text: str, well: str, badly: str) -> Callable[[bool], None]:
+        """What counts them, told whether one went well."""
+        counter = Counter(f"pinyon_controller_{name}_total", text, ("outcome",), registry=self._registry)
+        return lambda good: counter.labels(well if good else badly).inc()
 
     def watch(self, known: Registry, clock: Clock) -> None:
         """Show what is in the registry."""
         registry = self._registry
-
-        def gauge(name: str, text: str, value: Callable[[Federation], float]) -> None:
-            Gauge(name, text, registry=registry).set_function(lambda: value(known.federation))
-
         states = Gauge("pinyon_controller_load_balancers", "Load balancers by state", ("state",), registry=registry)
         for state in LbState:
             states.labels(state.value).set_function(partial(_count_state, known, state))
-        gauge("pinyon_controller_version", "Version of the federation", lambda now: float(now.version))
-        gauge("pinyon_controller_clusters", "Clusters", lambda now: float(len(now.clusters)))
-        gauge(
-            "pinyon_controller_adopted_clusters",
-            "Clusters that somebody serves who does not own them",
-            lambda now: float(sum(bool(each.adopter) for each in now.clusters)),
-        )
-        gauge("pinyon_controller_unserved_clusters", "Clusters that nobody serves", _unserved)
-        Gauge(
-            "pinyon_controller_settling", "1: who is not heard may live, it has just started", registry=registry
-        ).set_function(lambda: float(known.settling(clock())))
-        registry.register(_Totals(known))
-
-
-class _Totals(Collector):
-    """Counts that the registry keeps."""
-
-    def __init__(self, known: Registry) -> None:
-        self._known = known
-
-    def collect(self) -> Iterable[Metric]:
-        for name, text, value in (
-            ("failures", "Load balancers that failed", self._known.failures),
-            ("takeovers", "Clusters that somebody adopted", self._known.takeovers),
-            ("handbacks", "Clusters that their owners got back", self._known.handbacks),
-        ):
-            yield CounterMetricFamily(f"pinyon_controller_{name}", text, value=value)
+        gauges: list[Figure] = [
+            ("version", "Version of the federation", lambda: known.federation.version),
+            ("clusters", "Clusters", lambda: len(known.federation.clusters)),
+            (
+                "adopted_clusters",
+                "Clusters that somebody serves who does not own them",
+                lambda: sum(bool(each.adopter) for each in known.federation.clusters),
+            ),
+            ("unserved_clusters", "Clusters that nobody serves", lambda: _unserved(known.federation)),
+            ("settling", "1: who is not heard may live, it has just started", lambda: known.settling(clock())),
+        ]
+        counters: list[Figure] = [
+            ("failures", "Load balancers that failed", lambda: known.failures),
+            ("takeovers", "Clusters that somebody adopted", lambda: known.takeovers),
+            ("handbacks", "Clusters that their owners got back", lambda: known.handbacks),
+        ]
+        registry.register(Figures("pinyon_controller", gauges, counters))
 
 
 def _count_state(known: Registry, state: LbState) -> float:

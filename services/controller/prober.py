@@ -16,6 +16,7 @@ from pinyon.federation.registry import Registry
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import LB, peer_name
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 SUSPECTED_PERIOD_S = 0.25
 FAILED_PERIOD_S = 1.0
@@ -77,12 +78,9 @@ class Prober:
                 probe.task = asyncio.create_task(self._run(probe, member.info), name=f"probe {lb_id}")
 
     async def close(self) -> None:
-        tasks = [each.task for each in self._probes.values() if each.task is not None]
+        probes = list(self._probes.values())
         self._probes.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await ended(*[each.task for each in probes])
 
     async def _run(self, probe: _Probe, info: LbInfo) -> None:
         async with self._turns:

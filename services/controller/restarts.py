@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from pinyon.federation.members import LbInfo
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 FIRST_PAUSE_S = 10.0
 MAX_PAUSE_S = 300.0
@@ -58,10 +59,7 @@ class Restarts:
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await ended(*tasks)
 
     async def _restart(self, info: LbInfo) -> None:
         pause_s = FIRST_PAUSE_S

@@ -8,7 +8,6 @@ from typing import Any
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted
-from pinyon.federation.members import LbInfo
 from pinyon.federation.view import Federation
 from pinyon.messages.checks import check_id
 from pinyon.messages.federation import (
@@ -22,7 +21,7 @@ from pinyon.messages.federation import (
     lb_load_to_proto,
 )
 from pinyon.runtime.admin import admitted
-from pinyon.runtime.callers import Callers
+from pinyon.runtime.callers import Callers, Refusals
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import ADMIN, LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
@@ -44,7 +43,6 @@ WRITE_S = 5.0
 FIRST_S = 10.0
 """A session whose peer says nothing at all for this long has ended."""
 SESSIONS_MAX = 512
-REFUSAL_LOG_EVERY_S = 10.0
 
 _log = get_logger("controller")
 
@@ -64,9 +62,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self._metrics = metrics
         self._clock = clock
         self._sessions = 0
-        self._refused = 0
-        """Since one was logged."""
-        self._refusal_logged_s = float("-inf")
+        self._refusals = Refusals(_log, clock)
 
     async def Session(self, _: object, context: Any) -> None:
         if self._sessions >= SESSIONS_MAX:
@@ -91,7 +87,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             check_claim(context, LB, info.lb_id)
             check_region_claim(context, info.region)
         except PermissionDenied as error:
-            self._log_refusal(context, info, error)
+            self._refusals.log("", context, "refused %s of %s: %s", info.lb_id, info.region, error.message)
             raise
         session = self._control.register(info, known_of(first, context))
 
@@ -111,20 +107,6 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             await stream.run(take, self._announcer.messages())
         finally:
             self._control.lost(session)
-
-    def _log_refusal(self, context: Any, info: LbInfo, error: PermissionDenied) -> None:
-        """Logs one refusal in ten seconds: a load balancer that is refused comes again and again."""
-        self._refused += 1
-        now_s = self._clock()
-        if now_s - self._refusal_logged_s >= REFUSAL_LOG_EVERY_S:
-            _log.warning(
-                "refused %s of %s: %s",
-                info.lb_id,
-                info.region,
-                error.message,
-                extra={"peer": str(context.peer()), "refused_since": self._refused - 1},
-            )
-            self._refusal_logged_s, self._refused = now_s, 0
 
     async def ListRegions(
         self, request: controller_pb2.ListRegionsRequest, context: Any

@@ -10,13 +10,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-
-from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.federation.view import Federation
-from pinyon.messages.federation import federation_from_proto, federation_to_proto
+from pinyon.messages.federation import federation_from_json, federation_to_json
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 FORMAT = 1
 BYTES_MAX = 64 << 20
@@ -51,12 +49,10 @@ def read_state(path: Path) -> Federation | None:
                 f"{path} has format {document['format']}, of a later version; this one knows {FORMAT}",
                 field="state_file",
             )
-        message = controller_pb2.Federation()
-        ParseDict(document.get("federation", {}), message, ignore_unknown_fields=True)
-        federation = federation_from_proto(message)
+        federation = federation_from_json(document.get("federation", {}))
         if not federation.epoch:
             raise ValueError("it has no epoch")
-    except (ValueError, ParseError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         _put_aside(path, str(error))
         return None
     except PinyonError as error:
@@ -75,7 +71,7 @@ def _put_aside(path: Path, why: str) -> None:
 
 
 def _write(path: Path, federation: Federation) -> None:
-    document = {"format": FORMAT, "federation": MessageToDict(federation_to_proto(federation))}
+    document = {"format": FORMAT, "federation": federation_to_json(federation)}
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -138,8 +134,7 @@ class StateFile:
         """What was kept last is written once more if need be."""
         if self._task is None or self._path is None:
             return
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await ended(self._task)
         self._task = None
         if self._writing is not None:
             await asyncio.wait({self._writing})  # or an older version would be there in the end

@@ -23,7 +23,7 @@ from pinyon.store.records import NodeRecord
 from services.kvstore.metrics import register_metrics
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
-from services.kvstore.reporter import StoreReport, instance_info
+from services.kvstore.reporter import StoreReport
 from services.kvstore.servicer import KVSTORE_CALLERS, KvStoreServicer, StoredBlockServicer
 from services.kvstore.settings import KvStoreSettings
 
@@ -81,12 +81,9 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         stack.push_async_callback(publisher.close)
         session: ReportSession | None = None
         if settings.conductor:
-            session = ReportSession(
-                settings.conductor,
-                instance_info(node, address),
-                StoreReport(node),
-                connect=security.channels.sessions_to(peer_name(CONDUCTOR)),
-            )
+            report = StoreReport(node)
+            connect = security.channels.sessions_to(peer_name(CONDUCTOR))
+            session = ReportSession(settings.conductor, report.info(address), report, connect=connect)
             node.on_change(session.wake)
             session.start()
             stack.push_async_callback(session.close)

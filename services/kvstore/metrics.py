@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from pinyon.runtime.eviction_metrics import show_eviction
+from pinyon.runtime.metrics import Figures
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher
-
-Figure = tuple[str, str, Callable[[], float]]
-
-
-class _Figures(Collector):
-    """The scrape runs in another thread; each figure is one attribute or one ``len``, which is safe to read there."""
-
-    def __init__(self, gauges: Iterable[Figure], counters: Iterable[Figure]) -> None:
-        self._gauges = list(gauges)
-        self._counters = list(counters)
-
-    def collect(self) -> Iterator[Metric]:
-        for name, text, value in self._gauges:
-            yield GaugeMetricFamily(f"pinyon_kvstore_{name}", text, value=value())
-        for name, text, value in self._counters:
-            yield CounterMetricFamily(f"pinyon_kvstore_{name}", text, value=value())
 
 
 def register_metrics(
@@ -35,7 +18,8 @@ def register_metrics(
     """``sessions``: whether the conductor knows this node now (0 or 1)."""
     table, counters = node.table, node.table.counters
     registry.register(
-        _Figures(
+        Figures(
+            "pinyon_kvstore",
             gauges=[
                 ("objects", "Readable objects", lambda: len(table)),
                 ("leased_objects", "Objects being read", lambda: table.leased_objects),

@@ -16,6 +16,7 @@ from pinyon.paging import LeaseTable
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.refit_thread import RefitThread
+from pinyon.runtime.tasks import ended
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.background import Background
 from pinyon.store.kv_object import Lease, PutSlot, SlotState
@@ -95,9 +96,7 @@ class StoreNode:
     async def close(self) -> None:
         """Shut all writers out. The memory goes when the engine is closed."""
         self.draining = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait({self._sweeper})
+        await ended(self._sweeper)
         for put_id in list(self._writers):
             if self.table.close_put(put_id):
                 self._duties.run(self._end(put_id, commit=False), "put end")

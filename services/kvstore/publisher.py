@@ -9,6 +9,7 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.node import StoreNode
@@ -106,10 +107,7 @@ class MetadataPublisher:
 
     async def close(self) -> None:
         """Leave: from now on nothing of this node is found. Bounded."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await ended(*self._tasks)
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._metadata.leave(self._record)

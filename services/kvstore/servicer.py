@@ -26,11 +26,8 @@ KVSTORE_CALLERS: Callers = {
 }
 MAX_QUERY_KEYS = 65536
 """Keys in one Exists or Remove."""
-_STATES = {
-    SlotState.RESERVED: kvstore_pb2.PUT_SLOT_STATE_RESERVED,
-    SlotState.EXISTS: kvstore_pb2.PUT_SLOT_STATE_EXISTS,
-    SlotState.BEING_PUT: kvstore_pb2.PUT_SLOT_STATE_BEING_PUT,
-    SlotState.NO_SPACE: kvstore_pb2.PUT_SLOT_STATE_NO_SPACE,
+_STATES: dict[SlotState, kvstore_pb2.PutSlotState] = {
+    each: getattr(kvstore_pb2, f"PUT_SLOT_STATE_{each.name}") for each in SlotState
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pinyon.core.address import parse_address
+from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.more_models import parse_more_models
 from pinyon.core.request import check_geography
 from pinyon.federation.position import parse_position
@@ -20,7 +20,7 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.distance import parse_delays
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, WritableFd, checked, is_loopback, service_config
+from pinyon.runtime.settings import Address, WritableFd, checked, service_config
 
 _OF_OWN = {
     "conductor": "servers are placed on without one",

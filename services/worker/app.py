@@ -17,6 +17,7 @@ from pinyon.batching import BATCHING_POLICIES, StepScheduler
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
+from pinyon.core.served import Served
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.messages.segment import segment_to_proto
@@ -51,14 +52,13 @@ from services.worker.instance.learned import restore_learned, save_learned
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
-from services.worker.kv.fetch import BlockSource, Fetcher
+from services.worker.kv.fetch import Fetcher
 from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.load import WorkerLoad
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.orders.ledger import Ledger
-from services.worker.orders.served import Served
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport, instance_info
@@ -97,8 +97,17 @@ class Worker:
                 kernel=settings.attention_kernel,
             )
         self.engine = engine
-        facts = (engine.layout, engine.num_blocks, security.secret, engine.unsupported, engine.kernel)
-        self.served = Served(instance_id, Role(settings.role), card, *facts)
+        self.served = Served(
+            *(instance_id, Role(settings.role), card.name, card.fingerprint),
+            vocab_size=card.config.vocab_size,
+            model_context=card.config.max_context,
+            layout=engine.layout,
+            pool_blocks=engine.num_blocks,
+            secret=security.secret,
+            unsupported=engine.unsupported,
+            kernel=engine.kernel,
+        )
+        self._card = card
         self.address = ""
         self.report: ReportSession | None = None
         self._registry = registry
@@ -114,7 +123,7 @@ class Worker:
 
     # -- life
 
-    async def start(self, *, source: BlockSource | None = None, store: StoreClient | None = None) -> str:
+    async def start(self, *, source: BlockReader | None = None, store: StoreClient | None = None) -> str:
         """Bind, serve, report to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
         security = self._security
@@ -150,6 +159,7 @@ class Worker:
         self.parts = Parts(
             limits=settings,
             served=served,
+            card=self._card,
             cache=cache,
             members=members,
             engine_loop=engine_loop,

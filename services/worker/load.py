@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import LEVEL_BLOCKS
 from pinyon.decisions import BatchLoad, BatchRoom
 from pinyon.placement.instances import InstanceLoad
 from services.worker.decode.decodes import Decodes
+from services.worker.decode.load_news import ToldLoad
 from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 
@@ -27,10 +27,10 @@ class WorkerLoad:
         look = self._room.look(self._decodes.owned, self._decodes.elsewhere)
         return replace(look, room=0) if look.room and self._parts.refusing else look
 
-    def told(self) -> worker_pb2.Load:
+    def told(self) -> ToldLoad:
         """For a load balancer, without what is of its session."""
         batch = self.batch()
-        return worker_pb2.Load(
+        return ToldLoad(
             pending=batch.waiting,
             running=batch.running,
             room=batch.room,

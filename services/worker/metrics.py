@@ -1,20 +1,15 @@
-"""The worker's Prometheus metrics. Gauges read the parts themselves when scraped, so they cannot drift.
-
-They are read in the metrics server's thread: what they read is a number, or a copy that is made in one go.
-"""
+"""The worker's Prometheus metrics: what is counted where it happens, and figures of the parts themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry
 
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.request import FinishReason
-from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.runtime.eviction_metrics import show_eviction
+from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
@@ -22,7 +17,7 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepOutcome
 from services.worker.kv.storage import Drop
 from services.worker.load import WorkerLoad
-from services.worker.orders.order import PrefillOutcome
+from services.worker.orders.outcome import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
@@ -36,49 +31,25 @@ class WorkerMetrics:
     """What happens, counted where it happens: once per step or request, never per token."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sampled = Count("pinyon_worker_generated_tokens", "Tokens sampled.", registry=registry)
-        self._computed = Count("pinyon_worker_prefill_tokens", "Prompt tokens computed.", registry=registry)
-        self._reused = Count(
-            "pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ("source",), registry=registry
-        )
+        count, tally = partial(Count, registry=registry), partial(Tally, buckets=_SECONDS, registry=registry)
+        self._sampled = count("pinyon_worker_generated_tokens", "Tokens sampled.")
+        self._computed = count("pinyon_worker_prefill_tokens", "Prompt tokens computed.")
+        self._reused = count("pinyon_worker_reused_tokens", "Prompt tokens whose KV was reused.", ("source",))
         for source in (LOCAL, PEER, STORE):
             self._reused.add(source, 0)
-        self._ended = Count("pinyon_worker_requests", "Requests ended.", ("reason",), registry=registry)
-        self._reasons = {finish_reason_to_proto(reason): (reason.value,) for reason in FinishReason}
-        for reason in self._reasons.values():
-            self._ended.add(reason, 0)
-        self._step = Tally(
-            "pinyon_worker_step_seconds", "Length of an engine step.", buckets=_SECONDS, registry=registry
-        )
-        self._rows = Count("pinyon_worker_step_tokens", "Tokens that went through engine steps.", registry=registry)
-        self._ttft = Tally(
-            "pinyon_worker_first_token_seconds",
-            "From a request's arrival here to its first token.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._room = Tally(
-            "pinyon_worker_room_wait_seconds",
-            "How long a request or prompt waited for its KV blocks.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._passed_over = Tally(
+        self._ended = count("pinyon_worker_requests", "Requests ended.", ("reason",))
+        for reason in FinishReason:
+            self._ended.add((reason.value,), 0)
+        self._step = tally("pinyon_worker_step_seconds", "Length of an engine step.")
+        self._rows = count("pinyon_worker_step_tokens", "Tokens that went through engine steps.")
+        self._ttft = tally("pinyon_worker_first_token_seconds", "From a request's arrival here to its first token.")
+        self._room = tally("pinyon_worker_room_wait_seconds", "How long a request or prompt waited for its KV blocks.")
+        self._passed_over = tally(
             "pinyon_worker_passed_over_seconds",
             "How long others that came later got KV blocks before a request, where the batching policy bounds it.",
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self._batch = Tally(
-            "pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS, registry=registry
-        )
-        self._parts = Tally(
-            "pinyon_worker_prefill_seconds",
-            "Parts of a prefill: queue, fetch, compute, push.",
-            "part",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self._batch = tally("pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS)
+        self._parts = tally("pinyon_worker_prefill_seconds", "Parts of a prefill: queue, fetch, compute, push.", "part")
         for part in PREFILL_PARTS:
             self._parts.show(part)
 
@@ -99,37 +70,14 @@ class WorkerMetrics:
         self._reused.add(LOCAL, report.local_tokens)
         self._reused.add(PEER, report.peer_tokens)
         self._reused.add(STORE, report.store_tokens)
-        times = (report.queue_ms, report.fetch_ms, report.compute_ms, report.push_ms)
-        for part, ms in zip(PREFILL_PARTS, times, strict=True):
-            self._parts.observe(ms / 1e3, part)
+        for part in PREFILL_PARTS:
+            self._parts.observe(getattr(report, f"{part}_ms") / 1e3, part)
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
-    def request_ended(self, update: worker_pb2.StreamUpdate) -> None:
-        self._ended.add(self._reasons[update.finish_reason])
-
-
-class _Counters(Collector):
-    """Counters that the parts keep themselves."""
-
-    def __init__(
-        self,
-        totals: dict[str, tuple[str, Callable[[], float]]],
-        labelled: dict[str, tuple[str, str, Callable[[], dict[str, float]]]],
-    ) -> None:
-        """By name: the text and, of ``labelled`` ones, the label; and what reads it."""
-        self._totals = totals
-        self._labelled = labelled
-
-    def collect(self) -> Iterable[Metric]:
-        for name, (text, read) in self._totals.items():
-            yield CounterMetricFamily(f"pinyon_worker_{name}", text, value=read())
-        for name, (text, label, read_all) in self._labelled.items():
-            family = CounterMetricFamily(f"pinyon_worker_{name}", text, labels=(label,))
-            for value, count in read_all().items():
-                family.add_metric((value,), count)
-            yield family
+    def request_ended(self, reason: FinishReason) -> None:
+        self._ended.add((reason.value,))
 
 
 def register_gauges(
@@ -143,107 +91,119 @@ def register_gauges(
 ) -> None:
     """Gauges of a running worker. All but the last eight are zero when it is idle."""
     below, swaps = parts.cache.pool.below, parts.cache.swaps
-    gauges: dict[str, tuple[str, Callable[[], float]]] = {
-        "owned_requests": ("Requests that hold anything here.", lambda: decodes.owned),
-        "pending_requests": ("Requests accepted and not yet in the batch.", lambda: decodes.pending),
-        "waiting_for_room": (
+    gauges: list[Figure] = [
+        ("owned_requests", "Requests that hold anything here.", lambda: decodes.owned),
+        ("pending_requests", "Requests accepted and not yet in the batch.", lambda: decodes.pending),
+        (
+            "waiting_for_room",
             "Requests and prompts that wait for KV blocks or for a place in the batch: load balancers push no others.",
             lambda: load.batch().waiting,
         ),
-        "running_requests": ("Requests in the batch.", lambda: parts.members.running),
-        "queued_prefills": ("Prompts that wait to be computed.", lambda: prefills.queue.queued),
-        "running_prefills": ("Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
-        "pending_prefill_tokens": ("Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
-        "room_wait_seconds_expected": (
+        ("running_requests", "Requests in the batch.", lambda: parts.members.running),
+        ("queued_prefills", "Prompts that wait to be computed.", lambda: prefills.queue.queued),
+        ("running_prefills", "Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
+        ("pending_prefill_tokens", "Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
+        (
+            "room_wait_seconds_expected",
             "How long a request that comes now would wait for KV blocks.",
             parts.cache.room_wait_s,
         ),
-        "room_waiters": ("Requests and prompts that wait for KV blocks.", lambda: parts.cache.admission.waiting),
-        "pushes": ("Prompts being sent to a decode instance.", lambda: prefills.pushing),
-        "remote_prefills": ("Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
-        "leases": ("Leases of readers.", lambda: parts.cache.leases),
-        "outbox_tokens": ("Tokens not sent yet.", lambda: sessions.unsent),
-        "batches_per_round": (
+        ("room_waiters", "Requests and prompts that wait for KV blocks.", lambda: parts.cache.admission.waiting),
+        ("pushes", "Prompts being sent to a decode instance.", lambda: prefills.pushing),
+        ("remote_prefills", "Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
+        ("leases", "Leases of readers.", lambda: parts.cache.leases),
+        ("outbox_tokens", "Tokens not sent yet.", lambda: sessions.unsent),
+        (
+            "batches_per_round",
             "Batches in which all running requests get one token each; 0: one, by a policy without rounds.",
             lambda: parts.members.formed.batches,
         ),
-        "batch_shared_blocks": (
+        (
+            "batch_shared_blocks",
             "KV blocks that the whole present batch shares; by a policy without rounds all that are admitted for it.",
             lambda: parts.members.formed.shared_blocks,
         ),
-        "batch_homogeneity": (
+        (
+            "batch_homogeneity",
             "Of the full blocks of these prompts, the share that all of them share.",
             lambda: parts.members.formed.homogeneity,
         ),
-        "batch_reward_tokens_per_second": (
+        (
+            "batch_reward_tokens_per_second",
             "Decode throughput of the last round that the batching policy learned from.",
             lambda: parts.members.formed.reward_tokens_s,
         ),
-        "batch_exploring": (
+        (
+            "batch_exploring",
             "Share of the batching policy's decisions that are for the sake of knowing more.",
             lambda: parts.members.formed.exploring,
         ),
-        "engine_hangs": ("1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
-        "store_queue_blocks": ("Blocks that wait for the KV store.", lambda: parts.storage.pending),
-        "swapping_blocks": ("Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
-        "used_blocks": ("KV blocks with references.", lambda: parts.cache.pool.used),
-        "spared_blocks": ("KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
-        "cached_blocks": ("KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
-        "free_blocks": ("KV blocks without content.", lambda: parts.cache.pool.free),
-        "room_requests": ("Further requests that would have room at once.", lambda: load.batch().room),
-        "total_blocks": ("KV blocks of the pool.", lambda: parts.cache.pool.total),
-        "dram_blocks": ("KV blocks kept in the second tier.", lambda: 0 if below is None else len(below)),
-        "dram_free_blocks": ("Blocks of the second tier without content.", lambda: 0 if below is None else below.free),
-        "lb_sessions": ("Load balancers connected.", lambda: sessions.count),
-        "prefill_peers": ("Prefill instances connected.", lambda: peers.sessions),
-    }
-    for name, (text, read) in gauges.items():
-        Gauge(f"pinyon_worker_{name}", text, registry=registry).set_function(read)
-    totals: dict[str, tuple[str, Callable[[], float]]] = {
-        "preemptions": (
+        ("engine_hangs", "1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
+        ("store_queue_blocks", "Blocks that wait for the KV store.", lambda: parts.storage.pending),
+        ("swapping_blocks", "Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
+        ("used_blocks", "KV blocks with references.", lambda: parts.cache.pool.used),
+        ("spared_blocks", "KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
+        ("cached_blocks", "KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
+        ("free_blocks", "KV blocks without content.", lambda: parts.cache.pool.free),
+        ("room_requests", "Further requests that would have room at once.", lambda: load.batch().room),
+        ("total_blocks", "KV blocks of the pool.", lambda: parts.cache.pool.total),
+        ("dram_blocks", "KV blocks kept in the second tier.", lambda: 0 if below is None else len(below)),
+        ("dram_free_blocks", "Blocks of the second tier without content.", lambda: 0 if below is None else below.free),
+        ("lb_sessions", "Load balancers connected.", lambda: sessions.count),
+        ("prefill_peers", "Prefill instances connected.", lambda: peers.sessions),
+    ]
+    totals: list[Figure] = [
+        (
+            "preemptions",
             "Requests that gave up their KV blocks for others and are computed again.",
             lambda: parts.members.preemptions,
         ),
-        "cut_steps": (
+        (
+            "cut_steps",
             "Steps in which prompts got less, so that running requests do not wait for their tokens.",
             lambda: parts.members.scheduler.cut_steps,
         ),
-        "scheduling_seconds": (
+        (
+            "scheduling_seconds",
             "Time that choosing what steps compute has taken.",
             lambda: parts.members.scheduling_s,
         ),
-        "batching_shifts": (
+        (
+            "batching_shifts",
             "How often what the batching policy had learned stopped being true.",
             lambda: parts.members.formed.shifts,
         ),
-        "stored_blocks": ("Blocks put into the KV store.", lambda: parts.storage.stored),
-        "fetch_failures": ("Fetches that did not bring all.", lambda: parts.fetcher.failures),
-        "cut_sessions": ("Sessions cut off as too slow.", lambda: sessions.cut),
-    }
-    labelled: dict[str, tuple[str, str, Callable[[], dict[str, float]]]] = {
-        "dropped_blocks": (
+        ("stored_blocks", "Blocks put into the KV store.", lambda: parts.storage.stored),
+        ("fetch_failures", "Fetches that did not bring all.", lambda: parts.fetcher.failures),
+        ("cut_sessions", "Sessions cut off as too slow.", lambda: sessions.cut),
+    ]
+    labelled: list[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = [
+        (
+            "dropped_blocks",
             "Blocks not put into the KV store.",
             "reason",
             lambda: {reason.value: parts.storage.drops[reason] for reason in Drop},
         )
-    }
+    ]
     if below is not None and swaps is not None:
-        totals |= {
-            "lost_swaps": ("Blocks lost because too many others were being moved.", lambda: below.lost),
-            "swapped_bytes": ("Bytes copied between the tiers.", lambda: swaps.bytes),
-            "swap_seconds": ("Time that this took.", lambda: swaps.seconds),
-        }
-        labelled |= {
-            "hit_blocks": (
+        totals += [
+            ("lost_swaps", "Blocks lost because too many others were being moved.", lambda: below.lost),
+            ("swapped_bytes", "Bytes copied between the tiers.", lambda: swaps.bytes),
+            ("swap_seconds", "Time that this took.", lambda: swaps.seconds),
+        ]
+        labelled += [
+            (
+                "hit_blocks",
                 "Blocks that were found and reused.",
                 "tier",
                 lambda: {"pool": parts.cache.pool.hits - below.swapped_in, "dram": below.swapped_in},
             ),
-            "swapped_blocks": (
+            (
+                "swapped_blocks",
                 "Blocks moved between the tiers.",
                 "to",
                 lambda: {"dram": below.swapped_out, "pool": below.swapped_in},
             ),
-        }
-    registry.register(_Counters(totals, labelled))
+        ]
+    registry.register(Figures("pinyon_worker", gauges, totals, labelled))
     show_eviction(registry, "worker", "blocks", parts.cache.pool.of_all)

@@ -3,74 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import secret_id
-from pinyon.messages.instance import info_to_proto, load_to_proto
+from pinyon.core.served import Served
+from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from services.worker.orders.convert import first_token_to_proto, measurement_to_proto
 from services.worker.orders.ledger import Ledger
-from services.worker.orders.served import Served
+from services.worker.orders.outcome import PrefillOutcome
 
 
+@dataclass(slots=True, eq=False)
 class WorkerReport:
-    """See :class:`pinyon.runtime.report_session.ReportSource`. ``load`` knows all but the time between tokens and what
-    it was measured at, and ``decoding`` the ids of the requests that have not ended."""
+    """See :class:`pinyon.runtime.report_session.ReportSource`. ``reported`` knows all of the load but the time between
+    tokens and what it was measured at, and ``decoding`` the ids of the requests that have not ended."""
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        ledger: Ledger,
-        load: Callable[[], InstanceLoad],
-        decoding: Callable[[], Sequence[str]],
-    ) -> None:
-        self._pool = pool
-        self._ledger = ledger
-        self._load = load
-        self._decoding = decoding
+    pool: BlockPool
+    ledger: Ledger
+    reported: Callable[[], InstanceLoad]
+    decoding: Callable[[], Sequence[str]]
 
     def snapshot_keys(self) -> Sequence[bytes]:
-        return self._pool.keys()
+        return self.pool.keys()
 
     def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        return self._pool.drain_changes()
+        return self.pool.drain_changes()
 
-    def load(self) -> conductor_pb2.InstanceLoad:
-        load = self._load()
-        tbt_ms, batch, kv_tokens = self._ledger.token_times.take(idle=not load.running_requests)
-        return load_to_proto(replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens))
+    def load(self) -> InstanceLoad:
+        load = self.reported()
+        tbt_ms, batch, kv_tokens = self.ledger.token_times.take(idle=not load.running_requests)
+        return replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens)
 
     def news(self) -> conductor_pb2.ReportSessionRequest:
-        ledger = self._ledger
-        begun_prefills, begun_decodes = ledger.take_begun()
-        ended_prefills, ended_decodes = ledger.take_ended()
+        happened = self.ledger.take()
         return conductor_pb2.ReportSessionRequest(
-            load=self.load(),
-            prefills=[measurement_to_proto(outcome) for outcome in ledger.take_measured()],
-            first_tokens=[first_token_to_proto(*each) for each in ledger.take_first_tokens()],
-            begun_prefill_request_ids=begun_prefills,
-            begun_decode_request_ids=begun_decodes,
-            ended_prefill_request_ids=ended_prefills,
-            ended_decode_request_ids=ended_decodes,
+            prefills=[_measured(outcome) for outcome in happened.measured],
+            first_tokens=[first_token_to_proto(*each) for each in happened.first_tokens],
+            begun_prefill_request_ids=happened.begun_prefills,
+            begun_decode_request_ids=happened.begun_decodes,
+            ended_prefill_request_ids=happened.ended_prefills,
+            ended_decode_request_ids=happened.ended_decodes,
         )
 
-    def decoding(self) -> Sequence[str]:
-        return self._decoding()
 
-
-def instance_info(
-    served: Served, boot_id: str, address: str, max_batch: int, short_first: bool
-) -> conductor_pb2.InstanceInfo:
+def instance_info(served: Served, boot_id: str, address: str, max_batch: int, short_first: bool) -> InstanceInfo:
     """How this worker registers with the conductor."""
-    info = InstanceInfo(
+    return InstanceInfo(
         instance_id=served.instance_id,
         boot_id=boot_id,
         role=served.role,
         address=address,
         model=served.name,
-        model_fingerprint=served.card.fingerprint,
+        model_fingerprint=served.fingerprint,
         layout=served.layout,
         capacity_blocks=served.pool_blocks,
         max_batch=max_batch,
@@ -78,4 +64,21 @@ def instance_info(
         key_secret_id=secret_id(served.secret),
         short_first=short_first,
     )
-    return info_to_proto(info)
+
+
+def _measured(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
+    """What the conductor's estimates learn from."""
+    report = outcome.first.report
+    return conductor_pb2.PrefillMeasurement(
+        computed_tokens=report.computed_tokens,
+        prefix_tokens=report.reused_tokens,
+        compute_us=round(report.compute_ms * 1e3),
+        fetched_bytes=outcome.fetched_bytes,
+        fetch_us=round(report.fetch_ms * 1e3),
+        fetches=[
+            conductor_pb2.FetchMeasurement(
+                source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
+            )
+            for span in outcome.spans
+        ],
+    )

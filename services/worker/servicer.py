@@ -13,8 +13,9 @@ from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.identity import ADMIN, LB, WORKER
+from pinyon.runtime.pace import Pace
 from services.worker.decode.lb_sessions import LbSessions
-from services.worker.decode.updates import UpdateBuffer
+from services.worker.decode.outgoing_updates import OutgoingUpdates
 from services.worker.instance.parts import Parts
 from services.worker.prefill.prefills import Prefills
 from services.worker.prefill.session import PrefillSession
@@ -56,11 +57,11 @@ class WorkerServicer:
 
     async def Generate(self, request: worker_pb2.GenerateRequest, context: Any) -> None:
         """Writes by itself: a cancel then always arrives in here, and a client that takes nothing is cut off."""
-        updates = UpdateBuffer(self._parts.limits.outbox_tokens)
+        updates = OutgoingUpdates(self._parts.limits.outbox_tokens, Pace(lambda: 1, self._parts.clock))
         running = self._sessions.decodes.submit(request.submission, updates)
         running.ended.add_done_callback(lambda _: updates.close())
         try:
-            while (message := await updates.take()) is not None:
+            async for message in updates:
                 for update in message.updates:
                     if update.HasField("error"):
                         raise error_from_proto(update.error)

@@ -19,10 +19,11 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
-from pinyon.store.client import PutOutcome, PutResult, StoreClient
+from pinyon.store.client import StoreClient
 from pinyon.store.directory import NODES_FRESH_S
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
+from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Region
 from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
@@ -117,13 +118,13 @@ class Client:
             objects.append((key(number), self.region, slot * OBJECT))
         return objects
 
-    async def put(self, numbers: Sequence[int]) -> PutResult:
+    async def put(self, numbers: Sequence[int]) -> tuple[PutOutcome, ...]:
         return await self.store.put(self.fill(numbers), OBJECT, WAIT_S)
 
     async def stored(self, numbers: Sequence[int]) -> None:
         """Put objects that the store lacks."""
         result = await self.put(numbers)
-        assert result.outcomes == (PutOutcome.STORED,) * len(numbers)
+        assert result == (PutOutcome.STORED,) * len(numbers)
 
     def slot(self, slot: int) -> bytes:
         return bytes(self.memory[slot * OBJECT : (slot + 1) * OBJECT])

@@ -24,13 +24,13 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.messages.logprobs import logprobs_to_proto
 from pinyon.model import load_card
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from tests.forks import forked
+from tests.sent_logprobs import logprobs_to_proto
 
 MODEL = "pinyon-tiny"
 WAIT_S = 60.0

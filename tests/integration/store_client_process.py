@@ -23,7 +23,7 @@ class StoreHost:
 
     async def do_put(self, count: int) -> dict[str, Any]:
         result = await self._client.put(range(count))
-        return {"outcomes": [outcome.value for outcome in result.outcomes]}
+        return {"outcomes": [outcome.value for outcome in result]}
 
     async def do_get(self, count: int) -> dict[str, Any]:
         """Checks the content of what arrives."""

@@ -8,9 +8,9 @@ import time
 from prometheus_client import CollectorRegistry
 
 from launch.ports import HeldPorts
-from pinyon.api.common.v1 import common_pb2
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
+from pinyon.core.request import Role
+from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
@@ -43,11 +43,11 @@ class Cache:
         changed, self.changed = self.changed, ([], [])
         return changed
 
-    def load(self) -> conductor_pb2.InstanceLoad:
-        return conductor_pb2.InstanceLoad(cached_blocks=len(self.keys))
+    def load(self) -> InstanceLoad:
+        return InstanceLoad(cached_blocks=len(self.keys))
 
-    def news(self) -> conductor_pb2.ReportSessionRequest:
-        return conductor_pb2.ReportSessionRequest(load=self.load())
+    def news(self) -> None:
+        return None
 
     def decoding(self) -> list[str]:
         return []
@@ -80,9 +80,7 @@ async def test_the_index_follows_the_instances_and_is_rebuilt_after_a_restart():
     sessions = {
         name: ReportSession(
             address,
-            conductor_pb2.InstanceInfo(
-                instance_id=name, boot_id="1", role=common_pb2.ROLE_STORE, address="127.0.0.1:1", capacity_blocks=1000
-            ),
+            InstanceInfo(name, "1", Role.STORE, "127.0.0.1:1", capacity_blocks=1000),
             cache,
             period_s=0.05,
             gap_s=0.001,

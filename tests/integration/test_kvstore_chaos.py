@@ -19,7 +19,7 @@ from launch.process import ServiceProcess
 from launch.redis_server import RedisServer, find_redis
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.store.client import PutOutcome
+from pinyon.store.writer import PutOutcome
 from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, Client, client_of, content, end_redis, eventually, key
 
@@ -141,7 +141,7 @@ class Load:
         try:
             if self.rng.random() < 0.5:
                 result = await self.client.store.put(self.client.fill(numbers), OBJECT, CALL_S)
-                self.counts.update(outcome.value for outcome in result.outcomes)
+                self.counts.update(outcome.value for outcome in result)
             else:
                 self.client.memory[:] = bytes(len(self.client.memory))
                 keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(4)]

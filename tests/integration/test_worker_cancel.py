@@ -229,7 +229,7 @@ async def test_nothing_is_left(fleet, phase, how):
     else:
         # the same as the request's own timer does
         (request,) = [each for each in situation.d.decodes._tasks if each.stream_id == max(situation.client.answers)]
-        request._on_deadline()
+        request.is_over()
         await answer.wait()
         assert answer.finish == "error"
         assert answer.last.error.code == "DEADLINE_EXCEEDED"
@@ -280,7 +280,7 @@ async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
         instance_id="d0",
         segment=segment_to_proto(d.transfer.descriptor()),
         layout=layout_to_proto(d.served.layout),
-        model_fingerprint=d.served.card.fingerprint,
+        model_fingerprint=d.served.fingerprint,
     )
     async with grpc.aio.insecure_channel(p.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()

@@ -435,7 +435,7 @@ async def test_a_resumed_request_goes_on_with_the_same_tokens_and_text(fleet, cu
         decode=d,
         generated_tokens=cut,
         no_reuse=cut == 5,
-        model_fingerprint=d.served.card.fingerprint,
+        model_fingerprint=d.served.fingerprint,
     )
     (rest,) = await client.submit(resumed)
     await rest.wait()

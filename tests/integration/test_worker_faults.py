@@ -468,7 +468,7 @@ async def test_a_hello_that_does_not_fit(fleet, change):
         instance_id="d0",
         segment=segment_to_proto(d.transfer.descriptor()),
         layout=layout_to_proto(d.served.layout),
-        model_fingerprint=d.served.card.fingerprint,
+        model_fingerprint=d.served.fingerprint,
     )
     if change is not None:
         hello.ClearField(change)

@@ -41,14 +41,16 @@ async def test_a_prompt_that_was_computed_has_begun_however_short_it_is(fleet, c
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="short"))
     await answer.wait()
     await fleet.idle()
-    assert p.parts.ledger.take_begun()[0] == p.parts.ledger.take_ended()[0] == ["short"]
-    assert len(p.parts.ledger.take_measured()) == 1
+    happened = p.parts.ledger.take()
+    assert list(happened.begun_prefills) == list(happened.ended_prefills) == ["short"]
+    assert len(happened.measured) == 1
     p.engine.fail = lambda prefills, decodes: RuntimeError("no") if prefills else None
     (failing,) = await client.submit(submission(OTHER, SHORT, prefill=p, decode=d, request_id="failing"))
     await failing.wait()
     assert failing.finish == "error"
     await fleet.idle()
-    assert (p.parts.ledger.take_begun()[0], p.parts.ledger.take_ended()[0]) == ([], ["failing"])
+    happened = p.parts.ledger.take()
+    assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["failing"])
 
 
 async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fleet, monkeypatch):
@@ -64,8 +66,9 @@ async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fl
     await lost.wait()
     assert lost.finish == "error"
     await fleet.idle()
-    assert (p.parts.ledger.take_begun()[0], p.parts.ledger.take_ended()[0]) == ([], ["lost"])
-    assert p.parts.ledger.take_measured() == []
+    happened = p.parts.ledger.take()
+    assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["lost"])
+    assert not happened.measured
 
 
 async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fleet):
@@ -135,7 +138,7 @@ async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_promp
     answers = await client.submit(*asked)
     await gate.reached()
     said = mixed.load()
-    start = namespace(mixed.served.card.fingerprint, mixed.served.layout.layout_id, "")
+    start = namespace(mixed.served.fingerprint, mixed.served.layout.layout_id, "")
     keys = chain_block_keys(start, tokens_to_bytes(common), BLOCK_TOKENS)
     once = kernel == "grouped" or (kernel == "whole" and batching != "fcfs")
     expected = (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),) if once else ()

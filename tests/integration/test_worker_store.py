@@ -11,7 +11,6 @@ import pytest_asyncio
 
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
-from pinyon.store.client import PutResult
 from tests.integration.kvstore_parts import eventually, running_node
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
 
@@ -30,7 +29,7 @@ class AwayStore:
     async def nodes(self) -> None:
         pass
 
-    async def put(self, *_: Any, **__: Any) -> PutResult:
+    async def put(self, *_: Any, **__: Any) -> None:
         self.asked.set()
         await self.let_go.wait()
         raise Unavailable("the store is away")

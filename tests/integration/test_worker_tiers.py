@@ -17,7 +17,7 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import replay_journal
-from pinyon.store.client import PutOutcome, PutResult
+from pinyon.store.writer import PutOutcome
 from services.worker.app import Worker
 from services.worker.kv.swaps import Swaps
 from tests.integration.test_worker_exactness import check, make_asks, run_all
@@ -276,10 +276,10 @@ class CopyingStore:
     async def nodes(self) -> None:
         pass
 
-    async def put(self, objects, object_bytes, timeout_s, **_) -> PutResult:
+    async def put(self, objects, object_bytes, timeout_s, **_) -> tuple[PutOutcome, ...]:
         for key, _, offset in objects:
             self.contents.setdefault(key, []).append(self.worker.engine.pool[offset // object_bytes].copy())
-        return PutResult((PutOutcome.STORED,) * len(objects))
+        return (PutOutcome.STORED,) * len(objects)
 
 
 async def test_the_store_gets_what_was_promoted_when_it_has_come(fleet, monkeypatch):

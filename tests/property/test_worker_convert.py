@@ -11,10 +11,10 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role
+from pinyon.core.served import Served
+from pinyon.messages.orders import parse_hello, parse_prefill, parse_submission, parse_target
 from pinyon.model import load_card
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders.convert import parse_hello, parse_prefill, parse_submission, parse_target
-from services.worker.orders.served import Served
 from tests.long import usually
 
 u32 = st.integers(0, 2**32 - 1)
@@ -99,7 +99,8 @@ hellos = st.builds(
 @cache
 def served(role: Role) -> Served:
     card = load_card()
-    return Served("w", role, card, card.config.kv_layout(16), 8)
+    model = (card.name, card.fingerprint, card.config.vocab_size, card.config.max_context)
+    return Served("w", role, *model, card.config.kv_layout(16), 8)
 
 
 def ask(parse, *arguments):
@@ -168,5 +169,5 @@ def test_targets(blocks, first, offsets, region):
 def test_hellos(message):
     segment = ask(parse_hello, message, served(Role.PREFILL))
     if segment is not None:
-        assert message.model_fingerprint == served(Role.PREFILL).card.fingerprint
+        assert message.model_fingerprint == served(Role.PREFILL).fingerprint
         assert len(segment.regions) == len(message.segment.regions)

@@ -13,7 +13,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
-from pinyon.store.client import PutOutcome, PutResult
+from pinyon.store.writer import PutOutcome
 from services.worker.kv.storage import POOL_SHARE, Storage
 from services.worker.orders.limits import Limits
 from tests.unit.worker.caches import Holder, new_cache
@@ -43,14 +43,14 @@ class Store:
     async def nodes(self) -> None:
         self.losses += 1
 
-    async def put(self, objects: Sequence[Any], *_: Any, **__: Any) -> PutResult:
+    async def put(self, objects: Sequence[Any], *_: Any, **__: Any) -> tuple[PutOutcome, ...]:
         self.asked = asyncio.get_running_loop().create_future()
         self.writing = len(objects)
         answer = await self.asked
         self.writing = 0
         if answer < 0:
             raise Unavailable("away")
-        return PutResult((OUTCOMES[answer],) * len(objects))
+        return (OUTCOMES[answer],) * len(objects)
 
 
 class Play:
@@ -111,4 +111,7 @@ class Play:
 @given(OPERATIONS)
 @example([("request", 0, 2), ("end", 0, 0), ("request", 1, 2), ("end", 0, 0), ("request", 2, 22)])
 def test_requests_come_first_and_everything_is_given_back(operations: list[tuple[str, int, int]]) -> None:
-    asyncio.run(Play().run(operations))
+    async def play() -> None:
+        await Play().run(operations)
+
+    asyncio.run(play())

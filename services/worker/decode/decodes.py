@@ -6,10 +6,10 @@ import asyncio
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
+from pinyon.messages.orders import parse_submission
+from services.worker.decode.outgoing_updates import OutgoingUpdates
 from services.worker.decode.request import DecodeObserver, DecodeRequest
-from services.worker.decode.updates import UpdateBuffer
 from services.worker.instance.parts import Parts
-from services.worker.orders.convert import parse_submission
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 
@@ -44,7 +44,7 @@ class Decodes:
         """Ids of the requests whose last update was not given out yet."""
         return [request.order.prompt.request_id for request in self._tasks if not request.ended.done()]
 
-    def submit(self, submission: worker_pb2.Submission, updates: UpdateBuffer) -> DecodeRequest:
+    def submit(self, submission: worker_pb2.Submission, updates: OutgoingUpdates) -> DecodeRequest:
         """Take a request in; its updates go to ``updates``.
 
         Raises:

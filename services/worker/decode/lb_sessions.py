@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
+from pinyon.core.request import FinishReason
+from pinyon.messages.error import error_to_proto
+from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.runtime.pace import Pace
 from services.worker.decode.decodes import Decodes
-from services.worker.decode.load_news import LoadNews, LoadTeller
+from services.worker.decode.load_news import LoadNews, ToldLoad
 from services.worker.decode.outgoing_updates import LbStream, OutgoingUpdates
 from services.worker.decode.request import DecodeRequest
-from services.worker.decode.updates import UpdateBuffer
-from services.worker.orders.convert import failed_update
 
 SESSIONS_MAX = 1024
 
@@ -23,7 +24,7 @@ SESSIONS_MAX = 1024
 class LbSessions:
     """All of them, for the figures. ``load`` is what those that ask are told, without what is of their session."""
 
-    def __init__(self, decodes: Decodes, load: Callable[[], worker_pb2.Load]) -> None:
+    def __init__(self, decodes: Decodes, load: Callable[[], ToldLoad]) -> None:
         self.decodes = decodes
         self.load = load
         self._open: set[LbSession] = set()
@@ -67,13 +68,12 @@ class LbSession:
 
     def __init__(self, sessions: LbSessions) -> None:
         limits = sessions.decodes.parts.limits
-        self.updates = UpdateBuffer(limits.outbox_tokens)
         pace = Pace(lambda: len(self._requests), time.monotonic)
-        self._outgoing = OutgoingUpdates(self.updates, self._load, pace)
+        self.updates = OutgoingUpdates(limits.outbox_tokens, pace, self._load)
         self._write_timeout_s = limits.write_timeout_s
         self._sessions = sessions
         self._decodes = sessions.decodes
-        self._teller: LoadTeller | None = None
+        self._news: LoadNews | None = None
         """Once the load balancer has asked to be told of the load."""
         self._received = 0
         """Submissions."""
@@ -86,12 +86,12 @@ class LbSession:
         """
         stream = LbStream(context, self._write_timeout_s)
         self.updates.overflow.add_done_callback(lambda overflow: stream.end(cast("PinyonError", overflow.exception())))
-        self._outgoing.by(stream)
+        self.updates.by(stream)
         try:
-            await stream.run(self._take, self._outgoing, self._drain)
+            await stream.run(self._take, self.updates, self._drain)
         finally:
-            if self._teller is not None:
-                self._teller.close()
+            if self._news is not None:
+                self._news.close()
             for request in list(self._requests.values()):
                 self._decodes.cancel(request, "the load balancer went away")
             self.updates.close(discard=True)
@@ -104,26 +104,25 @@ class LbSession:
             request = self._requests.get(stream_id)
             if request is not None:
                 self._decodes.cancel(request, "cancelled by the load balancer")
-        if message.load_interval_ms and self._teller is None:
+        if message.load_interval_ms and self._news is None:
             parts = self._decodes.parts
             interval_s = max(parts.limits.load_interval_s, message.load_interval_ms / 1e3)
-            self._teller = LoadTeller(LoadNews(self._told, interval_s), self.updates.nudge, parts.clock)
+            self._news = LoadNews(self._told, interval_s, self.updates.nudge, parts.clock)
+            self._news.start()
 
     @property
     def tells(self) -> bool:
-        return self._teller is not None
+        return self._news is not None
 
-    def _told(self) -> worker_pb2.Load:
+    def _told(self) -> ToldLoad:
         load = self._sessions.load()
-        load.received = self._received
-        if load.room:
-            # Of several that each believed all of it, all would send as much. One place each they have, so that none
-            # of them waits for one that the others leave free.
-            load.room = max(1, load.room // max(1, self._sessions.told))
-        return load
+        # Of several that each believed all the room, all would send as much. One place each they have, so that none of
+        # them waits for one that the others leave free.
+        room = max(1, load.room // max(1, self._sessions.told)) if load.room else 0
+        return load._replace(received=self._received, room=room)
 
-    def _load(self) -> worker_pb2.Load | None:
-        return None if self._teller is None else self._teller.take()
+    def _load(self) -> ToldLoad | None:
+        return None if self._news is None else self._news.take()
 
     async def _drain(self) -> None:
         """Nothing more comes in; what was asked is still answered."""
@@ -138,7 +137,9 @@ class LbSession:
                 raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
             request = self._decodes.submit(submission, self.updates)
         except PinyonError as error:
-            failed_update(self.updates.update(stream_id), error)
+            update = self.updates.update(stream_id)
+            update.finish_reason = finish_reason_to_proto(FinishReason.ERROR)
+            update.error.CopyFrom(error_to_proto(error))
             return
         self._requests[stream_id] = request
         request.ended.add_done_callback(lambda _: self._requests.pop(stream_id))

@@ -1,47 +1,106 @@
-"""What a session sends: the updates that wait, with the load."""
+"""What a load balancer's streams have to say to it, merged until it goes, with the load."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.duplex import Accepted, Duplex
 from pinyon.runtime.outbox import MESSAGE_BYTES, in_messages
 from pinyon.runtime.pace import Pace
 from pinyon.runtime.turn_end import TurnEnd
-from services.worker.decode.updates import UpdateBuffer
+from services.worker.decode.load_news import ToldLoad
 
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 
-class OutgoingUpdates:
-    """The messages that a session's stream runs with; they go at the :class:`TurnEnd`, as those of
-    :class:`pinyon.runtime.outgoing.Outgoing` do, or the stream's writer has them, and what waits meanwhile is merged.
+def no_load() -> ToldLoad | None:
+    """Nobody has asked for it."""
+    return None
 
-    ``load`` is what goes with a message that is sent now; None: nothing. The iterator ends when the updates are closed
-    and all of them have gone.
+
+class OutgoingUpdates:
+    """The messages that a session's stream runs with: at most one update per stream in each. They go at the
+    :class:`TurnEnd`, as those of :class:`pinyon.runtime.outgoing.Outgoing` do, or the stream's writer has them, and
+    what waits meanwhile is merged.
+
+    ``limit`` bounds the changes that wait (about one per token, and per log-probability): a reader that is slower is
+    cut off. ``load`` is what goes with a message that is sent now; None: nothing. The iterator ends when the updates
+    are closed and all of them have gone.
     """
 
-    def __init__(self, updates: UpdateBuffer, load: Callable[[], worker_pb2.Load | None], pace: Pace) -> None:
-        self._updates = updates
-        self._load = load
+    def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = no_load) -> None:
+        self._limit = limit
         self._pace = pace
+        self._load = load
+        self._message = worker_pb2.SessionResponse()
+        """What waits."""
+        self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
         self._made: deque[worker_pb2.SessionResponse] = deque()
         """Put together and not sent: more than one if there was too much for one."""
         self._end = TurnEnd(pace, self._send)
-        updates.on_news = self._come
+        self._nudged = False
+        self._told = False
+        """Of what is there now."""
+        self.closed = False
+        self.overflow: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with :class:`ResourceExhausted` when the limit is reached; what waited is lost then."""
+        self.unsent = 0
+        """Changes not taken yet."""
 
     def by(self, stream: LbStream) -> None:
         """They may go past the writer, by this stream."""
         self._end.by(stream)
 
-    def _come(self) -> None:
-        if self._updates.closed:
-            self._end.to_writer()
-        else:
-            self._end.come()
+    def update(self, stream_id: int, changes: int = 1) -> worker_pb2.StreamUpdate:
+        """The stream's next update, to be filled in before control returns to the event loop."""
+        if self.closed:
+            return worker_pb2.StreamUpdate()
+        if self.unsent >= self._limit:
+            self.overflow.set_exception(
+                ResourceExhausted(f"the reader is too slow: more than {self._limit} tokens wait for it")
+            )
+            self.overflow.exception()
+            self.close(discard=True)
+            return worker_pb2.StreamUpdate()
+        self.unsent += changes
+        update = self._by_stream.get(stream_id)
+        if update is None:
+            update = self._by_stream[stream_id] = self._message.updates.add(stream_id=stream_id)
+            if not self._told:
+                self._told = True
+                self._end.come()
+        return update
+
+    def nudge(self) -> None:
+        """The reader gets a message soon, even if there is no update for it."""
+        if not self.closed:
+            self._nudged = True
+            if not self._told:
+                self._told = True
+                self._end.come()
+
+    def close(self, *, discard: bool = False) -> None:
+        """No more updates; the reader gets what is left unless ``discard``."""
+        self.closed = True
+        if discard:
+            self._forget()
+        self._end.to_writer()
+
+    @property
+    def _ready(self) -> bool:
+        """There is something to put together."""
+        return self._nudged or bool(self._by_stream)
+
+    def _forget(self) -> None:
+        self._message = worker_pb2.SessionResponse()
+        self._by_stream = {}
+        self.unsent = 0
+        self._nudged = self._told = False
 
     def _send(self, stream: Duplex[Any, Any]) -> bool:
         """See :class:`TurnEnd`."""
@@ -49,11 +108,14 @@ class OutgoingUpdates:
         self._make()
         while made and stream.push(made[0]):
             made.popleft()
-        return bool(made) or self._updates.ready
+        return bool(made) or self._ready
 
     def _make(self) -> None:
         """Put together what waits."""
-        message, load, made = self._updates.take_now(), self._load(), self._made
+        message, made = self._message, self._made
+        self._forget()
+        told = self._load()
+        load = None if told is None else worker_pb2.Load(**told._asdict())
         if message.ByteSize() <= MESSAGE_BYTES:
             if load is not None:
                 message.load.CopyFrom(load)
@@ -74,11 +136,11 @@ class OutgoingUpdates:
     async def __anext__(self) -> worker_pb2.SessionResponse:
         while not self._made:
             self._end.check()
-            if self._updates.ready:
-                if not self._updates.closed:
+            if self._ready:
+                if not self.closed:
                     await self._pace.turn()
                 self._make()
-            elif self._updates.closed:
+            elif self.closed:
                 raise StopAsyncIteration
             else:
                 await self._end.news()

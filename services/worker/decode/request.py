@@ -11,27 +11,30 @@ from typing import Protocol
 
 import numpy as np
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest, TokenCounts
 from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.orders import GenerateOrder
+from pinyon.core.prefill_report import PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits, Use
+from pinyon.messages.error import error_to_proto
 from pinyon.messages.finish_reason import finish_reason_to_proto
-from pinyon.messages.logprobs import append_logprob
+from pinyon.messages.logprobs import SentLogprobs, append_logprob
+from pinyon.messages.orders import FirstToken, parse_first_token, prefill_to_proto
+from pinyon.messages.prefill_report import report_to_proto
 from pinyon.paging import Reservation
+from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
 from pinyon.transfer import TransferError
+from services.worker.decode.outgoing_updates import OutgoingUpdates
 from services.worker.decode.transcript import Transcript
-from services.worker.decode.updates import UpdateBuffer
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import DecodeMember
 from services.worker.orders.abort import Abort
-from services.worker.orders.convert import failed_update, parse_first_token, prefill_to_proto
-from services.worker.orders.order import FirstToken, GenerateOrder
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from services.worker.prefill.prefills import Prefills
@@ -44,7 +47,7 @@ class DecodeObserver(Protocol):
 
     def first_token(self, seconds: float) -> None: ...
 
-    def request_ended(self, update: worker_pb2.StreamUpdate) -> None: ...
+    def request_ended(self, reason: FinishReason) -> None: ...
 
 
 class DecodeRequest:
@@ -59,7 +62,7 @@ class DecodeRequest:
         observer: DecodeObserver,
         order: GenerateOrder,
         stream_id: int,
-        updates: UpdateBuffer,
+        updates: OutgoingUpdates,
         on_end: Callable[[], None],
     ) -> None:
         """``on_end`` is called when its last update was given out; it may still hold blocks then."""
@@ -77,7 +80,7 @@ class DecodeRequest:
         self._updates = updates
         self._prompt = prompt = order.prompt
         """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
-        self._transcript = Transcript(parts.served.card, prompt.sampling)
+        self._transcript = Transcript(parts.card, prompt.sampling)
         self._token_changes = 2 + prompt.sampling.logprobs
         """What a token adds to an update: itself, and its log-probabilities."""
         self._replayed = ""
@@ -93,7 +96,7 @@ class DecodeRequest:
         self._job: PrefillJob | None = None
         self._remote: RemotePrefill | None = None
         self._member: DecodeMember | None = None
-        self._report: worker_pb2.PrefillReport | None = None
+        self._report: PrefillReport | None = None
         self._arrived_s = self._parts.clock()
         self._started = False
         self._traits = Traits.of(prompt.request_class)
@@ -108,7 +111,8 @@ class DecodeRequest:
     async def run(self) -> None:
         """Its whole life. Never raises."""
         parts, prompt = self._parts, self.order.prompt
-        timer = asyncio.get_running_loop().call_later(self.order.timeout_s, self._on_deadline)
+        deadlines = deadlines_of(asyncio.get_running_loop())
+        slot = deadlines.add(self, deadlines.loop.time() + self.order.timeout_s)
         with parts.telemetry.span(
             "decode", prompt.traceparent, request_id=prompt.request_id, prompt_tokens=len(prompt.tokens)
         ) as span:
@@ -123,14 +127,15 @@ class DecodeRequest:
                 span.error(error)
                 self._end(Internal("the request failed"))
             finally:
-                timer.cancel()
+                deadlines.remove(self, slot)
                 if not self.ended.done():
                     self._end(Internal("the request ended unexpectedly"))
                 span.set("completion_tokens", self._transcript.count)
                 _log.debug("ended after %d tokens", self._transcript.count, extra={"request_id": prompt.request_id})
                 await self._clean_up()
 
-    def _on_deadline(self) -> None:
+    def is_over(self) -> None:
+        """Its time is."""
         self.abort.fire(DeadlineExceeded(f"not finished within {self.order.timeout_s:g} s"))
 
     # -- phases
@@ -169,7 +174,7 @@ class DecodeRequest:
             if self._transcript.finish is not None:
                 update = self._updates.update(self.stream_id)
                 update.text = self._replayed
-                self._end_well(update, self._transcript.finish)
+                self._last_update(update, self._transcript.finish)
                 return
 
     def _ask(self, *, at_once: bool = True) -> None:
@@ -304,9 +309,7 @@ class DecodeRequest:
 
     # -- tokens
 
-    def _take(
-        self, token: int, logprob: TokenLogprob | None, prompt_logprobs: common_pb2.Logprobs | None = None
-    ) -> bool:
+    def _take(self, token: int, logprob: TokenLogprob | None, prompt_logprobs: SentLogprobs | None = None) -> bool:
         """Pass a token on. False when it is the last one."""
         self._tail += token.to_bytes(4, "little")
         self._made.append(token)
@@ -319,16 +322,16 @@ class DecodeRequest:
             self._started = True
             text = self._replayed + text
             if self._report is not None:
-                self._report.decode_local_tokens = self._decode_local * self._parts.served.layout.block_tokens
-                update.prefill.CopyFrom(self._report)
+                held = self._decode_local * self._parts.served.layout.block_tokens
+                update.prefill.CopyFrom(report_to_proto(self._report._replace(decode_local_tokens=held)))
             if prompt_logprobs is not None:
-                update.prompt_logprobs.CopyFrom(prompt_logprobs)
+                prompt_logprobs.put(update.prompt_logprobs)
         if text:
             update.text += text
         finish = self._transcript.finish
         if finish is None:
             return True
-        self._end_well(update, finish)
+        self._last_update(update, finish)
         return False
 
     def _advanced(self, token: int) -> bool:
@@ -359,21 +362,17 @@ class DecodeRequest:
 
     # -- the end
 
-    def _end_well(self, update: worker_pb2.StreamUpdate, finish: FinishReason) -> None:
-        update.finish_reason = finish_reason_to_proto(finish)
-        self._last_update(update)
-
     def _end(self, error: PinyonError) -> None:
         if self.ended.done():
             return
         update = self._updates.update(self.stream_id)
-        if isinstance(error, Cancelled):
-            update.finish_reason = finish_reason_to_proto(FinishReason.CANCELLED)
-        else:
-            failed_update(update, error)
-        self._last_update(update)
+        cancelled = isinstance(error, Cancelled)
+        if not cancelled:
+            update.error.CopyFrom(error_to_proto(error))
+        self._last_update(update, FinishReason.CANCELLED if cancelled else FinishReason.ERROR)
 
-    def _last_update(self, update: worker_pb2.StreamUpdate) -> None:
+    def _last_update(self, update: worker_pb2.StreamUpdate, reason: FinishReason) -> None:
+        update.finish_reason = finish_reason_to_proto(reason)
         prompt = len(self.order.prompt.tokens) - self.order.prompt.sample_index
         usage = update.usage
         usage.prompt_tokens = prompt
@@ -384,12 +383,12 @@ class DecodeRequest:
             usage.cached_peer_tokens = report.peer_tokens
             usage.cached_store_tokens = report.store_tokens
             # A resumed request reuses generated tokens too; they are not of the prompt that the client sent.
-            usage.cached_tokens = min(prompt, report.local_tokens + report.peer_tokens + report.store_tokens)
+            usage.cached_tokens = min(prompt, report.reused_tokens)
         self.ended.set_result(None)
         self._turn_over()
         self._on_end()
         self._parts.ledger.decode_ended(self._prompt.request_id)
-        self._observer.request_ended(update)
+        self._observer.request_ended(reason)
 
     def _turn_over(self) -> None:
         if self._turn is not None and not self._turn.done():

@@ -12,8 +12,6 @@ from services.worker.engines.paced import PacedEngine
 from services.worker.engines.protocol import Engine
 from services.worker.engines.weights import load_weights
 
-__all__ = ["ENGINES", "create_engine"]
-
 ENGINES = ("numpy", "instant", "paced")
 
 

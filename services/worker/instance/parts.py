@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
+from pinyon.core.served import Served
+from pinyon.model import ModelCard
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.transfer import Region, TransferEngine
@@ -17,7 +19,6 @@ from services.worker.kv.fetch import Fetcher
 from services.worker.kv.storage import Storage
 from services.worker.orders.ledger import Ledger
 from services.worker.orders.limits import Limits
-from services.worker.orders.served import Served
 
 
 @dataclass(eq=False)
@@ -26,6 +27,7 @@ class Parts:
 
     limits: Limits
     served: Served
+    card: ModelCard
     cache: KvCache
     members: StepMembers
     engine_loop: EngineLoop

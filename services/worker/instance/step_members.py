@@ -24,11 +24,11 @@ from pinyon.batching import (
 )
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
+from pinyon.core.orders import PrefillOrder
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
 from services.worker.engines.protocol import StepLogprobs
 from services.worker.kv.swaps import Swapping
-from services.worker.orders.order import PrefillOrder
 
 LOOK_S = 1.0
 """Between two looks at what all share that are decoded, where no policy makes batches of them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pinyon.batching import BatchRequest
@@ -16,6 +15,7 @@ from pinyon.decisions import Admission, RoomWaits
 from pinyon.eviction import NO_TRAITS, Traits, Use
 from pinyon.paging import BlockPool, Reservation, Reservations
 from pinyon.paging.second_tier import NO_SLOT
+from pinyon.runtime.deadlines import Deadline
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.transfer import RegionDescriptor
 from services.worker.kv.swaps import Swapping, Swaps
@@ -53,9 +53,7 @@ class KvCache:
         self._waiting: dict[int, tuple[asyncio.Future[Reservation], float]] = {}
         """By number, with since when."""
         self._room_waits = RoomWaits()
-        self._lease_timer: asyncio.TimerHandle | None = None
-        self._lease_timer_s = math.inf
-        """When it is due, by the clock."""
+        self._lease_end = Deadline(asyncio.get_running_loop(), self._expire)
         self._asking_back = False
         self.spare: Callable[[], Iterator[None]] | None = None
         """Releases what is held only for later, piece by piece, as long as somebody wants room."""
@@ -257,27 +255,19 @@ class KvCache:
             self.settle()
 
     def _arm(self) -> None:
-        """One timer for the next lease that ends. It may come for one that was released: that costs nothing."""
-        deadline = self._reservations.next_deadline()
-        if deadline is None or deadline >= self._lease_timer_s:
-            return
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-        delay_s = max(0.01, deadline - self.clock())
-        self._lease_timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
-        self._lease_timer_s = deadline
+        """For the next lease that ends. The time may come for one that was released: that costs nothing."""
+        next_s = self._reservations.next_deadline()
+        if next_s is not None:
+            self._lease_end.set(asyncio.get_running_loop().time() + next_s - self.clock())
 
     def _expire(self) -> None:
-        self._lease_timer, self._lease_timer_s = None, math.inf
         for lease_id in self._reservations.overdue(self.clock()):
             self.end_lease(lease_id)
         self._arm()
 
     async def close(self) -> None:
         """Stop the timer; whoever waits is cancelled. Waits (bounded) for reads whose leases have ended."""
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-            self._lease_timer = None
+        self._lease_end.close()
         for number in reversed(list(self._waiting)):
             self.withdraw(number, self._waiting[number][0])
         await self._keys.close()

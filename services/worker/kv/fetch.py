@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
@@ -20,14 +20,15 @@ from pinyon.core.errors import DeadlineExceeded, PinyonError
 from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
+from pinyon.core.orders import PrefillOrder
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import StoreClient
-from pinyon.store.reader import Mover, ReadResult, ReadTerms
+from pinyon.store.reader import BlockReader, ReadTerms
 from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
 from services.worker.orders.limits import Limits
-from services.worker.orders.order import PrefillOrder, SpanFetched
+from services.worker.orders.outcome import SpanFetched
 
 MAX_PAUSE_S = 10.0
 """A trial costs little, so what came back is used again soon."""
@@ -42,28 +43,6 @@ MEASURED_SPANS_MAX = 16
 """Of one fetch; the last ones."""
 
 _log = get_logger("fetch")
-
-
-class BlockSource(Protocol):
-    """What reads leased blocks of another process: :class:`pinyon.store.reader.BlockReader`."""
-
-    async def read(
-        self,
-        address: str,
-        keys: Sequence[BlockKey],
-        region: Region,
-        offsets: Sequence[int],
-        block_bytes: int,
-        timeout_s: float,
-        *,
-        terms: ReadTerms = ReadTerms(),  # noqa: B008  # a value
-        arrivals: Mover | None = None,
-    ) -> ReadResult:
-        """Leading blocks that arrived whole, and whether the source did its part; ``arrivals`` moves them, if given.
-
-        When it returns or raises, nothing writes to the region any more.
-        """
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -148,7 +127,7 @@ class Fetcher:
 
     def __init__(
         self,
-        source: BlockSource,
+        source: BlockReader,
         region: Region,
         layout: KvLayout,
         clock: Clock,

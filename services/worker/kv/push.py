@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.messages.orders import PushTarget
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus, raise_for_failure
-from services.worker.orders.order import PushTarget
 
 PushRange = tuple[int, int, int]
 """``(offset here, offset there, length)`` in bytes."""

@@ -25,8 +25,10 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
-from pinyon.store.client import PutOutcome, StoreClient
+from pinyon.runtime.tasks import ended
+from pinyon.store.client import StoreClient
 from pinyon.store.runs import Run, Runs
+from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import Limits
@@ -109,11 +111,6 @@ class Storage:
         """Blocks that wait or are being written; each holds a reference."""
         return len(self._queue) + len(self._writing)
 
-    @property
-    def dropped(self) -> int:
-        """Blocks not put."""
-        return self.drops.total()
-
     def start(self) -> None:
         if self._store is not None:
             self._task = asyncio.create_task(self._run(self._store), name="storage")
@@ -161,8 +158,7 @@ class Storage:
     async def close(self) -> None:
         """Drop what waits. Bounded by one put's timeout."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+            await ended(self._task)
             self._task = None
             self._cache.spare = None
             self._cache.on_published = None
@@ -298,7 +294,7 @@ class Storage:
             self.stored += result.count(PutOutcome.STORED)
             self.drops[Drop.SPACE] += refused
             self.drops[Drop.STORE] += failed
-            outcomes = zip(blocks, result.outcomes, strict=True)
+            outcomes = zip(blocks, result, strict=True)
             self._forget(block for block, outcome in outcomes if outcome is PutOutcome.FAILED)
             return refused + failed < len(batch)
         self.drops[Drop.STORE] += len(batch)

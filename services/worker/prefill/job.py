@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from pinyon.api.common.v1 import common_pb2
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
+from pinyon.core.orders import PrefillOrder
+from pinyon.core.prefill_report import PrefillReport
 from pinyon.eviction import Traits, Use
-from pinyon.messages.logprobs import append_logprob_rows
+from pinyon.messages.logprobs import SentLogprobs
+from pinyon.messages.orders import FirstToken, PushTarget
 from pinyon.paging import Reservation
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.telemetry import Span
@@ -27,7 +28,7 @@ from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
-from services.worker.orders.order import FirstToken, PrefillOrder, PrefillOutcome, PushTarget
+from services.worker.orders.outcome import PrefillOutcome
 
 STOP_GRACE_S = 2.0
 """Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
@@ -74,7 +75,7 @@ class PrefillJob:
         """Leading blocks of the reused ones that were here when computing began."""
         self._member: PrefillMember | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._prompt_logprobs: common_pb2.Logprobs | None = None
+        self._prompt_logprobs: SentLogprobs | None = None
         self._compute_s = 0.0
         self._told_begun = False
         self._duplicates: list[int] = []
@@ -163,7 +164,7 @@ class PrefillJob:
         if self._push is not None:
             await self._finish_push(self._push)
         block_tokens = parts.served.layout.block_tokens
-        report = worker_pb2.PrefillReport(
+        report = PrefillReport(
             prefill_instance_id=parts.served.instance_id,
             queue_ms=1e3 * queue_s,
             fetch_ms=1e3 * fetched.seconds,
@@ -177,7 +178,7 @@ class PrefillJob:
         for part in ("queue", "fetch", "compute", "push"):
             span.set(f"{part}_s", getattr(report, f"{part}_ms") / 1e3)
         span.set("computed_tokens", report.computed_tokens)
-        span.set("reused_tokens", report.local_tokens + report.peer_tokens + report.store_tokens)
+        span.set("reused_tokens", report.reused_tokens)
         logprob = None if self._member is None else self._member.logprob
         first = FirstToken(token, report, logprob, self._prompt_logprobs)
         return PrefillOutcome(first, fetched.bytes, fetched.measured())
@@ -278,7 +279,7 @@ class PrefillJob:
         if layered is None:
             self._publish(start, store=False)
         if order.tells_prompt:
-            self._prompt_logprobs = common_pb2.Logprobs()
+            self._prompt_logprobs = SentLogprobs()
         self._member = PrefillMember(
             self._queue.work(self.prompt.number, start),
             order,
@@ -341,7 +342,7 @@ class PrefillJob:
         self._advance_to(end)
         member = self._member
         if self._prompt_logprobs is not None and member is not None and member.prompt_logprobs is not None:
-            append_logprob_rows(self._prompt_logprobs, member.prompt_logprobs)  # now: all at once it would take long
+            self._prompt_logprobs.add_rows(member.prompt_logprobs)  # now: all at once it would take long
             member.prompt_logprobs = None
         if self._layered is None:  # else nothing counts before the reader has said so
             self._publish(end)

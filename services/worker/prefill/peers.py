@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable, error_from_code
+from pinyon.messages.error import error_from_proto
+from pinyon.messages.orders import hello_to_proto
 from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.identity import WORKER, peer_name
@@ -21,7 +23,6 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
 from pinyon.transfer import Access, Grant, TransferError
 from services.worker.instance.parts import Parts
-from services.worker.orders.convert import hello_to_proto
 
 MAX_SESSIONS = 1024
 """More than a conductor takes instances, unless it is told to."""
@@ -294,14 +295,8 @@ class _PeerSession:
 
     def _pass_on(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
         if result.HasField("error"):
-            remote.fail(
-                error_from_code(
-                    result.error.code,
-                    f"prefill instance {self.instance_id}: {result.error.message}",
-                    field=result.error.field or None,
-                    retry_after_s=result.error.retry_after_ms / 1000 if result.error.retry_after_ms else None,
-                )
-            )
+            result.error.message = f"prefill instance {self.instance_id}: {result.error.message}"
+            remote.fail(error_from_proto(result.error))
         else:
             remote.result.set_result(result)
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.core.orders import PrefillOrder
+from pinyon.messages.orders import PushTarget
 from pinyon.paging import Reservation
 from services.worker.instance.parts import Parts
-from services.worker.orders.order import PrefillOrder, PushTarget
 from services.worker.prefill.job import PrefillJob
 
 

@@ -20,6 +20,8 @@ from pinyon.core.errors import (
 )
 from pinyon.messages.error import error_to_proto
 from pinyon.messages.logprobs import append_logprob
+from pinyon.messages.orders import parse_hello, parse_prefill, parse_target
+from pinyon.messages.prefill_report import report_to_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import WORKER, check_claim
 from pinyon.runtime.logging import get_logger
@@ -27,7 +29,6 @@ from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
 from pinyon.transfer import SegmentDescriptor
 from services.worker.instance.parts import Parts
 from services.worker.kv.push import SendingFailed
-from services.worker.orders.convert import parse_hello, parse_prefill, parse_target
 from services.worker.prefill.job import PrefillJob
 from services.worker.prefill.prefills import Prefills
 
@@ -127,8 +128,8 @@ class PrefillSession:
             if first.logprob is not None:
                 append_logprob(result.logprobs, first.logprob)
             if first.prompt_logprobs is not None:
-                result.prompt_logprobs.CopyFrom(first.prompt_logprobs)
-            result.report.CopyFrom(first.report)
+                first.prompt_logprobs.put(result.prompt_logprobs)
+            result.report.CopyFrom(report_to_proto(first.report))
             self._sending.succeeded(TARGET)
         elif isinstance(error, PinyonError):
             result.error.CopyFrom(error_to_proto(error))

@@ -6,8 +6,8 @@ Never in it: keys, prompts, answers, headers as they came. A line's ids are ours
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,7 +15,7 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import Logged, sane_id
-from pinyon.runtime.interceptors import behaviour_of
+from pinyon.runtime.interceptors import Interceptor, within
 from pinyon.runtime.logging import get_logger, log_line
 
 _log = get_logger("lb.access")
@@ -29,7 +29,7 @@ def grpc_call() -> Logged:
     return _call.get(None) or Logged()
 
 
-class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class AccessLog(Interceptor):
     """``answered`` is told of HTTP requests; as an interceptor, the outermost, it sees gRPC calls."""
 
     def __init__(self, enabled: bool, clock: Clock) -> None:
@@ -53,39 +53,11 @@ class AccessLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
     # -- gRPC
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        inner, make = behaviour_of(handler)
-        wrap = self._stream if handler.response_streaming else self._unary
-        return make(
-            wrap(inner, handler_call_details.method),
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+    def remade(self, handler: Any, method: str) -> Any:
+        return within(handler, lambda context: self._seen(method, context))
 
-    def _unary(self, behaviour: Any, method: str) -> Any:
-        async def call(request: Any, context: Any) -> Any:
-            with self._seen(method, context):
-                return await behaviour(request, context)
-
-        return call
-
-    def _stream(self, behaviour: Any, method: str) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._seen(method, context):
-                async for message in behaviour(request, context):
-                    yield message
-
-        return call
-
-    @contextmanager
-    def _seen(self, method: str, context: Any) -> Iterator[None]:
+    @asynccontextmanager
+    async def _seen(self, method: str, context: Any) -> AsyncIterator[None]:
         seen, ended = Logged(self._clock(), sane_id(metadata(context, "x-request-id"))), "CANCELLED"
         _call.set(seen)
         try:

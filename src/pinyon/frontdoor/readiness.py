@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 LOOK_S = 0.5
 
@@ -57,10 +57,7 @@ class Readiness:
         self._task = asyncio.create_task(self._watch(tell), name="readiness")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await ended(self._task)
 
     async def _watch(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pinyon.core.address import parse_address
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, unpack_keys
 from pinyon.core.errors import InvalidArgument
 
@@ -22,6 +23,15 @@ def check_id(text: str, field: str) -> str:
     if not 0 < len(text) <= ID_CHARS_MAX:
         raise InvalidArgument(f"must have 1 to {ID_CHARS_MAX} characters, got {len(text)}", field=field)
     return text
+
+
+def check_address(address: str, field: str) -> str:
+    """``host:port``."""
+    try:
+        parse_address(check_text(address, field, ADDRESS_CHARS_MAX))
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field=field) from None
+    return address
 
 
 def check_keys(packed: bytes, field: str) -> bytes:

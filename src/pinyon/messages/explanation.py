@@ -1,4 +1,4 @@
-"""Why a request was placed where it was, and what instances measure of it."""
+"""Why a request was placed where it was."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from math import isfinite
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.messages.placement import placement_to_proto
-from pinyon.placement.decision_log import FirstToken, LoggedDecision
+from pinyon.messages.prefill_report import first_token_to_proto
+from pinyon.placement.decision_log import LoggedDecision
 from pinyon.placement.explanation import Candidate, Explanation
 
-NAME_CHARS_MAX = 128
-TIMES = ("room", "queue", "transfer", "prefill", "drain", "ttft", "others")
+_PARTS = ("room", "queue", "transfer", "prefill", "drain", "ttft", "others")
 """Of a candidate: seconds in the value, milliseconds in the message."""
-US_MAX = 3_600_000_000
-"""An hour; what is longer is a broken clock."""
 
 
 def explained_to_proto(
@@ -52,34 +50,16 @@ def explained_to_proto(
     if logged.code:
         message.error.CopyFrom(common_pb2.Error(code=logged.code, message=logged.error))
     if logged.first_token is not None:
-        message.first_token.CopyFrom(
-            conductor_pb2.FirstTokenMeasurement(placement_number=logged.number, **logged.first_token._asdict())
-        )
+        message.first_token.CopyFrom(first_token_to_proto(logged.number, logged.first_token))
     return message
 
 
-def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> FirstToken:
-    """An instance's word: shown and counted, nothing is decided by it."""
-    return FirstToken(
-        message.prefill_instance_id[:NAME_CHARS_MAX],
-        *(_time(message.ttft_us), _time(message.queue_us), _time(message.fetch_us), _time(message.compute_us)),
-        *(_time(message.push_us), message.computed_tokens, message.local_tokens, message.peer_tokens),
-        message.store_tokens,
-    )
-
-
-def _time(us: int) -> int:
-    """What is no time is none."""
-    return us if us <= US_MAX else 0
-
-
 def _candidate(each: Candidate) -> conductor_pb2.Candidate:
-    times_ms = {f"{name}_ms": getattr(each, f"{name}_s") * 1e3 for name in TIMES}
     return conductor_pb2.Candidate(
         instance_id=each.instance_id,
         held_blocks=each.held_blocks,
         expected_blocks=each.expected_blocks,
         fetched_blocks=each.fetched_blocks,
         about=each.about,
-        **times_ms,
+        **{f"{part}_ms": getattr(each, f"{part}_s") * 1e3 for part in _PARTS},
     )

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
 from pinyon.api.controller.v1 import controller_pb2
-from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.changes import CHANGES_MAX
@@ -19,7 +20,7 @@ from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
 from pinyon.federation.view import Cluster, Federation, Member, Region
 from pinyon.federation.watched import DISPLACED_MAX
-from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
+from pinyon.messages.checks import check_address, check_id, check_text
 
 URL_CHARS_MAX = 512
 CLUSTERS_MAX = 16
@@ -30,13 +31,12 @@ REGIONS_MAX = 64
 LATENCIES_MAX = 256
 LATENCY_MS_MAX = 3.6e6
 T = TypeVar("T", bound=Collection[Any])
+_Check = Callable[[Any, str], Any]
+"""Gives a field's value as it counts; raises :class:`InvalidArgument`, naming the field."""
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
-_STATES = {
-    LbState.LIVE: controller_pb2.LB_STATE_LIVE,
-    LbState.DRAINING: controller_pb2.LB_STATE_DRAINING,
-    LbState.FAILED: controller_pb2.LB_STATE_FAILED,
-    LbState.LEFT: controller_pb2.LB_STATE_LEFT,
+_STATES: dict[LbState, controller_pb2.LbState] = {
+    each: getattr(controller_pb2, f"LB_STATE_{each.name}") for each in LbState
 }
 _STATES_BACK = {number: state for state, number in _STATES.items()}
 
@@ -46,6 +46,8 @@ _COUNTS = (
 )
 """Of a report: the same in message and value."""
 _counts: Callable[[Any], tuple[int, ...]] = attrgetter(*_COUNTS)
+_OF_INSTANCE = ("name", "pending", "running", "outstanding", "available")
+_of_instance: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OF_INSTANCE)
 
 
 def check_region(name: str, field: str) -> str:
@@ -66,12 +68,65 @@ def check_instance(name: str, field: str) -> str:
     return check_url(name, field) if "://" in name else check_id(name, field)
 
 
-def _address(address: str, field: str) -> str:
-    try:
-        parse_address(check_text(address, field, ADDRESS_CHARS_MAX))
-    except InvalidArgument as error:
-        raise InvalidArgument(error.message, field=field) from None
-    return address
+def _few(items: T, most: int, field: str) -> T:
+    if len(items) > most:
+        raise InvalidArgument(f"must be at most {most}", field=field)
+    return items
+
+
+def _or_none(check: _Check) -> _Check:
+    """The same of a text that may be empty."""
+    return lambda text, field: check(text, field) if text else ""
+
+
+def _all(check: _Check, most: int) -> _Check:
+    """Of each of so many at most."""
+    return lambda items, field: tuple([check(each, field) for each in _few(items, most, field)])
+
+
+def _urls(most: int) -> _Check:
+    """What comes twice counts once."""
+    return lambda urls, field: tuple(dict.fromkeys(_all(check_url, most)(urls, field)))
+
+
+_Fields = Sequence[tuple[str, str, _Check]]
+"""Of a value: the attribute, the message's field, and what checks that."""
+
+_LB: _Fields = (
+    ("lb_id", "lb_id", check_id),
+    ("boot_id", "boot_id", check_id),
+    ("region", "region", check_region),
+    ("grpc_address", "grpc_address", check_address),
+    ("http_url", "http_url", _or_none(check_url)),
+)
+_OWNED: _Fields = (
+    ("name", "name", check_region),
+    ("conductor", "conductor", _or_none(check_address)),
+    ("upstreams", "upstream_urls", _urls(UPSTREAMS_MAX)),
+)
+_CLUSTER: _Fields = (
+    ("region", "region", check_region),
+    ("name", "name", check_region),
+    ("conductor", "conductor", _or_none(check_address)),
+    ("upstreams", "upstream_urls", _urls(ALL_UPSTREAMS_MAX)),
+    ("removed", "removed_instances", _all(check_instance, CHANGES_MAX)),
+    ("added", "added_instances", _all(check_instance, CHANGES_MAX)),
+    ("owners", "owner_ids", _all(check_id, MEMBERS_MAX)),
+    ("adopter", "adopter_id", check_text),
+)
+_REGION: _Fields = (("name", "name", check_region), ("tags", "tags", lambda tags, _: tuple(tags)))
+_MEMBER: _Fields = (
+    ("connected", "connected", lambda connected, _: connected),
+    ("displaced", "displaced_boot_ids", _all(check_id, DISPLACED_MAX)),
+)
+
+
+def _to_proto(value: object, fields: _Fields) -> dict[str, Any]:
+    return {field: getattr(value, attribute) for attribute, field, _ in fields}
+
+
+def _from_proto(message: object, fields: _Fields, at: str) -> dict[str, Any]:
+    return {attribute: check(getattr(message, field), f"{at}.{field}") for attribute, field, check in fields}
 
 
 def _position_to_proto(position: Position | None) -> controller_pb2.Position | None:
@@ -88,55 +143,28 @@ def _position_of(message: controller_pb2.LoadBalancerInfo | controller_pb2.Regio
 
 def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
     return controller_pb2.LoadBalancerInfo(
-        lb_id=info.lb_id,
-        boot_id=info.boot_id,
-        region=info.region,
-        grpc_address=info.grpc_address,
-        http_url=info.http_url,
-        clusters=[
-            controller_pb2.OwnedCluster(name=each.name, conductor=each.conductor, upstream_urls=each.upstreams)
-            for each in info.clusters
-        ],
+        **_to_proto(info, _LB),
+        clusters=[controller_pb2.OwnedCluster(**_to_proto(each, _OWNED)) for each in info.clusters],
         position=_position_to_proto(info.position),
     )
 
 
 def lb_info_from_proto(message: controller_pb2.LoadBalancerInfo, field: str = "registration") -> LbInfo:
     """A registration. Raises :class:`InvalidArgument`."""
-    region = check_region(message.region, f"{field}.region")
+    said = _from_proto(message, _LB, field)
     owned = _few(message.clusters, CLUSTERS_MAX, f"{field}.clusters")
-    clusters = tuple([_cluster(each, region, f"{field}.clusters") for each in owned])
+    clusters = tuple([_owned(each, message.region, f"{field}.clusters") for each in owned])
     if len({each.name for each in clusters}) < len(clusters):
         raise InvalidArgument("must be different ones", field=f"{field}.clusters.name")
-    return LbInfo(
-        lb_id=check_id(message.lb_id, f"{field}.lb_id"),
-        boot_id=check_id(message.boot_id, f"{field}.boot_id"),
-        region=region,
-        grpc_address=_address(message.grpc_address, f"{field}.grpc_address"),
-        http_url=check_url(message.http_url, f"{field}.http_url") if message.http_url else "",
-        clusters=clusters,
-        position=_position_of(message),
-    )
+    return LbInfo(**said, clusters=clusters, position=_position_of(message))
 
 
-def _cluster(message: controller_pb2.OwnedCluster, region: str, field: str) -> OwnedCluster:
+def _owned(message: controller_pb2.OwnedCluster, region: str, field: str) -> OwnedCluster:
+    """Without a name it has its region's."""
     if bool(message.conductor) == bool(message.upstream_urls):
         raise InvalidArgument("must have either a conductor or upstreams", field=field)
-    return OwnedCluster(
-        name=check_region(message.name or region, f"{field}.name"),
-        conductor=_address(message.conductor, f"{field}.conductor") if message.conductor else "",
-        upstreams=_urls(message.upstream_urls, f"{field}.upstream_urls"),
-    )
-
-
-def _urls(urls: Sequence[str], field: str, most: int = UPSTREAMS_MAX) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([check_url(url, field) for url in _few(urls, most, field)]))
-
-
-def _few(items: T, most: int, field: str) -> T:
-    if len(items) > most:
-        raise InvalidArgument(f"must be at most {most}", field=field)
-    return items
+    named = message.name or region
+    return OwnedCluster(**_from_proto(message, _OWNED[1:], field), name=check_region(named, f"{field}.name"))
 
 
 def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
@@ -146,13 +174,7 @@ def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
         forwarded_by_region=dict(list(load.forwarded_by_region.items())[:REGIONS_MAX]),
         accepted_by_region=dict(list(load.accepted_by_region.items())[:REGIONS_MAX]),
         per_instance=[
-            controller_pb2.InstanceLoad(
-                name=each.name,
-                pending=each.pending,
-                running=each.running,
-                outstanding=each.outstanding,
-                available=each.available,
-            )
+            controller_pb2.InstanceLoad(**dict(zip(_OF_INSTANCE, _of_instance(each), strict=True)))
             for each in load.per_instance[:INSTANCES_MAX]
         ],
     )
@@ -160,23 +182,18 @@ def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
 
 def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
     """A report. Raises :class:`InvalidArgument`."""
+    few = _few(message.per_instance, INSTANCES_MAX, "load.per_instance")
     return LbLoad(
         **dict(zip(_COUNTS, _counts(message), strict=True)),
         forwarded_by_region=_by_region(message.forwarded_by_region, "load.forwarded_by_region"),
         accepted_by_region=_by_region(message.accepted_by_region, "load.accepted_by_region"),
-        per_instance=tuple(
-            [
-                InstanceLoad(
-                    check_text(each.name, "load.per_instance.name", URL_CHARS_MAX),
-                    each.pending,
-                    each.running,
-                    each.outstanding,
-                    each.available,
-                )
-                for each in _few(message.per_instance, INSTANCES_MAX, "load.per_instance")
-            ]
-        ),
+        per_instance=tuple([_instance_load(each) for each in few]),
     )
+
+
+def _instance_load(message: controller_pb2.InstanceLoad) -> InstanceLoad:
+    check_text(message.name, "load.per_instance.name", URL_CHARS_MAX)
+    return InstanceLoad(*_of_instance(message))
 
 
 def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
@@ -197,71 +214,51 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
         epoch=federation.epoch,
         version=federation.version,
         regions=[
-            controller_pb2.Region(name=each.name, tags=each.tags, position=_position_to_proto(each.position))
+            controller_pb2.Region(**_to_proto(each, _REGION), position=_position_to_proto(each.position))
             for each in federation.regions
         ],
         load_balancers=[
             controller_pb2.LoadBalancer(
-                info=lb_info_to_proto(each.info),
-                state=_STATES[each.state],
-                connected=each.connected,
-                displaced_boot_ids=each.displaced,
+                info=lb_info_to_proto(each.info), state=_STATES[each.state], **_to_proto(each, _MEMBER)
             )
             for each in federation.members
         ],
-        clusters=[
-            controller_pb2.Cluster(
-                region=each.region,
-                name=each.name,
-                conductor=each.conductor,
-                upstream_urls=each.upstreams,
-                removed_instances=each.removed,
-                added_instances=each.added,
-                owner_ids=each.owners,
-                adopter_id=each.adopter,
-            )
-            for each in federation.clusters
-        ],
+        clusters=[controller_pb2.Cluster(**_to_proto(each, _CLUSTER)) for each in federation.clusters],
     )
 
 
 def federation_from_proto(message: controller_pb2.Federation) -> Federation:
     """Raises :class:`InvalidArgument` for what no controller of this kind would say."""
-    members = []
-    for each in _few(message.load_balancers, MEMBERS_MAX, "load_balancers"):
-        state = _STATES_BACK.get(each.state)
-        if state is None:
-            raise InvalidArgument("must be given", field="load_balancers.state")
-        boots = _few(each.displaced_boot_ids, DISPLACED_MAX, "load_balancers.displaced_boot_ids")
-        displaced = tuple([check_id(boot, "load_balancers.displaced_boot_ids") for boot in boots])
-        members.append(Member(lb_info_from_proto(each.info, "load_balancers.info"), state, each.connected, displaced))
+    regions = _few(message.regions, MEMBERS_MAX, "regions")
+    members = _few(message.load_balancers, MEMBERS_MAX, "load_balancers")
     clusters = _few(message.clusters, MEMBERS_MAX * CLUSTERS_MAX, "clusters")
     return Federation(
         epoch=check_text(message.epoch, "epoch"),
         version=message.version,
-        regions=tuple([_region(each) for each in _few(message.regions, MEMBERS_MAX, "regions")]),
-        members=tuple(members),
-        clusters=tuple([_told_cluster(each) for each in clusters]),
+        regions=tuple(
+            [Region(**_from_proto(each, _REGION, "regions"), position=_position_of(each)) for each in regions]
+        ),
+        members=tuple([_member(each, "load_balancers") for each in members]),
+        clusters=tuple([Cluster(**_from_proto(each, _CLUSTER, "clusters")) for each in clusters]),
     )
 
 
-def _region(message: controller_pb2.Region) -> Region:
-    return Region(check_region(message.name, "regions.name"), tuple(message.tags), _position_of(message))
+def federation_to_json(federation: Federation) -> dict[str, Any]:
+    return MessageToDict(federation_to_proto(federation))
 
 
-def _instances(names: Sequence[str], field: str) -> tuple[str, ...]:
-    return tuple([check_instance(each, field) for each in _few(names, CHANGES_MAX, field)])
+def federation_from_json(said: Any) -> Federation:
+    """What a later version has said besides is left out. Raises :class:`InvalidArgument`, and ``ValueError`` for what
+    is none at all."""
+    try:
+        return federation_from_proto(ParseDict(said, controller_pb2.Federation(), ignore_unknown_fields=True))
+    except ParseError as error:
+        raise ValueError(str(error)) from None
 
 
-def _told_cluster(message: controller_pb2.Cluster) -> Cluster:
-    owners = _few(message.owner_ids, MEMBERS_MAX, "clusters.owner_ids")
-    return Cluster(
-        region=check_region(message.region, "clusters.region"),
-        name=check_region(message.name, "clusters.name"),
-        conductor=_address(message.conductor, "clusters.conductor") if message.conductor else "",
-        upstreams=_urls(message.upstream_urls, "clusters.upstream_urls", ALL_UPSTREAMS_MAX),
-        removed=_instances(message.removed_instances, "clusters.removed_instances"),
-        added=_instances(message.added_instances, "clusters.added_instances"),
-        owners=tuple([check_id(each, "clusters.owner_ids") for each in owners]),
-        adopter=check_text(message.adopter_id, "clusters.adopter_id"),
-    )
+def _member(message: controller_pb2.LoadBalancer, field: str) -> Member:
+    state = _STATES_BACK.get(message.state)
+    if state is None:
+        raise InvalidArgument("must be given", field=f"{field}.state")
+    info = lb_info_from_proto(message.info, f"{field}.info")
+    return Member(info=info, state=state, **_from_proto(message, _MEMBER, field))

@@ -6,10 +6,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.request import FinishReason
 
 _NUMBERS: dict[FinishReason, common_pb2.FinishReason] = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
-    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    each: getattr(common_pb2, f"FINISH_REASON_{each.name}") for each in FinishReason
 }
 _REASONS: dict[int, FinishReason] = {number: reason for reason, number in _NUMBERS.items()}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.core.address import parse_address
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
-from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_id, check_text
+from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_address, check_id, check_text
 from pinyon.messages.layout import layout_from_proto, layout_to_proto
 from pinyon.messages.role import role_from_proto, role_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
@@ -31,22 +34,23 @@ _RANGES = (
     ("kv_tokens", KV_TOKENS_MAX),
     ("prefix_level_blocks", LEVEL_BLOCKS_MAX),
 )
+_INFO = (
+    *("instance_id", "boot_id", "address", "model", "model_fingerprint", "capacity_blocks", "max_batch"),
+    *("max_context_tokens", "key_secret_id", "short_first"),
+)
+_LOAD = (
+    *("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms"),
+    *("mean_batch", "mean_kv_tokens", "kv_tokens", "room_wait_ms", "draining", "waiting_for_room", "room"),
+)
+"""The same in message and value, as those before."""
+_load_values: Callable[[InstanceLoad], tuple[Any, ...]] = attrgetter(*_LOAD)
 
 
 def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
     return conductor_pb2.InstanceInfo(
-        instance_id=info.instance_id,
-        boot_id=info.boot_id,
         role=role_to_proto(info.role),
-        address=info.address,
-        model=info.model,
-        model_fingerprint=info.model_fingerprint,
         layout=None if info.layout is None else layout_to_proto(info.layout),
-        capacity_blocks=info.capacity_blocks,
-        max_batch=info.max_batch,
-        max_context_tokens=info.max_context_tokens,
-        key_secret_id=info.key_secret_id,
-        short_first=info.short_first,
+        **{name: getattr(info, name) for name in _INFO},
     )
 
 
@@ -55,55 +59,32 @@ def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
     role = role_from_proto(message.role)
     if role is None:
         raise InvalidArgument("must be given", field="registration.role")
-    try:
-        parse_address(check_text(message.address, "registration.address", ADDRESS_CHARS_MAX))
-    except InvalidArgument as error:
-        raise InvalidArgument(error.message, field="registration.address") from None
+    check_address(message.address, "registration.address")
+    said: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
+    needed = ["instance_id", "boot_id"]
     layout: KvLayout | None = None
-    model = fingerprint = ""
-    if role is not Role.STORE:
-        model = check_id(message.model, "registration.model")
-        fingerprint = check_id(message.model_fingerprint, "registration.model_fingerprint")
+    if role is Role.STORE:
+        said["model"] = said["model_fingerprint"] = ""
+    else:
+        needed += ["model", "model_fingerprint"]
         if not message.HasField("layout"):
             raise InvalidArgument("must be given", field="registration.layout")
         layout = layout_from_proto(message.layout, "registration.layout")
-    return InstanceInfo(
-        instance_id=check_id(message.instance_id, "registration.instance_id"),
-        boot_id=check_id(message.boot_id, "registration.boot_id"),
-        role=role,
-        address=message.address,
-        model=model,
-        model_fingerprint=fingerprint,
-        layout=layout,
-        capacity_blocks=message.capacity_blocks,
-        max_batch=message.max_batch,
-        max_context_tokens=message.max_context_tokens,
-        key_secret_id=check_text(message.key_secret_id, "registration.key_secret_id"),
-        short_first=message.short_first,
-    )
+    for name in needed:
+        check_id(said[name], f"registration.{name}")
+    check_text(message.key_secret_id, "registration.key_secret_id")
+    return InstanceInfo(role=role, layout=layout, **said)
 
 
 def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
     return conductor_pb2.InstanceLoad(
-        pending_requests=load.pending_requests,
-        running_requests=load.running_requests,
-        pending_prefill_tokens=load.pending_prefill_tokens,
-        used_blocks=load.used_blocks,
-        cached_blocks=load.cached_blocks,
-        mean_tbt_ms=load.mean_tbt_ms,
-        mean_batch=load.mean_batch,
-        mean_kv_tokens=load.mean_kv_tokens,
-        kv_tokens=load.kv_tokens,
-        room_wait_ms=load.room_wait_ms,
-        draining=load.draining,
         failed_source_addresses=sorted(load.failed_sources),
         prefix_level_blocks=load.level_blocks,
         shared_prefixes=[
             conductor_pb2.SharedPrefix(block_key=each.key, blocks=each.blocks, requests=each.requests)
             for each in load.shared
         ],
-        waiting_for_room=load.waiting_for_room,
-        room=load.room,
+        **dict(zip(_LOAD, _load_values(load), strict=True)),
     )
 
 

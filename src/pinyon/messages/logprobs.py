@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
@@ -25,16 +23,6 @@ def append_logprob_rows(message: common_pb2.Logprobs, rows: LogprobRows) -> None
     message.top_count = rows.top_tokens.shape[1]
     message.top_tokens.extend(rows.top_tokens.ravel().tolist())
     message.top_logprobs.extend(rows.top_logprobs.ravel().tolist())
-
-
-def logprobs_to_proto(logprobs: Sequence[TokenLogprob]) -> common_pb2.Logprobs:
-    pairs = [pair for one in logprobs for pair in one.top]
-    return common_pb2.Logprobs(
-        logprobs=[one.logprob for one in logprobs],
-        top_count=len(logprobs[0].top) if logprobs else 0,
-        top_tokens=[token for token, _ in pairs],
-        top_logprobs=[logprob for _, logprob in pairs],
-    )
 
 
 def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
@@ -95,3 +83,10 @@ class SentLogprobs:
 
     def add(self, message: common_pb2.Logprobs) -> None:
         self._message.MergeFrom(message)
+
+    def add_rows(self, rows: LogprobRows) -> None:
+        append_logprob_rows(self._message, rows)
+
+    def put(self, message: common_pb2.Logprobs) -> None:
+        """Into one that is sent."""
+        message.CopyFrom(self._message)

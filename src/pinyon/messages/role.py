@@ -6,12 +6,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 
-_NUMBERS: dict[Role, common_pb2.Role] = {
-    Role.PREFILL: common_pb2.ROLE_PREFILL,
-    Role.DECODE: common_pb2.ROLE_DECODE,
-    Role.MIXED: common_pb2.ROLE_MIXED,
-    Role.STORE: common_pb2.ROLE_STORE,
-}
+_NUMBERS: dict[Role, common_pb2.Role] = {each: getattr(common_pb2, f"ROLE_{each.name}") for each in Role}
 _ROLES: dict[int, Role] = {number: role for role, number in _NUMBERS.items()}
 
 

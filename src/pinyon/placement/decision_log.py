@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from pinyon.core.errors import PinyonError
+from pinyon.core.prefill_report import PrefillReport
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import PastLoads
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -43,20 +44,11 @@ _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
 class FirstToken(NamedTuple):
-    """What a decode instance measured, in microseconds: from its acceptance of the request to the first token, and of
-    that the parts at the instance that computed the prompt. Fetching may go on beside computing. Named as in
-    ``conductor.proto``."""
+    """What a decode instance measured, from its acceptance of the request to the first token, and of that the parts at
+    the instance that computed the prompt."""
 
-    prefill_instance_id: str
-    ttft_us: int
-    queue_us: int
-    fetch_us: int
-    compute_us: int
-    push_us: int
-    computed_tokens: int
-    local_tokens: int
-    peer_tokens: int
-    store_tokens: int
+    ttft_s: float
+    report: PrefillReport
 
 
 class Seen(NamedTuple):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
+from pinyon.core.address import is_loopback
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from pinyon.core.near import did_you_mean
 from pinyon.core.policies import Registry
@@ -20,7 +21,6 @@ from pinyon.runtime.callers import Callers
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ADMIN, caller
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.settings import is_loopback
 
 SETTINGS_MAX = 16
 SALT_BYTES = range(16, 65)

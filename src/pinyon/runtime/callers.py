@@ -5,16 +5,16 @@ It is asked on connections with client certificates only. Without TLS nobody has
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Hashable, Mapping
+from math import inf
 from typing import Any
 
-import grpc
-
 from pinyon.core.clock import Clock
-from pinyon.core.errors import PermissionDenied, PinyonError, Unauthenticated
-from pinyon.runtime.identity import ROLES, WORKER, Identity, caller
-from pinyon.runtime.interceptors import behaviour_of
+from pinyon.core.errors import PermissionDenied, Unauthenticated
+from pinyon.runtime.identity import ROLES, WORKER, caller
+from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
@@ -34,57 +34,51 @@ _UNKNOWN: frozenset[str] = frozenset()
 _log = get_logger("callers")
 
 
-class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class Refusals:
+    """Logs one of each kind in ten seconds: who is refused comes again and again."""
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._told: dict[Hashable, tuple[float, int]] = {}
+        """By kind, of which there are few: when one was logged last, how many came since."""
+
+    def log(self, kind: Hashable, context: Any, text: str, *args: object) -> None:
+        last_s, more = self._told.get(kind, (-inf, 0))
+        now_s = self._clock()
+        if now_s - last_s < LOG_EVERY_S:
+            self._told[kind] = last_s, more + 1
+            return
+        self._told[kind] = now_s, 0
+        self._log.warning(text, *args, extra={"peer": str(context.peer()), "refused_since": more})
+
+
+class CallerInterceptor(Interceptor):
     """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
 
-    def __init__(self, table: Mapping[str, frozenset[str]], clock: Clock = time.monotonic) -> None:
+    def __init__(self, table: Mapping[str, frozenset[str]]) -> None:
         self._table = table
-        self._clock = clock
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
-        """Per method and role, as many as there are of these: when a refusal was logged last, how many since."""
+        self._refusals = Refusals(_log, time.monotonic)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        method: str = handler_call_details.method
+    def remade(self, handler: Any, method: str) -> Any:
         roles = self._table.get(method, _UNKNOWN)
-        if handler is None or roles is ANYBODY:
+        if roles is ANYBODY:
             return handler
+        behaviour = behaviour_of(handler)
 
-        behaviour, make = behaviour_of(handler)
-
-        def call(request: Any, context: Any) -> Any:
+        def call(requests: Any, context: Any) -> Any:
             self._check(method, roles, context)
-            return behaviour(request, context)
+            return behaviour(requests, context)
 
-        return make(
-            call,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        return doing(handler, call)
 
     def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
         """Raises :class:`Unauthenticated` or :class:`PermissionDenied`."""
         known = caller(context)
         if known is not None and known.role in roles:
             return
-        error: PinyonError
+        role = "" if known is None else known.role
+        self._refusals.log((method, role), context, "refused %s to %s", method, known or "nobody")
         if known is None:
-            error = Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
-        else:
-            error = PermissionDenied(f"role {known.role} may not call {method}")
-        self._log(method, known, str(context.peer()))
-        raise error
-
-    def _log(self, method: str, known: Identity | None, peer: str) -> None:
-        key = (method, "" if known is None else known.role)
-        last_s, more = self._logged.get(key, (-LOG_EVERY_S, 0))
-        now_s = self._clock()
-        if now_s - last_s < LOG_EVERY_S:
-            self._logged[key] = last_s, more + 1
-            return
-        self._logged[key] = now_s, 0
-        _log.warning("refused %s to %s", method, known or "nobody", extra={"peer": peer, "refused_since": more})
+            raise Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
+        raise PermissionDenied(f"role {role} may not call {method}")

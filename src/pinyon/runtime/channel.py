@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from pinyon.runtime.http2.client import Http2Channel
+from pinyon.runtime.http2.client import Http2Call
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 """Opens a channel to ``host:port``. The caller closes it."""
-OpenSession = Callable[[str], Http2Channel]
-"""The same for one stream of messages both ways (:mod:`pinyon.runtime.duplex`)."""
+Encode = Callable[[Any], bytes]
+Decode = Callable[[bytes], Any]
+OpenSession = Callable[[str, str, Encode, Decode], Http2Call]
+"""Dials ``host:port`` for one stream of messages both ways (:mod:`pinyon.runtime.duplex`), by its method's path and
+what encodes and decodes them. The caller closes it."""
+open_session: OpenSession = Http2Call
+"""Plaintext."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -64,11 +69,6 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def open_session(address: str) -> Http2Channel:
-    """Plaintext, for one stream to ``host:port``. The caller closes it."""
-    return Http2Channel(address)
-
-
 def tls_options(name: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> tuple[tuple[str, str | int], ...]:
     """The options of a channel whose peer must have the certificate of ``name``, whatever its address is."""
     return (*options, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
@@ -97,12 +97,11 @@ class Channels:
 
     def sessions_to(self, name: str) -> OpenSession:
         """For one stream each, to the peer of that name."""
-        return functools.partial(self._open_session, name=name)
+        return functools.partial(self._dial, name)
 
-    def _open_session(self, address: str, name: str) -> Http2Channel:
-        if self._tls is None:
-            return Http2Channel(address)
-        return Http2Channel(address, self._tls.session_client_context, name)
+    def _dial(self, name: str, address: str, path: str, encode: Encode, decode: Decode) -> Http2Call:
+        tls = None if self._tls is None else self._tls.session_client_context
+        return Http2Call(address, path, encode, decode, tls, name)
 
 
 PLAIN_CHANNELS = Channels()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.channel import OpenSession
-from pinyon.runtime.http2.client import Http2Call, Http2Channel
+from pinyon.runtime.channel import Decode, Encode, OpenSession
+from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.http2.messages import EOF
 
 MESSAGES_MAX = 1024
@@ -35,22 +34,13 @@ def parse_delays(text: str) -> dict[str, float]:
 
 def delayed(connect: OpenSession, seconds: float) -> OpenSession:
     """To a peer that is so far away, one way. What is known of a connection itself is known at once."""
-    return (lambda address: _FarChannel(connect(address), seconds)) if seconds else connect
+    if not seconds:
+        return connect
 
+    def dial(address: str, path: str, encode: Encode, decode: Decode) -> Http2Call:
+        return cast("Http2Call", _FarCall(connect(address, path, encode, decode), seconds))
 
-class _FarChannel(Http2Channel):
-    def __init__(self, channel: Http2Channel, seconds: float) -> None:
-        self._channel = channel
-        self._seconds = seconds
-
-    def stream_stream(
-        self, path: str, request_serializer: Callable[[Any], bytes], response_deserializer: Callable[[bytes], Any]
-    ) -> Callable[[], Http2Call]:
-        call = self._channel.stream_stream(path, request_serializer, response_deserializer)
-        return lambda: cast("Http2Call", _FarCall(call(), self._seconds))
-
-    async def close(self, grace: float | None = None) -> None:
-        await self._channel.close(grace)
+    return dial
 
 
 class _FarCall:
@@ -63,7 +53,7 @@ class _FarCall:
         self._going: asyncio.Queue[tuple[float, Any]] = asyncio.Queue(MESSAGES_MAX)
         self._coming: asyncio.Queue[tuple[float, Any]] = asyncio.Queue(MESSAGES_MAX)
         self._tasks = [self._loop.create_task(self._give()), self._loop.create_task(self._take())]
-        self.wait_for_connection = call.wait_for_connection
+        self.wait_for_connection, self.close = call.wait_for_connection, call.close
 
     async def read(self) -> Any:
         message = await self._next(self._coming)

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -41,6 +42,7 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
@@ -64,13 +66,13 @@ class Messages(Protocol[Sent_co]):
     async def aclose(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Method(Generic[Sent, Received]):
     """A streaming method as the side that dials sees it. ``path`` is ``/package.Service/Method``."""
 
-    def __init__(self, path: str, sent: type[Sent], received: type[Received]) -> None:
-        self.path = path
-        self.sent = sent
-        self.received = received
+    path: str
+    sent: type[Sent]
+    received: type[Received]
 
 
 class Duplex(Generic[Sent, Received]):
@@ -250,18 +252,14 @@ class Dialed(Duplex[Sent, Received]):
 
         Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
         """
-        channel = self._connect(self.address)
-        call = channel.stream_stream(
-            self._method.path,
-            request_serializer=self._method.sent.SerializeToString,
-            response_deserializer=self._method.received.FromString,
-        )()
+        method = self._method
+        call = self._connect(self.address, method.path, method.sent.SerializeToString, method.received.FromString)
         self._carry(call)
         try:
             await self._converse(self._read_all(take), self._write_to(call, messages), ends_with_reading=True)
         finally:
             call.cancel()
-            await channel.close()
+            await call.close()
             del call
             self._drop()
 
@@ -376,8 +374,7 @@ class Redialer(Generic[Sent, Received]):
             return
         if farewell_s:
             await asyncio.wait({self._task}, timeout=farewell_s)
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await ended(self._task)
         self._task = None
 
     async def _run(self) -> None:

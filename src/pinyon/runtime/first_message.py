@@ -8,14 +8,16 @@ at the call's head; and no message is waited for longer than a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.runtime.arrivals import Arrivals
+from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
@@ -26,7 +28,7 @@ Doors = Mapping[str, Callable[[Any], str]]
 name the message is held, and raises if it need not be read."""
 
 
-class FirstMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class FirstMessageInterceptor(Interceptor):
     """For methods of one message; of methods that read many, for those that are ``timed`` throughout.
 
     The others have a duplex session of their own, which sees to it.
@@ -40,29 +42,18 @@ class FirstMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method: str = handler_call_details.method
-        codecs = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.request_streaming:
-            if method not in self._timed or not handler.response_streaming:
-                return handler
-            streams = self._streams(handler.stream_stream, method)
-            return grpc.stream_stream_rpc_method_handler(streams, **codecs)
+    def remade(self, handler: Any, method: str) -> Any:
         look = self._doors.get(method)
         # On the wire a method of one message is one of many of which one comes.
-        if not handler.response_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.unary_unary, method, look), **codecs)
-        return grpc.stream_stream_rpc_method_handler(self._streaming(handler.unary_stream, method, look), **codecs)
+        if handler.request_streaming:
+            behaviour = behaviour_of(handler)
+            if handler.response_streaming and method in self._timed:
+                behaviour = self._streams(behaviour, method)
+        elif handler.response_streaming:
+            behaviour = self._streaming(handler.unary_stream, method, look)
+        else:
+            behaviour = self._unary(handler.unary_unary, method, look)
+        return doing(handler, behaviour, _parsing(handler.request_deserializer))
 
     def _unary(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
         async def call(_: object, context: Any) -> Any:
@@ -122,3 +113,17 @@ class FirstMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no message came within {self._message_s:g} s")
+
+
+def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Under the guard of :class:`pinyon.runtime.interceptors.ErrorInterceptor`: what else fails leaves as UNKNOWN."""
+
+    def parse(raw: bytes) -> Any:
+        if deserializer is None:
+            return raw
+        try:
+            return deserializer(raw)
+        except DecodeError:
+            raise InvalidArgument("the message cannot be parsed") from None
+
+    return parse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,7 +17,7 @@ from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
 from pinyon.runtime.health import Health
 from pinyon.runtime.http2.server import Http2Server
-from pinyon.runtime.interceptors import ErrorInterceptor
+from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor, remade_by
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
@@ -46,7 +46,7 @@ class GrpcServer:
         admin_listen: str = "",
         message_s: float = MESSAGE_S,
         keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
-        outermost: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]  # generic in the stubs only
+        outermost: Sequence[Interceptor] = (),
         sessions: bool = False,
     ) -> None:
         """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
@@ -63,7 +63,7 @@ class GrpcServer:
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
         self._doors: dict[str, Callable[[Any], str]] = {}
-        interceptors = (
+        self._interceptors = (
             *outermost,
             ErrorInterceptor(),
             *(() if tls is None else (CallerInterceptor(self._callers),)),
@@ -72,14 +72,12 @@ class GrpcServer:
         self._server: grpc.aio.Server | Http2Server
         if sessions:
             self._server = Http2Server(
-                interceptors,
                 connections_max=MAX_CONNECTIONS,
                 handshake_s=HANDSHAKE_S,
                 tls=None if tls is None else lambda: tls.sessions_context,
             )
         else:
             self._server = grpc.aio.server(
-                interceptors=interceptors,
                 options=(
                     # Two servers on one port would share its connections silently.
                     ("grpc.so_reuseport", 0),
@@ -123,8 +121,19 @@ class GrpcServer:
                 raise ValueError(f"{descriptor.full_name} has {sorted(methods)}, but callers of {sorted(table)}")
             self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
         self._doors |= {f"/{descriptor.full_name}/{name}": look for name, look in (doors or {}).items()}
-        register(servicer, self._server)
+        register(servicer, self)
         self._names.append(descriptor.full_name)
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """As a server of grpcio's; the same methods come by name, too."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """As the interceptors have them."""
+        made = {name: remade_by(self._interceptors, each, f"/{service}/{name}") for name, each in handlers.items()}
+        if isinstance(self._server, Http2Server):
+            self._server.add(service, made)
+        else:
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
 
     async def start(self, *, serving: bool = True) -> str:
         """Bind, serve, report SERVING, or not yet. Returns ``host:port``; raises :class:`Unavailable` if the port is
@@ -132,8 +141,8 @@ class GrpcServer:
         everyone = ANYBODY if self._admin_listen else MEMBERS
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_reflection((*self._names, health.SERVICE_NAME), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self)
+        reflection.enable_reflection((*self._names, health.SERVICE_NAME), self)
         address = self._bind(self._listen, ask_clients=not self._admin_listen)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)

@@ -6,13 +6,13 @@ Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NoReturn, cast
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from pinyon.core.errors import Internal, InvalidArgument, PinyonError
+from pinyon.core.errors import Internal, PinyonError
 from pinyon.messages.error import ERROR_METADATA_KEY, error_from_status, error_to_proto
 from pinyon.runtime.logging import get_logger
 
@@ -44,82 +44,80 @@ def _known(method: str, error: BaseException) -> PinyonError:
     return Internal("internal error")
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Translates what any of the four kinds of methods raises."""
+class Interceptor:
+    """Makes another handler of each that there is.
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:  # no such method: grpc answers UNIMPLEMENTED
-            return None
-        method = handler_call_details.method
-        inner, make = behaviour_of(handler)
-        guard = _guard_stream if handler.response_streaming else _guard_unary
-        parse = _parsing(handler.request_deserializer)
-        # The one request of a call is parsed under the guard: what fails before that leaves as UNKNOWN.
-        late = not handler.request_streaming
-        return make(
-            guard(method, _parsed(inner, parse) if late else inner),
-            request_deserializer=None if late else parse,
-            response_serializer=handler.response_serializer,
-        )
+    All but :class:`pinyon.runtime.first_message.FirstMessageInterceptor`, the innermost, are given those that read
+    their messages by themselves, so there are two kinds of them: with one answer, and with a stream.
+    """
+
+    def remade(self, handler: Any, method: str) -> Any:
+        """``method`` is its full name."""
+        raise NotImplementedError
 
 
-def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    def parse(raw: bytes) -> Any:
-        if deserializer is None:
-            return raw
-        try:
-            return deserializer(raw)
-        except DecodeError:
-            raise InvalidArgument("the message cannot be parsed") from None
-
-    return parse
+def remade_by(interceptors: Sequence[Interceptor], handler: Any, method: str) -> Any:
+    """The handler as all of them have it, the first one outermost."""
+    for each in reversed(interceptors):
+        handler = each.remade(handler, method)
+    return handler
 
 
-def _parsed(behaviour: Any, parse: Callable[[bytes], Any]) -> Any:
-    return lambda raw, context: behaviour(parse(raw), context)
+def behaviour_of(handler: Any) -> Any:
+    """What a handler does that reads its messages by itself."""
+    return handler.stream_stream if handler.response_streaming else handler.stream_unary
 
 
-def behaviour_of(handler: Any) -> tuple[Any, Any]:
-    """What a handler does, and the maker of handlers of its kind."""
-    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-    return getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
+def doing(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None = None) -> Any:
+    """A handler that does this in its place, and reads its messages by itself, parsed by its own parser or this one."""
+    many = handler.response_streaming
+    make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
+    return make(
+        behaviour,
+        request_deserializer=parse or handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
-def _guard_unary(method: str, behaviour: Any) -> Any:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await behaviour(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            await _abort(context, _known(method, error))
+def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None]]) -> Any:
+    """A handler that does the same within what ``guard`` makes of a call's context."""
+    behaviour = behaviour_of(handler)
 
-    return call
+    async def one(requests: Any, context: Any) -> Any:
+        async with guard(context):
+            return await behaviour(requests, context)
 
-
-def _guard_stream(method: str, behaviour: Any) -> Any:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        try:
-            result = behaviour(request, context)
+    async def many(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async with guard(context):
+            result = behaviour(requests, context)
             if hasattr(result, "__aiter__"):
                 async for message in result:
                     yield message
-            else:  # a handler that writes by itself
-                # Else it goes with the first write, and if that is cancelled on its way, no status can follow it.
-                try:
-                    await context.send_initial_metadata(())
-                except BaseException:
-                    result.close()  # it has not begun, and nobody will await it
-                    raise
-                await result
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            await _abort(context, _known(method, error))
+                return
+            # It writes by itself. Else they go with the first write, and if that is cancelled on its way, no status can
+            # follow it.
+            try:
+                await context.send_initial_metadata(())
+            except BaseException:
+                result.close()  # it has not begun, and nobody will await it
+                raise
+            await result
 
-    return call
+    return doing(handler, many if handler.response_streaming else one)
+
+
+class ErrorInterceptor(Interceptor):
+    """Translates what a method raises."""
+
+    def remade(self, handler: Any, method: str) -> Any:
+        return within(handler, lambda context: _told(method, context))
+
+
+@asynccontextmanager
+async def _told(method: str, context: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except (asyncio.CancelledError, grpc.aio.AbortError):
+        raise
+    except Exception as error:
+        await _abort(context, _known(method, error))

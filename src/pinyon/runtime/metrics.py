@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,11 +13,16 @@ from prometheus_client import (
     ProcessCollector,
     make_wsgi_app,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pinyon import __version__
 from pinyon.core.compiled import compiled
 from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
+
+Figure = tuple[str, str, Callable[[], float]]
+"""Its name after the service's, its text, and what reads it."""
 
 
 def new_registry() -> CollectorRegistry:
@@ -29,6 +34,35 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+class Figures(Collector):
+    """Figures that the parts of a process keep themselves, read when they are scraped, so that they cannot drift.
+
+    That is in the metrics server's thread: what each reads is a number, or a copy that is made in one go.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        gauges: Iterable[Figure] = (),
+        counters: Iterable[Figure] = (),
+        labelled: Iterable[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = (),
+    ) -> None:
+        """``prefix`` of their names; of ``labelled`` counters the third is the label's name."""
+        self._prefix = prefix
+        self._plain = ((GaugeMetricFamily, list(gauges)), (CounterMetricFamily, list(counters)))
+        self._labelled = list(labelled)
+
+    def collect(self) -> Iterator[Metric]:
+        for family, figures in self._plain:
+            for name, text, read in figures:
+                yield family(f"{self._prefix}_{name}", text, value=read())
+        for name, text, label, read_all in self._labelled:
+            counter = CounterMetricFamily(f"{self._prefix}_{name}", text, labels=(label,))
+            for value, count in read_all().items():
+                counter.add_metric((value,), count)
+            yield counter
 
 
 def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> Callable[[str, str], None]:

@@ -11,11 +11,10 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from pinyon.core.address import parse_address
+from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.settings import is_loopback
 
 CONNECTIONS_MAX = 16
 TIMEOUT_S = 10.0

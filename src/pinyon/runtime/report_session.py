@@ -15,6 +15,8 @@ from typing import Protocol
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.block_keys import pack_keys
 from pinyon.core.key_sample import is_sample, sampled_keys
+from pinyon.messages.instance import info_to_proto, load_to_proto
+from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
@@ -47,10 +49,10 @@ class ReportSource(Protocol):
         """Net ``(stored, removed)`` keys since the last call."""
         ...
 
-    def load(self) -> conductor_pb2.InstanceLoad: ...
+    def load(self) -> InstanceLoad: ...
 
-    def news(self) -> Report:
-        """The load, and what began, ended and was measured; without keys."""
+    def news(self) -> Report | None:
+        """What began, ended and was measured; without load and keys. None: nothing ever does."""
         ...
 
     def decoding(self) -> Sequence[str]:
@@ -68,7 +70,7 @@ class ReportSession:
     def __init__(
         self,
         address: str,
-        info: conductor_pb2.InstanceInfo,
+        info: InstanceInfo,
         source: ReportSource,
         *,
         connect: OpenSession = open_session,
@@ -90,8 +92,6 @@ class ReportSession:
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0
         """How often a registration was confirmed."""
-        self.acked_seq = 0
-        """The last delta that the conductor confirmed."""
 
     def start(self) -> None:
         self._link.start()
@@ -119,7 +119,6 @@ class ReportSession:
                 self.registered.set()
                 self._wake.set()  # the wait that runs now was made for the period before
                 _log.info("registered with the conductor at %s", self._address)
-        self.acked_seq = max(self.acked_seq, reply.acked_seq)
         every = reply.sample_every
         if reply.lease_ms and not reply.HasField("sample_every"):
             every = 1  # one of before there were samples, which looks for all keys
@@ -133,7 +132,7 @@ class ReportSession:
 
     async def _reports(self) -> AsyncGenerator[Report, None]:
         """All that one stream says, the farewell last."""
-        yield Report(registration=self._info)
+        yield Report(registration=info_to_proto(self._info))
         # What was said last may have gone with the session before; the ends among it are told by what is still here.
         decoding = self._source.decoding()
         for start in range(0, len(decoding), REQUESTS_PER_MESSAGE):
@@ -164,7 +163,7 @@ class ReportSession:
                 first=start == 0,
                 last=start + KEYS_PER_MESSAGE >= len(keys),
             )
-            yield Report(snapshot=snapshot, load=self._source.load())
+            yield Report(snapshot=snapshot, load=load_to_proto(self._source.load()))
 
     def _news(self, leaving: bool) -> Iterator[Report]:
         stored, removed = (sampled_keys(keys, self._every) for keys in self._source.drain_changes())
@@ -180,7 +179,8 @@ class ReportSession:
                     removed_keys=pack_keys(removed[start : start + KEYS_PER_MESSAGE]),
                 )
             ]
-        report = self._source.news()
+        report = self._source.news() or Report()
+        report.load.CopyFrom(load_to_proto(self._source.load()))
         report.deltas.extend(deltas)
         report.leaving = leaving
         yield report

@@ -25,17 +25,6 @@ from pinyon.core.near import did_you_mean
 from pinyon.runtime.arguments import Parser, module_as_typed
 from pinyon.runtime.identity import ANY
 
-__all__ = [
-    "Address",
-    "ServiceSettings",
-    "WritableFd",
-    "checked",
-    "is_loopback",
-    "load_settings",
-    "plain_redis",
-    "service_config",
-]
-
 Settings = TypeVar("Settings", bound="ServiceSettings")
 
 

@@ -11,10 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from pydantic import Field
 
-from pinyon.core.address import parse_address
+from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.settings import Address, ServiceSettings, is_loopback
+from pinyon.runtime.settings import Address, ServiceSettings
 from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,

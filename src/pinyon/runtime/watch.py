@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 PERIOD_S = 2.0
 
@@ -53,10 +54,7 @@ class FileWatch:
         self._task = asyncio.create_task(self._run(), name="file-watch")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
+        await ended(self._task)
 
     async def look(self) -> None:
         """Look at all files now."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 _log = get_logger("background")
+
+T = TypeVar("T")
 
 
 class Background:
@@ -24,6 +27,16 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    async def answer(self, question: Coroutine[Any, Any, T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> T:
+        """To a question that somebody waits for. It is shielded: what is granted while he gives up would else be known
+        to nobody; ``give_back`` has that."""
+        asking: asyncio.Task[T] = self.run(question, "question")
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self.run(_unwanted(asking, give_back), "giving back")
+            raise
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -47,8 +60,10 @@ class Background:
         """Wait for what runs; what takes longer is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
+        await ended(*self._tasks)
+
+
+async def _unwanted(asking: asyncio.Task[T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.wait({asking})
+    if not asking.cancelled() and asking.exception() is None:
+        await give_back(asking.result())

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -26,7 +24,7 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import MAX_KEYS, BlockReader, ReadTerms
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.runs import Run, choose_nodes, leading_runs
-from pinyon.store.writer import BlockWriter, WriteOutcome
+from pinyon.store.writer import BlockWriter, PutOutcome
 from pinyon.transfer import Region, TransferEngine
 
 PUT_ATTEMPTS = 2
@@ -35,44 +33,6 @@ LOOK_KEYS = 512
 """Keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
-
-
-class PutOutcome(Enum):
-    """What became of one object."""
-
-    STORED = "stored"
-    EXISTS = "exists"
-    """The store has it: nothing was sent."""
-    BEING_PUT = "being_put"
-    """Somebody else is putting it: nothing was sent, and the store has it only if that ends well."""
-    NO_SPACE = "no_space"
-    """Everything on the nodes tried is being read or written."""
-    FAILED = "failed"
-    """No node could be reached, or the bytes did not arrive in time."""
-
-
-@dataclass(frozen=True)
-class PutResult:
-    """One outcome per object, in order."""
-
-    outcomes: tuple[PutOutcome, ...]
-
-    def count(self, outcome: PutOutcome) -> int:
-        return self.outcomes.count(outcome)
-
-    @property
-    def present(self) -> list[bool]:
-        """Per object: the store has it now."""
-        return [outcome in (PutOutcome.STORED, PutOutcome.EXISTS) for outcome in self.outcomes]
-
-
-_WRITTEN = {
-    WriteOutcome.WRITTEN: PutOutcome.STORED,
-    WriteOutcome.EXISTS: PutOutcome.EXISTS,
-    WriteOutcome.BEING_PUT: PutOutcome.BEING_PUT,
-    WriteOutcome.NO_SPACE: PutOutcome.NO_SPACE,
-    WriteOutcome.FAILED: PutOutcome.FAILED,
-}
 
 
 class _Allowed(NamedTuple):
@@ -101,11 +61,6 @@ class StoreClient:
         self._avoidance = Avoidance()
 
     @property
-    def aborting(self) -> int:
-        """Puts that failed and are being given back."""
-        return self._writer.aborting
-
-    @property
     def losses(self) -> int:
         """Goes up when nodes are found to be gone, with all that they held. ``nodes`` and ``put`` find out."""
         return self._directory.losses
@@ -130,14 +85,16 @@ class StoreClient:
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
-    ) -> PutResult:
+    ) -> tuple[PutOutcome, ...]:
         """Store ``(key, region, byte offset)`` objects of ``object_bytes`` each, those that the store lacks.
 
         ``runs`` names each object's run: objects of one run go to one node, as long as it takes them, in this put and
         in later ones, because runs of blocks are read as runs. By default the objects of one call are one run.
         ``request_class`` is that of the request they were computed for, ``places`` are those of the blocks in its
-        prompt (by default they begin it). Takes ``timeout_s`` at most, of which each of the nodes tried gets its share;
-        when it returns or raises (cancelled, too), the memory is not read any more.
+        prompt (by default they begin it). One outcome per object, in order.
+
+        Takes ``timeout_s`` at most, of which each of the nodes tried gets its share; when it returns or raises
+        (cancelled, too), the memory is not read any more.
 
         Raises:
             Unavailable: Redis cannot be asked. Whatever happens to a single object is its outcome, not an error.
@@ -145,7 +102,7 @@ class StoreClient:
         if object_bytes <= 0 or timeout_s <= 0:
             raise InvalidArgument("object_bytes and timeout_s must be positive", field="object_bytes")
         if not objects:
-            return PutResult(())
+            return ()
         if runs is None:
             runs = [Run()] * len(objects)
         if places is None:
@@ -179,7 +136,7 @@ class StoreClient:
         for index, key in enumerate(keys):  # a key that was given twice
             if (first := wanted.get(key, index)) != index and outcomes[first] is not PutOutcome.STORED:
                 outcomes[index] = outcomes[first]
-        return PutResult(tuple(outcomes))
+        return tuple(outcomes)
 
     async def _write(
         self,
@@ -210,12 +167,12 @@ class StoreClient:
             except PinyonError as error:
                 self._failed(node, error, left_s, allowed.whole_s)
                 return
-            if WriteOutcome.FAILED in written:
+            if PutOutcome.FAILED in written:
                 self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, allowed.whole_s)
             else:
                 self._avoidance.succeeded(str(node.life), asked_s)
             for index, outcome in zip(part, written, strict=True):
-                outcomes[index] = _WRITTEN[outcome]
+                outcomes[index] = outcome
 
     # -- get
 

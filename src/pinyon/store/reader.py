@@ -7,11 +7,10 @@ and it looks at the clock *after* the bytes arrived, so a reader that was frozen
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import BlockKey, pack_keys
@@ -85,13 +84,6 @@ class BlockReader:
         self.channels = channels or NodeChannels()
         self._clock = clock
         self._duties = Background()
-        self.malformed = 0
-        """Answers that made no sense (wrong sizes, offsets outside the region, …) and were not used."""
-        self.late = 0
-        """Reads that ended after their lease and were not used."""
-        self.stale = 0
-        """Reads whose key was taken back before they were through."""
-        self.fetched_bytes = 0
 
     async def settled(self) -> None:
         """Wait until no release is under way. Each is bounded."""
@@ -164,13 +156,9 @@ class BlockReader:
         if left_s <= 0:
             return unknown
         request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
-        # Shielded: a lease that is granted while the caller gives up would else be known to nobody.
-        acquiring = self._duties.run(self._acquire(address, request, left_s), "acquire")
-        try:
-            reply = await asyncio.shield(acquiring)
-        except asyncio.CancelledError:
-            self._duties.run(self._release_unwanted(address, acquiring), "release")
-            raise
+        reply: kvstore_pb2.AcquireResponse = await self._duties.answer(
+            self._call(address, "Acquire", request, left_s), lambda reply: self._release(address, reply.lease_id)
+        )
         if not reply.lease_id:
             return nothing
         lease_end = asked + reply.lease_ms / 1000
@@ -183,16 +171,12 @@ class BlockReader:
                 return unknown
             results = await mover.transfer_async(requests, left_s)
             if self._clock() >= lease_end:
-                self.late += 1
                 return unknown
         finally:
             self._duties.run(self._release(address, reply.lease_id), "release")
         for index, result in zip(held, results, strict=True):
             if result.ok:
                 arrived[index] = True
-                self.fetched_bytes += block_bytes
-        if any(result.reason.is_stale for result in results):
-            self.stale += 1
         worked = all(result.ok or result.reason.is_stale for result in results)
         return ReadResult(arrived, (True if all(arrived[index] for index in held) else None) if worked else False)
 
@@ -210,7 +194,6 @@ class BlockReader:
         except PinyonError:
             segment = None
         if segment is None or not segment.regions:
-            self.malformed += 1
             return [], []
         source = segment.regions[0]
         held: list[int] = []
@@ -223,7 +206,6 @@ class BlockReader:
                 or block.length_bytes != block_bytes
                 or block.offset_bytes + block_bytes > source.length
             ):
-                self.malformed += 1
                 break
             held.append(block.index)
             requests.append(
@@ -239,20 +221,10 @@ class BlockReader:
             )
         return held, requests
 
-    async def _acquire(
-        self, address: str, request: kvstore_pb2.AcquireRequest, timeout_s: float
-    ) -> kvstore_pb2.AcquireResponse:
-        reply: kvstore_pb2.AcquireResponse = await self.channels.call(
-            address, kvstore_pb2_grpc.BlockReadServiceStub, "Acquire", request, timeout_s
-        )
-        return reply
+    async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        return await self.channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, method, request, timeout_s)
 
     async def _release(self, address: str, lease_id: int) -> None:
         """If this fails, the lease ends by its time."""
-        request = kvstore_pb2.ReleaseRequest(lease_id=lease_id)
-        await self.channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, "Release", request, RELEASE_S)
-
-    async def _release_unwanted(self, address: str, acquiring: asyncio.Task[kvstore_pb2.AcquireResponse]) -> None:
-        await asyncio.wait({acquiring})
-        if not acquiring.cancelled() and acquiring.exception() is None and acquiring.result().lease_id:
-            await self._release(address, acquiring.result().lease_id)
+        if lease_id:
+            await self._call(address, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease_id), RELEASE_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -25,20 +24,24 @@ PUT_SLACK_S = 0.5
 """The node's timeout for the put, beyond ours: it should not end a put whose PutEnd is under way."""
 
 
-class WriteOutcome(Enum):
-    """What became of one object at one node."""
+class PutOutcome(Enum):
+    """What became of one object."""
 
-    WRITTEN = "written"
+    STORED = "stored"
     EXISTS = "exists"
+    """The store has it: nothing was sent."""
     BEING_PUT = "being_put"
+    """Somebody else is putting it: nothing was sent, and the store has it only if that ends well."""
     NO_SPACE = "no_space"
+    """Everything on the nodes tried is being read or written."""
     FAILED = "failed"
+    """No node could be reached, or the bytes did not arrive in time."""
 
 
 _REFUSED = {
-    kvstore_pb2.PUT_SLOT_STATE_EXISTS: WriteOutcome.EXISTS,
-    kvstore_pb2.PUT_SLOT_STATE_BEING_PUT: WriteOutcome.BEING_PUT,
-    kvstore_pb2.PUT_SLOT_STATE_NO_SPACE: WriteOutcome.NO_SPACE,
+    kvstore_pb2.PUT_SLOT_STATE_EXISTS: PutOutcome.EXISTS,
+    kvstore_pb2.PUT_SLOT_STATE_BEING_PUT: PutOutcome.BEING_PUT,
+    kvstore_pb2.PUT_SLOT_STATE_NO_SPACE: PutOutcome.NO_SPACE,
 }
 
 
@@ -51,10 +54,6 @@ class BlockWriter:
         self._clock = clock
         self._duties = Background()
 
-    @property
-    def aborting(self) -> int:
-        return len(self._duties)
-
     async def close(self) -> None:
         await self._duties.close(ABORT_S)
 
@@ -66,7 +65,7 @@ class BlockWriter:
         timeout_s: float,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] = (),
-    ) -> list[WriteOutcome]:
+    ) -> list[PutOutcome]:
         """Put up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; one outcome each.
 
         ``places`` are those of the blocks in their prompts; none: nobody knows.
@@ -86,13 +85,9 @@ class BlockWriter:
             request_class=class_to_proto(request_class),
             places=places,
         )
-        # Shielded: room that is reserved while the caller gives up would else be known to nobody until its timeout.
-        starting = self._duties.run(self._call(address, "PutStart", request, timeout_s), "put start")
-        try:
-            reply = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            self._duties.run(self._abort_unwanted(address, starting), "put abort")
-            raise
+        reply = await self._duties.answer(
+            self._call(address, "PutStart", request, timeout_s), lambda reply: self._abort(address, reply.put_id)
+        )
         confirmed = False
         try:
             requests, outcomes = self._plan(reply, objects, object_bytes)
@@ -101,7 +96,7 @@ class BlockWriter:
                 return outcomes
             results = await self._engine.transfer_async(requests, left_s) if left_s > 0 else []
             if not results or not all(result.ok for result in results):
-                return [WriteOutcome.FAILED if each is WriteOutcome.WRITTEN else each for each in outcomes]
+                return [PutOutcome.FAILED if each is PutOutcome.STORED else each for each in outcomes]
             ending = kvstore_pb2.PutEndRequest(put_id=reply.put_id, commit=True)
             await self._call(address, "PutEnd", ending, max(0.001, deadline - self._clock()))
             confirmed = True
@@ -113,18 +108,18 @@ class BlockWriter:
 
     def _plan(
         self, reply: Any, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int
-    ) -> tuple[list[TransferRequest], list[WriteOutcome]]:
+    ) -> tuple[list[TransferRequest], list[PutOutcome]]:
         """One WRITE per reserved slot; the outcomes as they will be if all arrive."""
         if len(reply.slots) != len(objects):
             raise Unavailable(f"the node answered for {len(reply.slots)} of {len(objects)} objects")
         requests: list[TransferRequest] = []
-        outcomes: list[WriteOutcome] = []
+        outcomes: list[PutOutcome] = []
         segment = segment_from_proto(reply.segment) if reply.put_id else None
         if segment is not None and not segment.regions:
             raise Unavailable("the node named no region to write to")
         for slot, (_, region, offset) in zip(reply.slots, objects, strict=True):
             if slot.state != kvstore_pb2.PUT_SLOT_STATE_RESERVED or segment is None:
-                outcomes.append(_REFUSED.get(slot.state, WriteOutcome.FAILED))
+                outcomes.append(_REFUSED.get(slot.state, PutOutcome.FAILED))
                 continue
             target = segment.regions[0]
             if slot.offset_bytes + object_bytes > target.length:
@@ -132,16 +127,12 @@ class BlockWriter:
             requests.append(
                 TransferRequest(Opcode.WRITE, region.key, offset, segment, target.key, slot.offset_bytes, object_bytes)
             )
-            outcomes.append(WriteOutcome.WRITTEN)
+            outcomes.append(PutOutcome.STORED)
         return requests, outcomes
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         return await self._channels.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)
 
     async def _abort(self, address: str, put_id: int) -> None:
-        await self._call(address, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put_id, commit=False), ABORT_S)
-
-    async def _abort_unwanted(self, address: str, starting: asyncio.Task[Any]) -> None:
-        await asyncio.wait({starting})
-        if not starting.cancelled() and starting.exception() is None and starting.result().put_id:
-            await self._abort(address, starting.result().put_id)
+        if put_id:
+            await self._call(address, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put_id, commit=False), ABORT_S)

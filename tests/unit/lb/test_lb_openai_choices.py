@@ -9,11 +9,12 @@ import pytest
 
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import SamplingParams, Usage
-from pinyon.messages.logprobs import SentLogprobs, logprobs_to_proto
+from pinyon.messages.logprobs import SentLogprobs
 from pinyon.model import load_card
 from pinyon.openai.choices import Choice, CompletionChoices
 from pinyon.openai.parse import Call
 from pinyon.openai.token_texts import TokenTexts
+from tests.sent_logprobs import logprobs_to_proto
 
 FOLDER = Path(__file__).parents[2] / "data" / "golden_text"
 

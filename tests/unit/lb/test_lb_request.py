@@ -14,7 +14,8 @@ from pinyon.core.request import FinishReason, RequestClass, SamplingParams
 from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
 from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Delta, Request
-from pinyon.messages.logprobs import logprobs_from_proto, logprobs_to_proto
+from pinyon.messages.logprobs import logprobs_from_proto
+from tests.sent_logprobs import logprobs_to_proto
 
 NOTHING = common_pb2.Logprobs()
 PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d", decode_address="d:1")

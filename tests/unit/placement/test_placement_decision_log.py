@@ -8,7 +8,9 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError
-from pinyon.messages.explanation import explained_to_proto, first_token_from_proto
+from pinyon.core.prefill_report import PrefillReport
+from pinyon.messages.explanation import explained_to_proto
+from pinyon.messages.prefill_report import first_token_from_proto
 from pinyon.placement.decision_log import (
     MODELS_MAX,
     NAME_BYTES,
@@ -49,7 +51,7 @@ class World:
 
 
 def took(seconds: float) -> FirstToken:
-    return FirstToken("a", round(seconds * 1e6), 100_000, 0, 200_000, 0, 49, 0, 0, 0)
+    return FirstToken(seconds, PrefillReport("a", 100.0, 0.0, 200.0, 0.0, 49))
 
 
 def find(log: DecisionLog, asked: str) -> list[LoggedDecision]:

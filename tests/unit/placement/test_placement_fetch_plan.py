@@ -4,7 +4,7 @@ import pytest
 
 from pinyon.core.fetch_span import FETCH_SPANS_MAX
 from pinyon.core.request import Role
-from pinyon.messages.fetch_span import fetch_spans_from_proto
+from pinyon.messages.orders import fetch_spans_from_proto
 from pinyon.messages.placement import placement_to_proto
 from pinyon.placement.fetch_plan import MANY_READERS, FetchPlanner
 from pinyon.placement.fetch_time import fetch_s

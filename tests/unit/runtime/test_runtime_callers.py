@@ -255,12 +255,6 @@ def test_the_tables_name_roles_that_exist_and_let_no_one_else_speak_for_tenants(
 
 
 async def test_a_method_that_is_in_no_table_is_for_nobody() -> None:
-    class Details:
-        method = "/a.B/C"
-
-    async def continuation(_: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-
     class Context:
         def peer_identities(self) -> list[bytes]:
             return [b"a.admin.pinyon"]
@@ -268,7 +262,8 @@ async def test_a_method_that_is_in_no_table_is_for_nobody() -> None:
         def peer(self) -> str:
             return "somewhere"
 
-    handler = await CallerInterceptor({}).intercept_service(continuation, Details())  # type: ignore[arg-type]
+    there = grpc.stream_unary_rpc_method_handler(lambda requests, context: requests)
+    handler = CallerInterceptor({}).remade(there, "/a.B/C")
     with pytest.raises(Exception, match="role admin may not call"):
-        handler.unary_unary(b"", Context())
+        handler.stream_unary(b"", Context())
     await asyncio.sleep(0)

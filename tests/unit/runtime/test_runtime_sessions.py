@@ -20,10 +20,9 @@ import uvloop
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PermissionDenied, PinyonError, Unavailable
 from pinyon.runtime import grpc_server
-from pinyon.runtime.channel import Channels, open_channel
+from pinyon.runtime.channel import Channels, OpenSession, open_channel, open_session
 from pinyon.runtime.duplex import Accepted, Dialed, Method
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.http2.client import Http2Channel
 from pinyon.runtime.http2.connection import Connection
 from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.listener import Listener
@@ -409,15 +408,14 @@ async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -
 
 
 @asynccontextmanager
-async def calling(address: str, opened: Callable[[str], Any] = Http2Channel) -> AsyncIterator[Any]:
+async def calling(address: str, opened: OpenSession = open_session) -> AsyncIterator[Any]:
     """A call that nobody ends."""
-    channel = opened(address)
+    call = opened(address, METHOD.path, Ask.SerializeToString, Answer.FromString)
     try:
-        call = channel.stream_stream(METHOD.path, Ask.SerializeToString, Answer.FromString)()
         await call.wait_for_connection()
         yield call
     finally:
-        await channel.close()
+        await call.close()
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -437,7 +435,7 @@ async def test_silent_sockets_lock_nobody_out(
         "no call": opening,
         "grpcio's": b"\x16\x03\x01\0\1x" if tls else PREFACE + settings({}),
     }
-    opened: Any = Http2Channel
+    opened = open_session
     if tls:
         opened = Channels(authority.tls("lb", "lb-7")).sessions_to(peer_name("worker", "decode-1"))
     async with Running(authority.tls("worker", "decode-1") if tls else None) as running, AsyncExitStack() as stack:

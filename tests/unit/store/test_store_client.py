@@ -9,10 +9,10 @@ import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import DeadlineExceeded, PinyonError, Unavailable
-from pinyon.store.client import PutOutcome, StoreClient
+from pinyon.store.client import StoreClient
 from pinyon.store.reader import BlockReader
 from pinyon.store.records import NodeRecord, Replica
-from pinyon.store.writer import WriteOutcome
+from pinyon.store.writer import PutOutcome
 from pinyon.transfer import TransferEngine
 from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S, Holder, serving
 
@@ -140,11 +140,11 @@ class Writer:
         self.share = share
         self.asked: list[tuple[str, float]] = []
 
-    async def write(self, address: str, objects: Any, size: int, timeout_s: float, *_: Any) -> list[WriteOutcome]:
+    async def write(self, address: str, objects: Any, size: int, timeout_s: float, *_: Any) -> list[PutOutcome]:
         self.asked.append((address, timeout_s))
         self.caller.now += timeout_s * self.share
         if len(self.asked) % 2:
-            return [WriteOutcome.FAILED] * len(objects)
+            return [PutOutcome.FAILED] * len(objects)
         raise DeadlineExceeded("late")
 
 
@@ -154,7 +154,7 @@ async def two_nodes(share: float) -> tuple[Caller, Writer]:
     store: Any = caller.store
     store._writer = writer
     result = await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
-    assert result.outcomes == (PutOutcome.FAILED,)
+    assert result == (PutOutcome.FAILED,)
     return caller, writer
 
 
@@ -199,5 +199,4 @@ async def test_a_key_given_twice_is_stored_only_if_the_first_one_is() -> None:
     caller.now = 10.0
     objects = [(key, caller.region, 0) for key in (KEYS[0], KEYS[1], KEYS[0])]
     result = await caller.store.put(objects, BLOCK, 10.0)
-    assert result.outcomes == (PutOutcome.FAILED,) * 3
-    assert result.present == [False] * 3
+    assert result == (PutOutcome.FAILED,) * 3

@@ -6,21 +6,24 @@ import asyncio
 
 import pytest
 
-from pinyon.api.worker.v1 import worker_pb2
-from services.worker.decode.load_news import HEARTBEAT_S, LoadNews, LoadTeller
-from services.worker.decode.updates import UpdateBuffer
+from pinyon.runtime.pace import Pace
+from services.worker.decode.load_news import HEARTBEAT_S, LoadNews, ToldLoad
+from services.worker.decode.outgoing_updates import OutgoingUpdates
 
 INTERVAL_S = 0.1
 
 
 class Source:
     def __init__(self) -> None:
-        self.load = worker_pb2.Load(running=1)
+        self.load = ToldLoad(running=1)
         self.reads = 0
 
-    def read(self) -> worker_pb2.Load:
+    def read(self) -> ToldLoad:
         self.reads += 1
-        return worker_pb2.Load.FromString(self.load.SerializeToString())
+        return self.load
+
+    def news(self, interval_s: float = INTERVAL_S) -> LoadNews:
+        return LoadNews(self.read, interval_s, lambda: None, lambda: 0.0)
 
 
 @pytest.fixture
@@ -29,10 +32,10 @@ def source() -> Source:
 
 
 def test_the_first_is_told_at_once_then_changes_after_the_interval(source: Source) -> None:
-    news = LoadNews(source.read, INTERVAL_S)
+    news = source.news()
     assert news.look(5.0)
-    assert news.tell(5.0) == source.load
-    source.load.pending = 1
+    assert news.tell(5.0) == source.load._replace(seq=1)
+    source.load = source.load._replace(pending=1)
     assert not news.look(5.05)
     assert news.look(5.1)
     assert news.look(5.1001), "due until it is told"
@@ -41,11 +44,11 @@ def test_the_first_is_told_at_once_then_changes_after_the_interval(source: Sourc
 
 
 def test_what_goes_back_meanwhile_is_told_as_it_is_then(source: Source) -> None:
-    news = LoadNews(source.read, INTERVAL_S)
+    news = source.news()
     news.tell(0.0)
-    source.load.pending = 1
+    source.load = source.load._replace(pending=1)
     assert news.look(0.1)
-    source.load.pending = 0
+    source.load = source.load._replace(pending=0)
     assert news.tell(0.2).pending == 0
     assert not news.look(0.3)
 
@@ -53,7 +56,7 @@ def test_what_goes_back_meanwhile_is_told_as_it_is_then(source: Source) -> None:
 @pytest.mark.parametrize("interval_s", [0.01, 0.1, 0.3, 0.5, 2.0])
 def test_what_does_not_change_is_told_now_and_then(source: Source, interval_s: float) -> None:
     """Looked at when it says so, and at any other time."""
-    news = LoadNews(source.read, interval_s)
+    news = source.news(interval_s)
     heartbeat_s = max(HEARTBEAT_S, interval_s)
     now, told = 0.0, []
     news.tell(now)
@@ -68,18 +71,18 @@ def test_what_does_not_change_is_told_now_and_then(source: Source, interval_s: f
 
 
 def test_a_message_that_goes_anyway_takes_it_along_before_it_needs_one_of_its_own(source: Source) -> None:
-    news = LoadNews(source.read, INTERVAL_S)
+    news = source.news()
     news.tell(0.0)
     assert not news.look(HEARTBEAT_S * 0.4, going=True)
     assert not news.look(HEARTBEAT_S * 0.6)
     assert news.look(HEARTBEAT_S * 0.6, going=True)
-    seldom = LoadNews(source.read, 2.0)
+    seldom = source.news(2.0)
     seldom.tell(0.0)
     assert not seldom.look(1.9, going=True)
 
 
 def test_it_is_read_no_more_often_than_the_interval(source: Source) -> None:
-    news = LoadNews(source.read, INTERVAL_S)
+    news = source.news()
     news.tell(0.0)
     for step in range(400):
         news.look(step * 0.001)
@@ -88,30 +91,29 @@ def test_it_is_read_no_more_often_than_the_interval(source: Source) -> None:
 
 async def test_a_reader_is_woken_for_it_and_updates_take_it_along(source: Source) -> None:
     now = [0.0]
-    updates = UpdateBuffer(10)
-    teller = LoadTeller(LoadNews(source.read, INTERVAL_S), updates.nudge, lambda: now[0])
+    updates = OutgoingUpdates(10, Pace(lambda: 0, lambda: 0.0), lambda: news.take())
+    news = LoadNews(source.read, INTERVAL_S, updates.nudge, lambda: now[0])
+    news.start()
     async with asyncio.timeout(60):
-        assert not (await updates.take()).updates, "nudged"
-        assert teller.take().seq == 1
-        assert teller.take() is None
-        source.load.pending = 3
+        message = await anext(updates)
+        assert (len(message.updates), message.load.seq) == (0, 1), "nudged"
+        source.load = source.load._replace(pending=3)
         updates.update(7).text = "a"
-        assert len((await updates.take()).updates) == 1
-        assert teller.take() is None, "too early"
+        message = await anext(updates)
+        assert (len(message.updates), message.HasField("load")) == (1, False), "too early"
         now[0] += INTERVAL_S
         updates.update(7).text = "b"
-        assert len((await updates.take()).updates) == 1
-        told = teller.take()
-        assert (told.seq, told.pending) == (2, 3)
+        message = await anext(updates)
+        assert (len(message.updates), message.load.seq, message.load.pending) == (1, 2, 3)
         now[0] += HEARTBEAT_S
-        assert not (await updates.take()).updates, "nudged by the timer"
-        assert teller.take().seq == 3
-    teller.close()
+        message = await anext(updates)
+        assert (len(message.updates), message.load.seq) == (0, 3), "nudged by the timer"
+    news.close()
 
 
 async def test_a_nudge_is_no_farewell() -> None:
-    updates = UpdateBuffer(10)
+    updates = OutgoingUpdates(10, Pace(lambda: 0, lambda: 0.0))
     updates.nudge()
     updates.close()
     updates.nudge()
-    assert await updates.take() is None
+    assert [each async for each in updates] == []

@@ -10,8 +10,8 @@ import pytest
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.runtime.outbox import MESSAGE_BYTES
 from pinyon.runtime.pace import Pace
+from services.worker.decode.load_news import ToldLoad
 from services.worker.decode.outgoing_updates import OutgoingUpdates
-from services.worker.decode.updates import UpdateBuffer
 
 
 class Peer:
@@ -37,29 +37,28 @@ class Session:
     """Updates, with a writer that asks for messages as a stream's does."""
 
     def __init__(self) -> None:
-        self.updates = UpdateBuffer(10_000)
-        self.loads: list[worker_pb2.Load] = []
+        self.loads: list[ToldLoad] = []
         self.broken = False
         self.peer = Peer()
         self.now_s = 0.0
         self.in_flight = 0
         pace = Pace(lambda: self.in_flight, lambda: self.now_s)
-        self.outgoing = OutgoingUpdates(self.updates, self._load, pace)
+        self.updates = OutgoingUpdates(10_000, pace, self._load)
         stream: Any = self.peer
-        self.outgoing.by(stream)
+        self.updates.by(stream)
         self.written: list[worker_pb2.SessionResponse] = []
         self.taken = asyncio.Event()
         """The peer takes what is written."""
         self.taken.set()
         self.writer = asyncio.ensure_future(self._write())
 
-    def _load(self) -> worker_pb2.Load | None:
+    def _load(self) -> ToldLoad | None:
         if self.broken:
             raise RuntimeError("no load")
         return self.loads.pop() if self.loads else None
 
     async def _write(self) -> None:
-        async for message in self.outgoing:
+        async for message in self.updates:
             self.written.append(message)
             await self.taken.wait()
 
@@ -77,7 +76,7 @@ async def session():
     made.updates.close()
     async with asyncio.timeout(60):
         await made.writer
-    await made.outgoing.aclose()
+    await made.updates.aclose()
 
 
 def texts(messages: list[worker_pb2.SessionResponse]) -> list[dict[int, str]]:
@@ -161,10 +160,10 @@ async def test_the_end_comes_after_all_that_was_said(session: Session) -> None:
 
 
 async def test_a_load_goes_with_updates_and_alone(session: Session) -> None:
-    session.loads.append(worker_pb2.Load(seq=1))
+    session.loads.append(ToldLoad(seq=1))
     session.updates.update(1).text = "a"
     await session.turns()
-    session.loads.append(worker_pb2.Load(seq=2))
+    session.loads.append(ToldLoad(seq=2))
     session.updates.nudge()
     await session.turns()
     session.updates.nudge()  # somebody else's message has had it
@@ -183,11 +182,10 @@ async def test_a_message_that_cannot_be_made_ends_the_writer(session: Session) -
 
 
 async def test_texts_that_are_replayed_at_once_fit_their_messages() -> None:
-    updates = UpdateBuffer(10_000)
-    outgoing = OutgoingUpdates(updates, lambda: None, Pace(lambda: 0, lambda: 0.0))
+    updates = OutgoingUpdates(10_000, Pace(lambda: 0, lambda: 0.0))
     for number in range(1000):
         updates.update(number).text = "x" * 8000
     updates.close()
-    messages = [message async for message in outgoing]
+    messages = [message async for message in updates]
     assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
     assert [each.stream_id for message in messages for each in message.updates] == list(range(1000))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pinyon.core.layout import KvLayout
+from pinyon.messages.orders import PushTarget
 from pinyon.transfer import SegmentDescriptor
 from services.worker.kv.push import layer_ranges, whole_blocks
-from services.worker.orders.order import PushTarget
 
 LAYOUT = KvLayout(layers=3, kv_heads=1, head_dim=2, block_tokens=4)
 SEGMENT = SegmentDescriptor("127.0.0.1", 1, bytes(16))

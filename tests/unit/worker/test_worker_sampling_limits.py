@@ -12,21 +12,21 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX, LogprobRows
 from pinyon.core.request import Role, SamplingParams
+from pinyon.core.served import Served
 from pinyon.messages.logprobs import append_logprob_rows
+from pinyon.messages.orders import parse_first_token, parse_prefill, parse_submission
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import load_card
 from pinyon.model.config import VOCAB_MAX
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
 from pinyon.runtime.outbox import in_messages
 from services.worker.engines import create_engine
-from services.worker.orders.convert import parse_first_token, parse_prefill, parse_submission
-from services.worker.orders.served import Served
 
 
 def served(unsupported: frozenset[str] = frozenset(), context: int = 40_960) -> Served:
     card = load_card()
-    card = replace(card, config=replace(card.config, max_context=context))
-    return Served("w", Role.MIXED, card, card.config.kv_layout(32), 1 << 20, unsupported=unsupported)
+    model = (card.name, card.fingerprint, card.config.vocab_size, context)
+    return Served("w", Role.MIXED, *model, card.config.kv_layout(32), 1 << 20, unsupported=unsupported)
 
 
 def order_of(sampling: SamplingParams, prompt: int = 5, generated: int = 0, instance: Served | None = None):
@@ -108,7 +108,9 @@ def logprobs(count: int, top: int = 1) -> common_pb2.Logprobs:
 def test_a_first_token_brings_what_was_asked_for():
     order = order_of(ASKING)
     first = parse_first_token(result(logprobs=logprobs(1), prompt_logprobs=logprobs(4)), order, served())
-    assert (first.token, first.logprob, first.prompt_logprobs) == (65, (-1.0, ((7, -0.5),)), logprobs(4))
+    passed_on = common_pb2.Logprobs()
+    first.prompt_logprobs.put(passed_on)
+    assert (first.token, first.logprob, passed_on) == (65, (-1.0, ((7, -0.5),)), logprobs(4))
     resumed = parse_first_token(result(logprobs=logprobs(1)), order_of(ASKING, generated=2), served())
     assert resumed.prompt_logprobs is None
     assert parse_first_token(result(), order_of(SamplingParams()), served()).logprob is None

@@ -8,12 +8,12 @@ import pytest
 from pinyon.batching import BatchRequest, Fcfs, PromptWork, StepLimits, StepScheduler
 from pinyon.batching.fcfs import PATIENCE_S
 from pinyon.core.layout import KvLayout
+from pinyon.core.orders import PrefillOrder
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.decisions import Admission
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservations
 from services.worker.instance.step_members import DecodeMember, PrefillMember, StepMembers, StepOutcome
-from services.worker.orders.order import PrefillOrder
 from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=8)

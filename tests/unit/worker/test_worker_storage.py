@@ -12,8 +12,8 @@ import pytest
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.store.client import PutOutcome, PutResult
 from pinyon.store.runs import RUN_TOKENS, Run
+from pinyon.store.writer import PutOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
 from services.worker.orders.limits import Limits
@@ -55,7 +55,7 @@ class Store:
         runs: Sequence[Run] | None = None,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
-    ) -> PutResult:
+    ) -> tuple[PutOutcome, ...]:
         assert all(offset % object_bytes == 0 for _, _, offset in objects)
         assert runs is not None
         keys = [key for key, _, _ in objects]
@@ -67,7 +67,7 @@ class Store:
         await self.open.wait()
         if self.error is not None:
             raise self.error
-        result = PutResult(tuple(PutOutcome.EXISTS if key in self.held else self.new for key in keys))
+        result = tuple(PutOutcome.EXISTS if key in self.held else self.new for key in keys)
         if self.new is PutOutcome.STORED:
             self.held.update(keys)
         return result
@@ -143,7 +143,7 @@ async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts: Part
     assert parts.cache.pool.used == 0
     parts.offer(KEYS[:3])
     await parts.idle()
-    assert (parts.storage.stored, parts.storage.dropped) == (3, 0)
+    assert (parts.storage.stored, parts.storage.drops.total()) == (3, 0)
 
 
 async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
@@ -178,7 +178,7 @@ async def test_what_is_reused_is_offered_again_once_for_each_loss_of_a_node(part
             parts.reuse(KEYS[:3])
             await parts.idle()
         assert parts.store.puts[1 + lost :] == [KEYS[:3]]
-    assert (parts.storage.stored, parts.storage.dropped) == (9, 0)
+    assert (parts.storage.stored, parts.storage.drops.total()) == (9, 0)
 
 
 async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts) -> None:
@@ -210,7 +210,7 @@ async def test_new_content_was_never_offered_whatever_its_block_held_before(part
     parts.cache.publish(one.table, newer)
     one.end()
     parts.offer(newer)
-    assert parts.storage.dropped == POOL - 3
+    assert parts.storage.drops.total() == POOL - 3
     for _ in range(POOL):
         await parts.idle()
         parts.reuse(newer)
@@ -241,7 +241,7 @@ async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Par
     parts.store.open.set()
     parts.offer(KEYS[:2])
     await parts.idle()
-    assert (parts.storage.stored, parts.storage.dropped) == (0, 0)
+    assert (parts.storage.stored, parts.storage.drops.total()) == (0, 0)
     parts.store.new = PutOutcome.STORED  # the other put ended badly
     parts.offer(KEYS[:2])
     await parts.idle()

@@ -7,21 +7,26 @@ import asyncio
 import pytest
 
 from pinyon.core.errors import ResourceExhausted
-from services.worker.decode.updates import UpdateBuffer
+from pinyon.runtime.pace import Pace
+from services.worker.decode.outgoing_updates import OutgoingUpdates
+
+
+def waiting(limit: int) -> OutgoingUpdates:
+    return OutgoingUpdates(limit, Pace(lambda: 0, lambda: 0.0))
 
 
 async def test_updates_of_one_stream_are_merged_and_streams_share_a_message():
-    buffer = UpdateBuffer(10)
+    buffer = waiting(10)
     for stream, token in ((1, 5), (2, 6), (1, 7)):
         buffer.update(stream).tokens.append(token)
-    message = await buffer.take()
+    message = await anext(buffer)
     assert [(update.stream_id, list(update.tokens)) for update in message.updates] == [(1, [5, 7]), (2, [6])]
     assert buffer.unsent == 0
 
 
 async def test_the_reader_waits_and_is_woken_once_for_all_of_a_turn():
-    buffer = UpdateBuffer(10)
-    reading = asyncio.ensure_future(buffer.take())
+    buffer = waiting(10)
+    reading = asyncio.ensure_future(anext(buffer))
     await asyncio.sleep(0)
     buffer.update(1).text = "a"
     buffer.update(2).text = "b"
@@ -29,25 +34,25 @@ async def test_the_reader_waits_and_is_woken_once_for_all_of_a_turn():
 
 
 async def test_closing_gives_what_is_left_then_none():
-    buffer = UpdateBuffer(10)
+    buffer = waiting(10)
     buffer.update(1).text = "a"
     buffer.close()
     buffer.update(1).text = "late"
-    message = await buffer.take()
+    message = await anext(buffer)
     assert [update.text for update in message.updates] == ["a"]
-    assert await buffer.take() is None
+    assert [each async for each in buffer] == []
 
 
 async def test_closing_wakes_the_reader():
-    buffer = UpdateBuffer(10)
-    reading = asyncio.ensure_future(buffer.take())
+    buffer = waiting(10)
+    reading = asyncio.ensure_future(anext(buffer, None))
     await asyncio.sleep(0)
     buffer.close()
     assert await reading is None
 
 
 async def test_over_the_limit_everything_is_dropped_and_said():
-    buffer = UpdateBuffer(3)
+    buffer = waiting(3)
     for token in range(3):
         buffer.update(1).tokens.append(token)
     assert not buffer.overflow.done()
@@ -55,12 +60,12 @@ async def test_over_the_limit_everything_is_dropped_and_said():
     with pytest.raises(ResourceExhausted):
         buffer.overflow.result()
     assert buffer.unsent == 0
-    assert await buffer.take() is None
+    assert [each async for each in buffer] == []
     buffer.update(1)  # whoever still writes does no harm
 
 
 async def test_what_a_token_brings_along_counts():
-    buffer = UpdateBuffer(10)
+    buffer = waiting(10)
     for _ in range(3):
         buffer.update(1, 4).tokens.append(7)
     assert (buffer.unsent, buffer.overflow.done()) == (12, False)

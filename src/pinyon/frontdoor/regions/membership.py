@@ -4,7 +4,6 @@ told."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 LOOK_S = 1.0
 INSTANCES_MAX = 256
@@ -43,10 +43,7 @@ class Membership:
         self._task = asyncio.create_task(self._watch(), name="adoptions")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await ended(self._task)
         await self.session.close()
 
     # -- what it is told

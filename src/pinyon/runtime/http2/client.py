@@ -1,4 +1,4 @@
-"""The side that dials: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it of a channel."""
+"""The side that dials: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it."""
 
 from __future__ import annotations
 
@@ -28,44 +28,20 @@ FAREWELL_S = 0.2
 _log = logging.getLogger("pinyon.http2")
 
 
-class Http2Channel:
-    """To ``address`` (``host:port``). What of grpcio's channels sessions use, in place of one of these."""
-
-    def __init__(self, address: str, tls: ssl.SSLContext | None = None, name: str = "") -> None:
-        """``tls`` with ALPN set; ``name`` is what the peer's certificate must say."""
-        self._address = address
-        self._tls = tls
-        self._name = name
-        self._calls: list[Http2Call] = []
-
-    def stream_stream(
-        self, path: str, request_serializer: Callable[[Any], bytes], response_deserializer: Callable[[bytes], Any]
-    ) -> Callable[[], Http2Call]:
-        def call() -> Http2Call:
-            made = Http2Call(self._address, path, self._tls, self._name, response_deserializer, request_serializer)
-            self._calls.append(made)
-            return made
-
-        return call
-
-    async def close(self, grace: float | None = None) -> None:
-        calls, self._calls = self._calls, []
-        for each in calls:
-            await each.close()
-
-
 class Http2Call(MessageStream):
-    """Connects at once. ``read`` says how it ended, as a :class:`PinyonError`; then it gives the end."""
+    """To ``address`` (``host:port``); connects at once. ``read`` says how it ended, as a :class:`PinyonError`; then it
+    gives the end."""
 
     def __init__(
         self,
         address: str,
         path: str,
-        tls: ssl.SSLContext | None,
-        name: str,
-        decode: Callable[[bytes], Any],
         encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        tls: ssl.SSLContext | None = None,
+        name: str = "",
     ) -> None:
+        """``tls`` with ALPN set; ``name`` is what the peer's certificate must say."""
         self._connected: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._settings = asyncio.Event()
         self._answered = False
@@ -75,7 +51,8 @@ class Http2Call(MessageStream):
         self._gone = asyncio.Event()
         protocol = Http2Protocol(Connection, self._heard, self._lost)
         super().__init__(protocol, decode, encode)
-        self._head = request_head(path, name or address, "http" if tls is None else "https")
+        authority, scheme = (address, "http") if tls is None else (name, "https")
+        self._head = request_head(path, authority, scheme)
         self._connecting = self._loop.create_task(self._connect(address, tls, name), name=f"connect {address}")
 
     async def _connect(self, address: str, tls: ssl.SSLContext | None, name: str) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from hpack import Decoder, Encoder, HPACKError  # type: ignore[import-untyped,unused-ignore]
 
-from pinyon.runtime.http2.stream import Ended, Field, Link, Receiver, Stream, StreamFailed
+from pinyon.runtime.http2.stream import Field, Link, Receiver, Stream, StreamFailed
 from pinyon.runtime.http2.wire import (
     ACK,
     CONTINUATION,
@@ -190,7 +190,7 @@ class Connection(Link):
         self.leaving = True
         self.write(goaway(self._last_id if self._server else 0, code, reason))
 
-    def forget(self, stream: Ended) -> None:
+    def forget(self, stream: Stream) -> None:
         self._streams.pop(stream.stream_id, None)
 
     def lost(self, reason: str) -> None:

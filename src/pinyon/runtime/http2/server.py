@@ -1,15 +1,11 @@
-"""The side that accepts: a server in place of grpcio's, with the same handlers and the same interceptors.
-
-Handlers read their messages themselves: interceptors make those of one message do so
-(:mod:`pinyon.runtime.first_message`).
-"""
+"""The side that accepts: a server in place of grpcio's. Its handlers read their messages themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -32,14 +28,6 @@ LINGER_S = 5.0
 """So long a peer may take to read what was said before the end of a call."""
 
 _log = logging.getLogger("pinyon.http2")
-
-
-class CallDetails(grpc.HandlerCallDetails):
-    """What interceptors are told of a call."""
-
-    def __init__(self, method: str, invocation_metadata: Metadata) -> None:
-        self.method = method
-        self.invocation_metadata = invocation_metadata  # type: ignore[assignment]  # pairs, as grpcio has them
 
 
 class SessionContext(MessageStream):
@@ -233,14 +221,12 @@ class Http2Server:
 
     def __init__(
         self,
-        interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]
         *,
         connections_max: int,
         handshake_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """The limits and ``tls`` are those of :class:`Listener`."""
-        self._interceptors = interceptors
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self.listener = Listener(
             lambda done, met: ServerProtocol(self, done, met),
@@ -251,10 +237,8 @@ class Http2Server:
         self.protocols: set[ServerProtocol] = set()
         self.draining = False
 
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The same methods come by name, too."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+    def add(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """By methods' names."""
         self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def bind(self, listen: str) -> int:
@@ -304,7 +288,7 @@ class Http2Server:
         """One call, to its end. Raises nothing."""
         try:
             async with asyncio.timeout(head.timeout_s):
-                handler: Any = await self._found(head)
+                handler: Any = self._handlers.get(head.path)
                 if handler is None:
                     context.finish("UNIMPLEMENTED", "Method not found!")
                     return
@@ -330,24 +314,6 @@ class Http2Server:
             if not isinstance(error, asyncio.InvalidStateError):  # a write to who has left
                 _log.error("uncaught error in %s", head.path, exc_info=error)
             context.finish("UNKNOWN", "internal error")
-
-    async def _found(self, head: RequestHead) -> Any:
-        async def last(details: grpc.HandlerCallDetails) -> Any:
-            return self._handlers.get(details.method)
-
-        find: Callable[[grpc.HandlerCallDetails], Awaitable[Any]] = last
-        for each in reversed(self._interceptors):
-            find = _before(each, find)
-        return await find(CallDetails(head.path, head.metadata))
-
-
-def _before(
-    interceptor: Any, find: Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-) -> Callable[[grpc.HandlerCallDetails], Awaitable[Any]]:
-    async def found(details: grpc.HandlerCallDetails) -> Any:
-        return await interceptor.intercept_service(find, details)
-
-    return found
 
 
 def _names(certificate: Any) -> Sequence[bytes] | None:

@@ -49,13 +49,6 @@ class StreamFailed(Exception):
         self.status = status
 
 
-class Ended(Protocol):
-    """A stream, as far as its connection's list of open ones goes."""
-
-    @property
-    def stream_id(self) -> int: ...
-
-
 class Link:
     """What a connection's streams share of it: room, limits, and the way to the peer."""
 
@@ -73,7 +66,7 @@ class Link:
         self.send_frame = DEFAULT_FRAME
         """Bytes of a frame that it takes."""
 
-    def forget(self, stream: Ended) -> None:
+    def forget(self, stream: Stream) -> None:
         """It is over."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Messages to this worker's orders, and its answers to messages. What others ask meets its checks here.
+"""What a worker is asked, by load balancers and by other workers, and what it answers. What others ask is checked here.
 
 A wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field.
 """
@@ -7,32 +7,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
-from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, PinyonError
-from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
-from pinyon.core.request import FinishReason, SamplingParams
+from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
+from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
+from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX, TokenLogprob
+from pinyon.core.orders import GenerateOrder, PrefillOrder, Tokens, tokens_of
+from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.request import SamplingParams
+from pinyon.core.served import Served
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
-from pinyon.messages.error import error_to_proto
-from pinyon.messages.fetch_span import fetch_span_to_proto, fetch_spans_from_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
-from pinyon.messages.layout import layout_to_proto
-from pinyon.messages.logprobs import check_logprobs, logprobs_from_proto
+from pinyon.messages.layout import layout_to_proto, shape_of
+from pinyon.messages.logprobs import SentLogprobs, check_logprobs, logprobs_from_proto
+from pinyon.messages.prefill_report import report_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
 from pinyon.messages.segment import region_from_proto, segment_from_proto, segment_to_proto
 from pinyon.transfer import SegmentDescriptor
-from services.worker.orders.order import FirstToken, GenerateOrder, PrefillOrder, PrefillOutcome, PushTarget, Tokens
-from services.worker.orders.served import Served
 
 _NEUTRAL = SamplingParams()
 MS_MAX = (1 << 31) - 1
+_SOURCE_NUMBERS: dict[KvSource, common_pb2.KvSource] = {
+    each: getattr(common_pb2, f"KV_SOURCE_{each.name}") for each in KvSource
+}
+_SOURCES: dict[int, KvSource] = {number: source for source, number in _SOURCE_NUMBERS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PushTarget:
+    """Where a prompt's KV goes: byte offset in the remote region of each block from ``first_block`` on."""
+
+    segment: SegmentDescriptor
+    region_key: bytes
+    first_block: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What follows a prompt, computed here or elsewhere."""
+
+    token: int
+    report: PrefillReport
+    logprob: TokenLogprob | None
+    """The token's, if the order asks for it."""
+    prompt_logprobs: SentLogprobs | None
+    """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
+
 
 # -- what a load balancer asks
 
@@ -48,7 +72,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
         raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
     if message.model and message.model != served.name:
         raise NotFound(f"model {message.model!r} is not served here", field="model")
-    if message.model_fingerprint and message.model_fingerprint != served.card.fingerprint:
+    if message.model_fingerprint and message.model_fingerprint != served.fingerprint:
         raise FailedPrecondition(
             f"{served.instance_id} serves other weights than those it began with", field="model_fingerprint"
         )
@@ -83,12 +107,6 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     return GenerateOrder(prompt, prefill_id, prefill_address, timeout_s, placement.number)
 
 
-def failed_update(update: worker_pb2.StreamUpdate, error: PinyonError) -> None:
-    """A stream ends with an error."""
-    update.finish_reason = finish_reason_to_proto(FinishReason.ERROR)
-    update.error.CopyFrom(error_to_proto(error))
-
-
 # -- what a decode instance asks of a prefill instance
 
 
@@ -98,7 +116,7 @@ def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.Pre
         instance_id=served.instance_id,
         segment=segment_to_proto(segment),
         layout=layout_to_proto(served.layout),
-        model_fingerprint=served.card.fingerprint,
+        model_fingerprint=served.fingerprint,
     )
 
 
@@ -110,11 +128,9 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
         FailedPrecondition: another model or KV layout.
     """
     check_text(message.instance_id, "hello.instance_id")
-    theirs, ours = message.layout, served.layout
-    shape = (theirs.layers, theirs.kv_heads, theirs.head_dim, theirs.block_tokens, theirs.dtype)
-    if shape != (ours.layers, ours.kv_heads, ours.head_dim, ours.block_tokens, ours.dtype):
-        raise FailedPrecondition(f"KV layout {shape} is not ours ({ours.layout_id})", field="hello.layout")
-    if message.model_fingerprint != served.card.fingerprint:
+    if (shape := shape_of(message.layout)) != shape_of(served.layout):
+        raise FailedPrecondition(f"KV layout {shape} is not ours ({served.layout.layout_id})", field="hello.layout")
+    if message.model_fingerprint != served.fingerprint:
         raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
     try:
         return segment_from_proto(message.segment)
@@ -195,7 +211,7 @@ def parse_first_token(message: worker_pb2.PrefillResult, order: PrefillOrder, se
     Raises:
         Internal: it is not what was asked for.
     """
-    if not 0 <= message.first_token < served.card.config.vocab_size:
+    if not 0 <= message.first_token < served.vocab_size:
         raise Internal("the prefill instance sent no token of the vocabulary")
     logprob, prompt_logprobs = None, None
     try:
@@ -204,52 +220,10 @@ def parse_first_token(message: worker_pb2.PrefillResult, order: PrefillOrder, se
             (logprob,) = logprobs_from_proto(message.logprobs)
         if order.tells_prompt:
             check_logprobs(message.prompt_logprobs, len(order.tokens) - 1)
-            prompt_logprobs = message.prompt_logprobs
+            prompt_logprobs = SentLogprobs(message.prompt_logprobs)
     except InvalidArgument as error:
         raise Internal(f"the prefill instance's log-probabilities are wrong: {error.message}") from error
-    return FirstToken(message.first_token, message.report, logprob, prompt_logprobs)
-
-
-def measurement_to_proto(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
-    """For the conductor: what its estimates learn from."""
-    report = outcome.first.report
-    return conductor_pb2.PrefillMeasurement(
-        computed_tokens=report.computed_tokens,
-        prefix_tokens=report.local_tokens + report.peer_tokens + report.store_tokens,
-        compute_us=round(report.compute_ms * 1e3),
-        fetched_bytes=outcome.fetched_bytes,
-        fetch_us=round(report.fetch_ms * 1e3),
-        fetches=[
-            conductor_pb2.FetchMeasurement(
-                source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
-            )
-            for span in outcome.spans
-        ],
-    )
-
-
-def first_token_to_proto(
-    number: int, seconds: float, report: worker_pb2.PrefillReport
-) -> conductor_pb2.FirstTokenMeasurement:
-    """For the conductor: what came of the placement with this number."""
-    return conductor_pb2.FirstTokenMeasurement(
-        placement_number=number,
-        ttft_us=round(seconds * 1e6),
-        prefill_instance_id=report.prefill_instance_id,
-        queue_us=_us(report.queue_ms),
-        fetch_us=_us(report.fetch_ms),
-        compute_us=_us(report.compute_ms),
-        push_us=_us(report.push_ms),
-        computed_tokens=report.computed_tokens,
-        local_tokens=report.local_tokens,
-        peer_tokens=report.peer_tokens,
-        store_tokens=report.store_tokens,
-    )
-
-
-def _us(milliseconds: float) -> int:
-    """A peer's word: never an error. What is no time is none."""
-    return round(1e3 * milliseconds) if 0 <= milliseconds <= MS_MAX else 0
+    return FirstToken(message.first_token, report_from_proto(message.report), logprob, prompt_logprobs)
 
 
 # -- parts of several messages
@@ -298,11 +272,11 @@ def _tokens(raw: bytes, served: Served) -> Tokens:
         raise InvalidArgument("the prompt is empty", field="prompt_tokens_le32")
     if len(raw) % 4:
         raise InvalidArgument(f"{len(raw)} bytes are no u32 tokens", field="prompt_tokens_le32")
-    tokens = np.frombuffer(raw, "<u4")
+    tokens = tokens_of(raw)
     highest = int(tokens.max())
-    if highest >= served.card.config.vocab_size:
+    if highest >= served.vocab_size:
         raise InvalidArgument(
-            f"token id {highest} is outside the vocabulary of {served.card.config.vocab_size}",
+            f"token id {highest} is outside the vocabulary of {served.vocab_size}",
             field="prompt_tokens_le32",
         )
     return tokens
@@ -313,7 +287,7 @@ def _sampling(message: common_pb2.SamplingParams, prompt_tokens: int, served: Se
     for name in sorted(served.unsupported):
         if getattr(sampling, name) != getattr(_NEUTRAL, name):
             raise InvalidArgument(f"{name} is not supported by this engine: leave it out", field=name)
-    sampling.check_tokens(served.card.config.vocab_size)
+    sampling.check_tokens(served.vocab_size)
     count = (sampling.logprobs + 1) * prompt_tokens
     if sampling.prompt_logprobs and count > PROMPT_LOGPROBS_MAX:
         raise InvalidArgument(
@@ -332,3 +306,30 @@ def _keys(packed: bytes, tokens: int, served: Served) -> list[BlockKey]:
             field="block_keys",
         )
     return unpack_keys(packed)
+
+
+def fetch_span_to_proto(span: FetchSpan) -> common_pb2.FetchSpan:
+    return common_pb2.FetchSpan(
+        source_id=span.source_id,
+        source_address=span.address,
+        source=_SOURCE_NUMBERS[span.source],
+        first_block=span.first,
+        block_count=span.end - span.first,
+    )
+
+
+def fetch_spans_from_proto(messages: Iterable[common_pb2.FetchSpan], blocks: int) -> tuple[FetchSpan, ...]:
+    """Spans in block order inside a prompt of so many ``blocks``. A source that is not named is a peer."""
+    spans: list[FetchSpan] = []
+    end = 0
+    for message in messages:
+        if len(spans) >= FETCH_SPANS_MAX:
+            raise InvalidArgument(f"more than {FETCH_SPANS_MAX} spans to fetch", field="fetches")
+        first = message.first_block
+        if first < end or not message.block_count or first + message.block_count > blocks:
+            raise InvalidArgument("spans to fetch must be in block order and inside the prompt", field="fetches")
+        end = first + message.block_count
+        check_text(message.source_address, "fetches", ADDRESS_CHARS_MAX)
+        source = _SOURCES.get(message.source, KvSource.PEER)
+        spans.append(FetchSpan(message.source_id, message.source_address, source, first, end))
+    return tuple(spans)

@@ -1,4 +1,4 @@
-"""What others ask of this worker and what becomes of it, as values."""
+"""What a worker is asked to compute."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pinyon.api.common.v1 import common_pb2
-from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.fetch_span import FetchSpan
-from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import RequestClass, SamplingParams
-from pinyon.transfer import SegmentDescriptor
 
 Tokens = npt.NDArray[np.uint32]
+
+
+def tokens_of(raw: bytes) -> Tokens:
+    """Of 4 bytes each, the lowest first."""
+    return np.frombuffer(raw, "<u4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +51,6 @@ class PrefillOrder:
         """The log-probabilities of its tokens are wanted, for which all of it has to be computed. Not again when tokens
         were generated before: they are told with the first one."""
         return self.sampling.prompt_logprobs and not self.sample_index
-
-
-@dataclass(frozen=True, slots=True)
-class PushTarget:
-    """Where a prompt's KV goes: byte offset in the remote region of each block from ``first_block`` on."""
-
-    segment: SegmentDescriptor
-    region_key: bytes
-    first_block: int
-    offsets: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpanFetched:
-    """One read that arrived whole."""
-
-    source_id: str
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """What follows a prompt, computed here or elsewhere."""
-
-    token: int
-    report: worker_pb2.PrefillReport
-    """What it took."""
-    logprob: TokenLogprob | None
-    """The token's, if the order asks for it."""
-    prompt_logprobs: common_pb2.Logprobs | None
-    """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillOutcome:
-    """What this instance has computed, and what there is to learn of it."""
-
-    first: FirstToken
-    fetched_bytes: int
-    spans: tuple[SpanFetched, ...]
-    """Of the fetch; the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
