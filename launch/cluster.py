@@ -384,14 +384,8 @@ class LocalCluster:
         spec = self.spec
         folder = self._access.folder(role_of(name), spec.prefix + name)
         return [
-            *(
-                "--instance-id",
-                spec.prefix + name,
-                "--listen",
-                f"{spec.host}:{port}",
-                "--metrics-listen",
-                f"{spec.host}:{spec.metrics_port(name)}",
-            ),
+            *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
+            *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),
             *(() if folder is None else ("--tls-dir", str(folder))),
             *(("--allow-insecure",) if spec.allow_insecure else ()),
             *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
@@ -426,12 +420,8 @@ class LocalCluster:
             *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
             *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
-            *("--dram-blocks", str(spec.dram_blocks)),
-            *(
-                "--transfer-listen",
-                f"{spec.host}:0",
-                *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
-            ),
+            *("--dram-blocks", str(spec.dram_blocks), "--transfer-listen", f"{spec.host}:0"),
+            *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
             *(*self._common("worker", name), *self._journal(name)),
             *spec.extra.get(role, ()),
         ]

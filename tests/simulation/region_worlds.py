@@ -13,7 +13,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
 from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
-from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSource
 from pinyon_lab.simulator.regions.world import World
 
 BLOCK = 16
@@ -111,21 +111,21 @@ class Troubled:
             clients.send = counted
 
     def _fault(self) -> None:
-        world, rng, breaks = self.world, self.rng, self.world.breaks
+        world, rng = self.world, self.rng
         back_s = rng.uniform(0.05, 2.0)
         kind = rng.randrange(3)
         if kind == 0:
             name = rng.choice(sorted(world.home))
-            breaks.kill(name)
-            world.time.after(back_s, lambda: breaks.boot(name))
+            world.kill(name)
+            world.time.after(back_s, lambda: world.boot(name))
         elif kind == 1:
             region = rng.choice(sorted(world.doors))
-            breaks.kill_door(region)
-            world.time.after(back_s, lambda: breaks.restore_door(region))
+            world.kill_door(region)
+            world.time.after(back_s, lambda: world.restore_door(region))
         else:
             region = rng.choice(world.settings.regions)
-            breaks.cut_off(region)
-            world.time.after(back_s, lambda: breaks.heal(region))
+            world.cut_off(region)
+            world.time.after(back_s, lambda: world.network.heal(region))
 
     def run(self) -> None:
         self.world.run(self.until_s, drain=True)

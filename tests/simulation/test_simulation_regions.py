@@ -124,8 +124,8 @@ def test_credits_keep_bursts_from_waiting_at_instances() -> None:
 
 def test_another_load_balancer_takes_over_and_gives_back() -> None:
     world = world_of("skywalker", {"us": 1, "eu": 1}, takeover_s=1.0, notice_s=0.1)
-    world.time.at(6.0, lambda: world.breaks.kill_door("us"))
-    world.time.at(12.0, lambda: world.breaks.restore_door("us"))
+    world.time.at(6.0, lambda: world.kill_door("us"))
+    world.time.at(12.0, lambda: world.restore_door("us"))
     played(world, "us", Chain(2), 2)
     assert all(each.end == "finished" for each in world.served)
 
@@ -140,7 +140,7 @@ def test_another_load_balancer_takes_over_and_gives_back() -> None:
 
 def test_a_region_that_is_cut_off_serves_its_own() -> None:
     world = world_of("skywalker", {"us": 1, "eu": 1})
-    world.time.at(6.0, lambda: world.breaks.cut_off("eu"))
+    world.time.at(6.0, lambda: world.cut_off("eu"))
     played(world, "eu", Chain(2), 2)
     assert {each.end for each in world.served} == {"finished"}
     assert {each.instance for each in world.served} == {"eu-0"}
@@ -148,8 +148,8 @@ def test_a_region_that_is_cut_off_serves_its_own() -> None:
 
 def test_without_its_only_load_balancer_nobody_is_served_until_it_is_back() -> None:
     world = world_of("ll", {"us": 1, "eu": 1})
-    world.time.at(6.0, lambda: world.breaks.kill_door("us"))
-    world.time.at(12.0, lambda: world.breaks.restore_door("us"))
+    world.time.at(6.0, lambda: world.kill_door("us"))
+    world.time.at(12.0, lambda: world.restore_door("us"))
     played(world, "eu", Chain(1), 1)
     assert all(each.end == "finished" for each in world.served)
     ends = [each.sent_s + each.e2e_s for each in world.served]

@@ -16,7 +16,7 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.workload import Arrival
 
 BLOCK = 16

@@ -7,10 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pinyon.core.policies import NoSettings, Registry
+from pinyon.core.policies import NoSettings, Registry, check_bounds
 from pinyon.eviction.policy import Traits
-from pinyon_lab.caches.pool_replay import Coldest, GlobalPool, LocalCaches, PoolSize
-from pinyon_lab.caches.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
+from pinyon_lab.caches.pool_replay import (
+    Affinity,
+    CacheAffinity,
+    Coldest,
+    GlobalPool,
+    LocalCaches,
+    PoolSize,
+    RoundRobin,
+    Router,
+)
 from pinyon_lab.caches.replay import MakePolicy
 
 LOOK_AHEAD = 8
@@ -40,8 +48,7 @@ class Drawn:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.candidates <= CANDIDATES_MAX:
-            raise ValueError(f"candidates must be from 1 to {CANDIDATES_MAX}, got {self.candidates}")
+        check_bounds(self, candidates=(1, CANDIDATES_MAX))
 
 
 def _local(router: Callable[[], Router]) -> Kind:

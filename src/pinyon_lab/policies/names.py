@@ -7,17 +7,25 @@ from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.core.policies import NoSettings
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon_lab.policies.algorithm1 import Algorithm1, Algorithm1Settings
 from pinyon_lab.policies.batching import Dynamic, Feather, Lpm, Oracle, SglangDfsWeight, SglangFcfs
-from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon_lab.policies.cache_aware import LabCacheAware, LabCacheAwareSettings
 from pinyon_lab.policies.cached_prefix_line import CachedPrefixSettings, LongestMatchSettings
-from pinyon_lab.policies.dualmap import LabDualMap, LabDualMapSettings
 from pinyon_lab.policies.dynamic_batch import DynamicBatchSettings
-from pinyon_lab.policies.dynamo import Dynamo, DynamoSettings
 from pinyon_lab.policies.group_rounds import OracleSettings
-from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
-from pinyon_lab.policies.preble import Preble, PrebleSettings
+from pinyon_lab.policies.placement import (
+    Algorithm1,
+    Algorithm1Settings,
+    CacheAffinity,
+    CacheAffinitySettings,
+    Dynamo,
+    DynamoSettings,
+    LabDualMap,
+    LabDualMapSettings,
+    LabPinyon,
+    LabPinyonSettings,
+    Preble,
+    PrebleSettings,
+)
 from pinyon_lab.policies.tip_tree import LabFeatherSettings
 
 PLACEMENT = (Algorithm1.name, CacheAffinity.name, Preble.name, Dynamo.name)

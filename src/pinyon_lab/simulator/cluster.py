@@ -29,7 +29,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.elasticity import Elasticity
 from pinyon_lab.simulator.front import Front
 from pinyon_lab.simulator.members import MODEL, endless_fleet
-from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
 from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.caches.cache import leading_run
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, number
-from pinyon_lab.figures.workload import Workload
-from pinyon_lab.pictures import Bars, Picture
+from pinyon_lab.caches.cache import endless_hits
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.rows import basis, column, number
+from pinyon_lab.pictures import Bars
 
 PRINTED: Mapping[str, Mapping[str, float]] = {
     "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
@@ -22,31 +21,6 @@ RATIO_CLOSE = 0.01
 BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over the requests"
 
 
-def _row(workload: Workload, tell: Tell) -> dict[str, Value]:
-    tell(f"an endless cache: {workload.name}")
-    seen: set[int] = set()
-    blocks = hit_blocks = tokens = hit_tokens = 0
-    ratios = 0.0
-    for row in workload.rows:
-        hits = leading_run(row.blocks, seen)
-        seen.update(row.blocks)
-        cached = min(row.input_tokens, hits * workload.block_tokens)
-        blocks, hit_blocks = blocks + len(row.blocks), hit_blocks + hits
-        tokens, hit_tokens = tokens + row.input_tokens, hit_tokens + cached
-        ratios += cached / max(1, row.input_tokens)
-    count = len(workload.rows)
-    return {
-        "workload": workload.name,
-        "requests": count,
-        "input": tokens / count,
-        "output": sum(row.output_tokens for row in workload.rows) / count,
-        BY_TOKENS: hit_tokens / max(1, tokens),
-        BY_BLOCKS: hit_blocks / max(1, blocks),
-        BY_REQUEST: ratios / count,
-        "basis": basis(workload),
-    }
-
-
 @figure(
     "mooncake-table2",
     "Mooncake (FAST '25)",
@@ -55,22 +29,37 @@ def _row(workload: Workload, tell: Tell) -> dict[str, Value]:
     ("conversation", "synthetic"),
     ("toolagent",),
 )
-def table2(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = [_row(workload, tell) for workload in workloads]
-    columns = [
+def table2(given: Given) -> Result:
+    table = Table(
         Column("workload", "workload"),
         Column("requests", "requests", ",", Basis.MEASURED),
         Column("input", "input", ",.1f", Basis.MEASURED),
         Column("output", "output", ",.1f", Basis.MEASURED),
         *(Column(key, key, ".1%", Basis.MEASURED) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)),
-    ]
+    )
+    for workload in given.workloads:
+        given.tell(f"an endless cache: {workload.name}")
+        rows, count = workload.rows, len(workload.rows)
+        hits = list(endless_hits(row.blocks for row in rows))
+        cached = [min(row.input_tokens, n * workload.block_tokens) for row, n in zip(rows, hits, strict=True)]
+        tokens, blocks = sum(row.input_tokens for row in rows), sum(len(row.blocks) for row in rows)
+        ratio = sum(n / max(1, row.input_tokens) for row, n in zip(rows, cached, strict=True)) / count
+        lengths = tokens / count, sum(row.output_tokens for row in rows) / count
+        ratios = sum(cached) / max(1, tokens), sum(hits) / max(1, blocks), ratio
+        table.add(workload.name, count, *lengths, *ratios, basis=basis(workload))
     notes = [
         "Cached: the longest leading run of blocks that earlier requests had, in a cache that forgets nothing. How the "
         "paper counts its ratio is not stated: here are three ways.",
         "A generated trace stands in the table alone: its statistics were put in.",
         "Blocks are of 512 tokens, the paper's store has 256 (§5.1): what is shared inside a block is not seen.",
     ]
-    return Result(columns, rows, _claims(rows), notes, _picture(rows))
+    named = [f"{row['workload']} ({row['basis']})" for row in table.rows]
+    bars: dict[str, Sequence[float | None]] = {
+        key: column(table.rows, key) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
+    }
+    bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
+    panel = Bars("Endless cache", "cached", named, bars, ".1%")
+    return table.result("Mooncake Table 2: cache ratio", [panel], _claims(table.rows), notes)
 
 
 def _claims(all_rows: Rows) -> list[Claim]:
@@ -104,12 +93,3 @@ def _claims(all_rows: Rows) -> list[Claim]:
             BY_TOKENS,
         ),
     ]
-
-
-def _picture(rows: Rows) -> Picture:
-    shown = [f"{row['workload']} ({row['basis']})" for row in rows]
-    bars: dict[str, Sequence[float | None]] = {
-        key: [number(row, key) for row in rows] for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
-    }
-    bars["the paper"] = [PRINTED[str(row["workload"])]["ratio"] for row in rows]
-    return Picture("Mooncake Table 2: cache ratio", [Bars("Endless cache", "cached", shown, bars, ".1%")])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, counting, number
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Tell, figure
+from pinyon_lab.figures.rows import basis, column, counting, those
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.figures import BASELINES, PAPER, SEED, TESTBED_NOTES
-from pinyon_lab.pictures import Bars, Picture
+from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut
@@ -40,27 +39,8 @@ def _mean_s(workload: Workload, model: Served, ratio: float, policy: str, tell: 
 
 
 @figure("wild-qttft", PAPER, "§4.3, Figs. 25 to 27", "queued TTFT", ("qwen-a", "qwen-b"))
-def qttft(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    for model in MODELS:
-        for workload in workloads:
-            part = served(workload, model, random.Random(SEED))
-            for ratio in RATIOS:
-                means = {policy: _mean_s(part, model, ratio, policy, tell) for policy in POLICIES}
-                baselines = [means[policy] for policy in BASELINES]
-                rows.append(
-                    {
-                        "model": model.name,
-                        "workload": part.name,
-                        "ratio": ratio,
-                        **means,
-                        "to_best": 1 - means["workload_aware"] / min(baselines),
-                        "to_worst": 1 - means["workload_aware"] / max(baselines),
-                        "own_to_best": 1 - means["reuse_hazard"] / min(baselines),
-                        "basis": basis(part),
-                    }
-                )
-    columns = [
+def qttft(given: Given) -> Result:
+    table = Table(
         Column("model", "model"),
         Column("workload", "workload"),
         Column("ratio", "CPU", "g"),
@@ -68,7 +48,16 @@ def qttft(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("to_best", "WA to best", "-.1%", Basis.MODELLED),
         Column("to_worst", "to worst", "-.1%", Basis.MODELLED),
         Column("own_to_best", "own to best", "-.1%", Basis.MODELLED),
-    ]
+    )
+    for model in MODELS:
+        for workload in given.workloads:
+            part = served(workload, model, random.Random(SEED))
+            for ratio in RATIOS:
+                means = {policy: _mean_s(part, model, ratio, policy, given.tell) for policy in POLICIES}
+                baselines = [means[policy] for policy in BASELINES]
+                best, worst, aware = min(baselines), max(baselines), means["workload_aware"]
+                gains = 1 - aware / best, 1 - aware / worst, 1 - means["reuse_hazard"] / best
+                table.add(model.name, part.name, ratio, *means.values(), *gains, basis=basis(part))
     notes = [
         "Mean seconds from arrival to the first token at one instance that computes one prompt after the other, as "
         "many tokens in a second as it is taken to compute; answers take none of its time. WA is the paper's policy, "
@@ -76,7 +65,14 @@ def qttft(workloads: Sequence[Workload], tell: Tell) -> Result:
         f"{', '.join(BASELINES)}. How long queues are depends on the load, of which the paper prints nothing.",
         *TESTBED_NOTES[:2],
     ]
-    return Result(columns, rows, [_claim(rows)], notes, _picture(rows))
+    panels = []
+    for name in dict.fromkeys(str(row["workload"]) for row in table.rows):
+        rows = those(table.rows, workload=name, ratio=1.0)
+        values = {_short(policy): column(rows, policy) for policy in POLICIES}
+        panels.append(
+            Bars(f"{name}, CPU cache 1 × HBM", "mean QTTFT, s", [str(row["model"]) for row in rows], values, ".1f")
+        )
+    return table.result("Queued TTFT by eviction policy", panels, [_claim(table.rows)], notes)
 
 
 def _short(policy: str) -> str:
@@ -84,8 +80,8 @@ def _short(policy: str) -> str:
 
 
 def _claim(rows: Rows) -> Claim:
-    on_a = [row for row in rows if row["workload"] == "qwen-a"]
-    best, worst = ([number(row, key) for row in on_a] for key in ("to_best", "to_worst"))
+    on_a = those(rows, workload="qwen-a")
+    best, worst = (column(on_a, key) for key in ("to_best", "to_worst"))
     low, high = PRINTED
     return Section("§4.3", Basis.CONSTRUCTION).says(
         "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV\\$ cache hit rate",
@@ -94,20 +90,3 @@ def _claim(rows: Rows) -> Claim:
         "on trace A; the text does not say against which baseline: agrees if the printed range is between the two",
         printed=f"{100 * low:.1f}–{high:.1%}",
     )
-
-
-def _picture(rows: Rows) -> Picture:
-    panels = [
-        Bars(
-            f"{name}, CPU cache 1 × HBM",
-            "mean QTTFT, s",
-            [str(row["model"]) for row in rows if row["workload"] == name and row["ratio"] == 1.0],
-            {
-                _short(policy): [number(row, policy) for row in rows if row["workload"] == name and row["ratio"] == 1.0]
-                for policy in POLICIES
-            },
-            ".1f",
-        )
-        for name in dict.fromkeys(str(row["workload"]) for row in rows)
-    ]
-    return Picture("Queued TTFT by eviction policy", panels)
