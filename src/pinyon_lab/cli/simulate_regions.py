@@ -176,13 +176,13 @@ def _whole(part: str, text: str, most: int) -> int:
     return int(text)
 
 
-def _number(part: str, text: str, option: str = "--regions") -> float:
+def _number(part: str, text: str, option: str = "--regions", what: str = "number") -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InvalidArgument(f"{option}: {text!r} of {part!r} is no number", field=dest(option))
+        raise InvalidArgument(f"{option}: {text!r} of {part!r} is no {what}", field=dest(option))
     return value
 
 
@@ -209,7 +209,7 @@ def _world(arguments: argparse.Namespace, system: System, regions: Mapping[str, 
         if not equals or not plus or one not in regions or other not in regions or one == other:
             raise InvalidArgument(f"--round-trip takes A+B=MS of two of the regions, not {text!r}", field="round_trip")
         trips.pop((other, one), None)
-        trips[one, other] = _number(text, ms, "--round-trip") / 1e3
+        trips[one, other] = _number(text, ms, "--round-trip", "number of ms") / 1e3
     settings = WorldSettings({name: region.instances for name, region in regions.items()}, trips)
     return World(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
 
