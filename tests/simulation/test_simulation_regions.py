@@ -10,9 +10,8 @@ import pytest
 
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
-from pinyon_lab.simulator.regions.world import World
 from tests.long import usually
-from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, troubled
+from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, BreakableWorld, troubled
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
 ONE = {"us": 1, "eu": 1, "asia": 1}
@@ -34,12 +33,14 @@ class Chain:
         return Program(f"user {self.made}", tuple(steps))
 
 
-def world_of(system: System | str, instances: dict[str, int] = ONE, **changes: object) -> World:
+def world_of(system: System | str, instances: dict[str, int] = ONE, **changes: object) -> BreakableWorld:
     settings = WorldSettings(instances, TRIPS_S, **changes)  # type: ignore[arg-type]
-    return World(settings, SYSTEMS[system] if isinstance(system, str) else system, SMALL, MACHINE, ENGINE)
+    return BreakableWorld(settings, SYSTEMS[system] if isinstance(system, str) else system, SMALL, MACHINE, ENGINE)
 
 
-def played(world: World, region: str, source: Chain, clients: int = 1, until_s: float = 20.0) -> World:
+def played(
+    world: BreakableWorld, region: str, source: Chain, clients: int = 1, until_s: float = 20.0
+) -> BreakableWorld:
     world.add_clients(region, source, random.Random(1), clients)
     world.run(until_s, drain=True)
     world.check_over()
@@ -189,7 +190,7 @@ def test_siblings_are_sent_at_once_and_children_after_their_parent() -> None:
     assert any(each.sent_s == pytest.approx(end_s + 0.5) for each in (late, grandchild))
 
 
-def _watched(world: World, source: Chain, clients: int) -> int:
+def _watched(world: BreakableWorld, source: Chain, clients: int) -> int:
     open_now: set[int] = set()
     most = 0
     send = world.send

@@ -70,7 +70,7 @@ class Cluster:
         self._boots = self.members.boots
         self.elasticity: Elasticity | None = None
         for number, role in enumerate(settings.roles):
-            self.boot(f"{role.value}-{number:04d}", role)
+            self.members.boot(f"{role.value}-{number:04d}", role)
 
     # -- a run
 
@@ -96,36 +96,6 @@ class Cluster:
     def log(self, *what: object) -> None:
         self.counts[str(what[0])] += 1
         self._heard(self.time.now_s, *what)
-
-    # -- instances
-
-    def boot(self, name: str, role: Role) -> None:
-        """An instance comes, or comes back, empty."""
-        self.members.boot(name, role)
-
-    def kill(self, name: str) -> None:
-        """An instance dies with all it holds; what was with it is tried elsewhere."""
-        victim = self.members.remove(name)
-        if victim is None:
-            return
-        self.log("death", name)
-        lost = [
-            request.attempt
-            for request in self.front.requests.values()
-            if request.attempt is not None
-            and not request.attempt.over
-            and victim.boot in (request.attempt.prefill, request.attempt.decode)
-        ]
-        for attempt in lost:
-            decode = self._boots.get(attempt.decode)
-            if decode is not None and decode.decodes.get(attempt.number) is attempt:
-                continue  # its prompt is computed and here: the prefill instance is not needed any more
-            if not attempt.over:
-                self.fail(attempt, name)
-
-    def cancel(self, number: int) -> None:
-        """The request's client leaves."""
-        self.front.cancel(number)
 
     # -- placement
 

@@ -276,54 +276,6 @@ class World:
             self.instances.boot(name)
             self.probes.booted(name)
 
-    def kill(self, name: str) -> None:
-        """An instance dies with all it holds; what was there goes on elsewhere."""
-        lost = self.instances.kill(name)
-        self.probes.died(name)
-        for request in lost:
-            call = self.calls[request.number]
-            self._broken(call, len(call.hops))
-
-    def kill_door(self, region: str) -> None:
-        """A load balancer dies. Clients go to the next one, which has its instances some time later."""
-        door = self.doors[region]
-        if not door.alive:
-            return
-        door.die()
-        for call in list(self.calls.values()):
-            if call.front == region:
-                self._broken(call, 0)
-            elif any(hop.name == region for hop in call.hops):
-                self._broken(call, 1)
-        self.time.after(self.settings.takeover_s, lambda: self.probes.take_over(region))
-
-    def restore_door(self, region: str) -> None:
-        """It comes back, and gets its instances."""
-        door = self.doors[region]
-        if not door.alive:
-            door.live()
-            self.probes.meet(door)
-            self.probes.give_back(region)
-
-    def cut_off(self, region: str) -> None:
-        """Nothing gets out of a region or into it, until it is healed."""
-        self.network.cut_off(region)
-        for call in list(self.calls.values()):
-            kept = self._reach(call)
-            if kept >= 0:
-                self._broken(call, kept)
-
-    def _reach(self, call: Call) -> int:
-        """How many of its load balancers are left where its way is cut; -1: it is whole."""
-        if not call.front:
-            return -1
-        stops = [call.region, call.front]
-        stops += [self.home.get(hop.name, hop.name) for hop in call.hops]
-        for place, (one, other) in enumerate(pairwise(stops)):
-            if not self.network.reaches(one, other):
-                return place
-        return -1
-
     # -- afterwards
 
     def check_over(self) -> None:
