@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pinyon.core.policies import NoSettings, Registry, check_bounds
-from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.pool_replay import (
     Affinity,
     CacheAffinity,
@@ -19,18 +18,14 @@ from pinyon_lab.caches.pool_replay import (
     RoundRobin,
     Router,
 )
-from pinyon_lab.caches.replay import MakePolicy
+from pinyon_lab.caches.replay import MakePolicy, Replaying
 
 LOOK_AHEAD = 8
 LOOK_AHEAD_MAX = 1024
 CANDIDATES_MAX = 16
 
 
-class Pool(Protocol):
-    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
-        ...
-
+class Pool(Replaying, Protocol):
     def result(self) -> dict[str, Any]:
         """What is on the nodes, and what they did."""
         ...

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Value, figure
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
-from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
+from pinyon_lab.papers.feather.sweeps import FEATHER, ratios, sweep, swept, told, value
 from pinyon_lab.pictures import Course, Courses, Picture
 
 # -- Fig. 5.12
@@ -176,7 +176,7 @@ def fig5_14(given: Given) -> Result:
             "the two are one policy here",
         ),
     ]
-    return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.14: nothing shared", rows, "rate"))
+    return swept("FEATHER Fig. 5.14: nothing shared", "rate", rows, claims)
 
 
 # -- Fig. 5.17
@@ -219,4 +219,4 @@ def fig5_17(given: Given) -> Result:
             printed="500",
         ),
     ]
-    return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.17: without RL", rows, "rate"))
+    return swept("FEATHER Fig. 5.17: without RL", "rate", rows, claims)

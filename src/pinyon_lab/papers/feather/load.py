@@ -6,7 +6,7 @@ from __future__ import annotations
 from pinyon_lab.figures.figure import Basis, Given, Result, Section, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER, Load
-from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, SOME, apart, columns, picture, ratios, sweep, told, value
+from pinyon_lab.papers.feather.sweeps import FEATHER, SERVED, SOME, apart, ratios, sweep, swept, told, value
 
 # -- Fig. 5.1
 
@@ -75,7 +75,7 @@ def fig5_1(given: Given) -> Result:
             "short: ε falls by 3 % a round",
         ),
     ]
-    return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.1: request rate", rows, "rate"))
+    return swept("FEATHER Fig. 5.1: request rate", "rate", rows, claims)
 
 
 # -- Fig. 5.2
@@ -137,8 +137,7 @@ def fig5_2(given: Given) -> Result:
             "cost on the CPU, which is left out, is what sets the two apart in the paper",
         ),
     ]
-    title = "FEATHER Fig. 5.2: prefix groups"
-    return Result(columns("groups"), rows, claims, NOTES, picture(title, rows, "groups", ("tokens_s", "batch")))
+    return swept("FEATHER Fig. 5.2: prefix groups", "groups", rows, claims, SERVED[:2])
 
 
 # -- Fig. 5.3
@@ -181,8 +180,7 @@ def fig5_3(given: Given) -> Result:
             "a round keeps batches apart that are of one prefix each: a fifth of those that run",
         ),
     ]
-    title = "FEATHER Fig. 5.3: decode tokens"
-    return Result(columns("tokens"), rows, claims, NOTES, picture(title, rows, "decode tokens", ("tokens_s", "batch")))
+    return swept("FEATHER Fig. 5.3: decode tokens", "tokens", rows, claims, SERVED[:2], axis="decode tokens")
 
 
 # -- Fig. 5.4
@@ -210,8 +208,7 @@ def fig5_4(given: Given) -> Result:
             "feather over fcfs",
         ),
     ]
-    title = "FEATHER Fig. 5.4: prefix length"
-    return Result(columns("prefix"), rows, claims, NOTES, picture(title, rows, "prefix tokens", ("tokens_s",)))
+    return swept("FEATHER Fig. 5.4: prefix length", "prefix", rows, claims, SERVED[:1], axis="prefix tokens")
 
 
 # -- Fig. 5.5
@@ -243,8 +240,7 @@ def fig5_5(given: Given) -> Result:
             "batches read the weights for 60 requests; it is never slower than fcfs",
         ),
     ]
-    title = "FEATHER Fig. 5.5: tree levels"
-    return Result(columns("levels"), rows, claims, NOTES, picture(title, rows, "levels", ("tokens_s", "batch")))
+    return swept("FEATHER Fig. 5.5: tree levels", "levels", rows, claims, SERVED[:2])
 
 
 # -- Fig. 5.6
@@ -289,7 +285,7 @@ def fig5_6(given: Given) -> Result:
             "tokens/s of feather",
         ),
     ]
-    return Result(columns("model"), rows, claims, NOTES, picture("FEATHER Fig. 5.6: models", rows, "model"))
+    return swept("FEATHER Fig. 5.6: models", "model", rows, claims)
 
 
 # -- Fig. 5.7
@@ -337,5 +333,4 @@ def fig5_7(given: Given) -> Result:
             "tokens/s; agrees if within a fifth",
         ),
     ]
-    title = "FEATHER Fig. 5.7: LongChat 13B"
-    return Result(columns("groups"), rows, claims, NOTES, picture(title, rows, "groups"))
+    return swept("FEATHER Fig. 5.7: LongChat 13B", "groups", rows, claims)
