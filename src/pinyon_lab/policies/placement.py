@@ -38,7 +38,9 @@ class Algorithm1Settings:
 
 
 class Algorithm1:
-    """The instance with the least sum of transfer, queue and prefill times (lines 4 to 16); of equals the first one.
+    """Mooncake's Algorithm 1 to the letter; what runs by default is
+    :class:`pinyon.placement.kvcache_centric.KvCacheCentric`. The instance with the least sum of transfer, queue and
+    prefill times (lines 4 to 16); of equals the first one.
 
     ``FindBestPrefixMatch`` is the one instance that holds most. Where its prefix is more than the threshold times the
     local one, it is fetched, whether that is sooner or not (lines 5 to 8, 20, 21). best_len / 0 is infinite when
@@ -102,6 +104,8 @@ class CacheAffinitySettings:
 
 
 class CacheAffinity:
+    """Where the cache is, whatever the load: DualMap's baseline (§1, §2.2)."""
+
     name: ClassVar[str] = "cache_affinity"
     settings_type: ClassVar[type[CacheAffinitySettings]] = CacheAffinitySettings
 
@@ -144,7 +148,8 @@ class PrebleSettings:
 
 
 class Preble:
-    """The instance that holds most of the prompt, of equals the least loaded, if that is more than a share of it."""
+    """Preble (Srivatsa et al.), as DualMap's appendix B describes it: exploit a prefix that is long, else explore. The
+    instance that holds most of the prompt, of equals the least loaded, if that is more than a share of it."""
 
     name: ClassVar[str] = "preble"
     settings_type: ClassVar[type[PrebleSettings]] = PrebleSettings
@@ -181,7 +186,8 @@ class DynamoSettings:
 
 
 class Dynamo:
-    """The instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
+    """Dynamo's cost function as DualMap's appendix B prints it: the share of the prompt that is held less the load. The
+    instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
 
     name: ClassVar[str] = "dynamo"
     settings_type: ClassVar[type[DynamoSettings]] = DynamoSettings
@@ -218,7 +224,7 @@ class LabDualMapSettings(DualMapSettings):
 
 
 class LabDualMap(DualMap):
-    """See :class:`LabDualMapSettings`."""
+    """Less a part of it, as its paper compares it (Fig. 5): see :class:`LabDualMapSettings`."""
 
     settings_type: ClassVar[type[LabDualMapSettings]] = LabDualMapSettings
 
@@ -259,7 +265,7 @@ class LabPinyonSettings(PinyonSettings):
 
 
 class LabPinyon(Pinyon):
-    """See :class:`LabPinyonSettings`."""
+    """Less a part of it, to see what that is worth: see :class:`LabPinyonSettings`."""
 
     settings_type: ClassVar[type[LabPinyonSettings]] = LabPinyonSettings
 

@@ -29,6 +29,8 @@ from pinyon_lab.simulator.world import World
 
 @dataclass(slots=True)
 class Leap:
+    """Equal steps that are taken as one, until something comes up."""
+
     began_s: float
     """When the first step did, on the virtual clock."""
     step_s: float

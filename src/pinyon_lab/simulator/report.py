@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pinyon_lab.simulator.attempt import Request
 
@@ -85,18 +85,7 @@ class Served(NamedTuple):
     hit_tokens: int
 
 
-class Timed(Protocol):
-    """What counts of a request; a TTFT below 0: it has none."""
-
-    @property
-    def ttft_s(self) -> float: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def hit_tokens(self) -> int: ...
-
-
-def report(served: Sequence[Timed], slo_s: float, warm_up: int) -> dict[str, float]:
+def report(served: Sequence[Served | Outcome], slo_s: float, warm_up: int) -> dict[str, float]:
     """The first ``warm_up`` do not count. A percentile is the value at index floor(p · n) of n in order; the hit ratio
     is by tokens. Beside the attainment of all stand that of the last quarter by arrival, which falls where a queue
     grows, and that of the tenth with the longest prompts. Who got no answer is not in time, and in no percentile."""
@@ -146,5 +135,5 @@ def _percentiles(prefix: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{prefix}p{percent}_s": values[percent * len(values) // 100] for percent in PERCENTS}
 
 
-def _attained(served: Sequence[Timed], slo_s: float) -> float:
+def _attained(served: Sequence[Served | Outcome], slo_s: float) -> float:
     return sum(0 <= each.ttft_s <= slo_s + NANO_S for each in served) / len(served)

@@ -28,8 +28,10 @@ class Similarities(NamedTuple):
 
 
 def similarity(one: Step, other: Step, block_tokens: int, skipped: int) -> float:
-    """``len(common prefix) / min(len)``, in whole blocks, without the first ``skipped`` tokens: a template that all
-    have."""
+    """How much of the shorter prompt the other one begins with: ``len(common prefix) / min(len)``.
+
+    In whole blocks, without the first ``skipped`` tokens: a template that all have.
+    """
     shared = 0
     for mine, theirs in zip(one.keys, other.keys, strict=False):
         if mine != theirs:

@@ -22,7 +22,8 @@ OTHERS_S: Final = 0.15
 
 
 class Network:
-    """``round_trips_s``: between two regions, in any order of the two."""
+    """How long messages take between regions, and between which ones none get through. ``round_trips_s``: between two
+    of them, in any order."""
 
     def __init__(self, round_trips_s: Mapping[tuple[str, str], float] = ROUND_TRIPS_S) -> None:
         for pair, seconds in round_trips_s.items():
