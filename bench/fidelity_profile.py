@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pinyon.eviction import Traits
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon_lab.replay import Player, Prompts, Sending, TokenRange
-from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.report import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival
 
 LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 2560)

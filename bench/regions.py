@@ -16,10 +16,9 @@ from typing import Any
 from bench.regions_live import MAX_BATCH, Run, live, measure
 from bench.report import Aim, Report, parser, progress
 from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSource
-from pinyon_lab.simulator.regions.network import ROUND_TRIPS_S
 from pinyon_lab.simulator.regions.programs import Source
-from pinyon_lab.simulator.regions.settings import SYSTEMS
-from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS
+from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSource
 
 REGIONS = ("us", "eu", "asia")
 BLOCK_TOKENS = 16

@@ -12,7 +12,7 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import Access, role_of
 from launch.ports import HeldPorts, Port, next_port
-from launch.process import INTERPRETER, START_S, Launch, ServiceProcess, end_all, first_ready
+from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess, end_all, first_ready
 from launch.redis_server import NoRedis, RedisServer, find_redis
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
@@ -38,8 +38,6 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 
 STOP_S = 15.0
-
-Progress = Callable[[str], None]
 
 POLICIES: dict[str, Registry[Any]] = {
     "placement": PLACEMENT_POLICIES,
@@ -384,14 +382,8 @@ class LocalCluster:
         spec = self.spec
         folder = self._access.folder(role_of(name), spec.prefix + name)
         return [
-            *(
-                "--instance-id",
-                spec.prefix + name,
-                "--listen",
-                f"{spec.host}:{port}",
-                "--metrics-listen",
-                f"{spec.host}:{spec.metrics_port(name)}",
-            ),
+            *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
+            *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),
             *(() if folder is None else ("--tls-dir", str(folder))),
             *(("--allow-insecure",) if spec.allow_insecure else ()),
             *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
@@ -426,12 +418,8 @@ class LocalCluster:
             *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
             *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
             *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
-            *("--dram-blocks", str(spec.dram_blocks)),
-            *(
-                "--transfer-listen",
-                f"{spec.host}:0",
-                *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
-            ),
+            *("--dram-blocks", str(spec.dram_blocks), "--transfer-listen", f"{spec.host}:0"),
+            *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
             *(*self._common("worker", name), *self._journal(name)),
             *spec.extra.get(role, ()),
         ]

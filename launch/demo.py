@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from launch.cluster import ClusterSpec, LocalCluster
@@ -131,16 +132,10 @@ class _Board:
     def __init__(self, title: str) -> None:
         self.outcomes: list[DemoAnswer] = []
         self.table = Table(title=title, title_justify="left", expand=False)
-        for column, justify in (
-            ("request", "left"),
-            ("prompt", "right"),
-            ("reused", "right"),
-            ("local/peer/store", "right"),
-            ("TTFT ms", "right"),
-            ("tokens/s", "right"),
-            ("answer", "left"),
-        ):
-            self.table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        self.table.add_column("request", no_wrap=True)
+        for column in ("prompt", "reused", "local/peer/store", "TTFT ms", "tokens/s"):
+            self.table.add_column(column, justify="right", no_wrap=True)
+        self.table.add_column("answer", no_wrap=True)
 
     def add(self, outcome: DemoAnswer) -> None:
         self.outcomes.append(outcome)
@@ -154,12 +149,8 @@ class _Board:
             sources,
             f"{outcome.ttft_s * 1000:.0f}",
             f"{outcome.tokens_per_s:.0f}",
-            _escape(answer[:20] + ("…" if len(answer) > 20 else "")),
+            escape(answer[:20] + ("…" if len(answer) > 20 else "")),
         )
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[DemoAnswer]:

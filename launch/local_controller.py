@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from launch.process import INTERPRETER, START_S, Launch, ServiceProcess
+from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess
 from launch.redis_server import RedisServer
 from pinyon.runtime.identity import CONTROLLER
-
-Progress = Callable[[str], None]
 
 
 class LocalController:

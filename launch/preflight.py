@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pinyon.core.address import is_loopback
 from pinyon.core.errors import PinyonError
@@ -14,22 +14,18 @@ def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys
     from pinyon.profiles.engine_profile import load_profile
     from pinyon.runtime.api_keys import read_api_keys
 
+    checks: list[tuple[str, Callable[[str], object], str]] = [
+        *((option, load_card, folder) for option, folder in models),
+        ("--engine-profile", load_profile, engine_profile),
+        ("--api-keys-file", read_api_keys, api_keys_file),
+    ]
     faults: list[str] = []
-    for option, folder in models:
+    for option, read, name in checks:
         try:
-            load_card(folder)
+            if name:
+                read(name)
         except PinyonError as error:
             faults.append(f"{option}: {error.message}")
-    if engine_profile:
-        try:
-            load_profile(engine_profile)
-        except PinyonError as error:
-            faults.append(f"--engine-profile: {error.message}")
-    if api_keys_file:
-        try:
-            read_api_keys(api_keys_file)
-        except PinyonError as error:
-            faults.append(f"--api-keys-file: {error.message}")
     return faults
 
 

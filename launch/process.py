@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,8 @@ class Interpreter:
 
 INTERPRETER = Interpreter()
 Service = TypeVar("Service", bound="ServiceProcess")
+Progress = Callable[[str], None]
+"""Hears what was started."""
 
 
 class ServiceProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from launch.access import Access
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.local_controller import LocalController
 from launch.ports import HeldPorts, Port
-from launch.process import INTERPRETER, START_S, Launch
+from launch.process import INTERPRETER, START_S, Launch, Progress
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography
@@ -23,8 +23,6 @@ from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.identity import CONTROLLER, check_region_name
 
 REGIONS_MAX = 8
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

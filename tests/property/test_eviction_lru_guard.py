@@ -48,8 +48,8 @@ def test_it_knows_what_lru_would_hold(seed: int, capacity: int, fair: bool) -> N
         cache.request(*each)
         lru.request(*each)
         kept = list(guard._kept)
-        assert set(kept[-capacity:]) == lru._cache.resident
-        held = cache._cache.resident
+        assert set(kept[-capacity:]) == lru.resident
+        held = cache.resident
         assert set(guard._group_of) == held - set(kept)
         assert {key: group for group, keys in guard._beyond.items() for key in keys} == guard._group_of
         assert len(guard) <= 3 * capacity
@@ -67,10 +67,10 @@ def test_while_it_is_on_nothing_goes_that_lru_would_have_kept(seed: int, capacit
     guard._hold = 1 << 30
     guard._turn(True)
     for each in asked[80:]:
-        both = cache._cache.resident & lru._cache.resident
+        both = cache.resident & lru.resident
         cache.request(*each)
         lru.request(*each)
-        assert both & lru._cache.resident <= cache._cache.resident
+        assert both & lru.resident <= cache.resident
 
 
 def turned_over(rng: Random) -> list[Asked]:

@@ -79,14 +79,14 @@ def test_what_extends_a_block_never_outlives_it(seed: int, capacity: int, fair: 
         now_s += rng.choice((0.0, 0.1, 3.0, 70.0))
         blocks, traits = prompts.next()
         cache.request(blocks, now_s, traits)
-        for block in [block for block in prompts.before if block in cache]:
+        for block in [block for block in prompts.before if block in cache.resident]:
             before = prompts.before[block]
-            assert before is None or before in cache, f"{block} without {before}"
-        assert len(policy) == cache.resident <= capacity
+            assert before is None or before in cache.resident, f"{block} without {before}"
+        assert len(policy) == len(cache.resident) <= capacity
         assert len(policy._ghosts) <= len(policy) + STALE_MIN
-    assert sorted(policy.victims(capacity + 1, now_s)) == sorted(block for block in prompts.before if block in cache), (
-        "some cannot be had"
-    )
+    assert sorted(policy.victims(capacity + 1, now_s)) == sorted(
+        block for block in prompts.before if block in cache.resident
+    ), "some cannot be had"
 
 
 def test_a_flooding_tenant_takes_no_more_than_its_share() -> None:
@@ -116,8 +116,8 @@ def test_a_share_is_not_for_what_nobody_will_use() -> None:
         now_s = step * 43_200.0 / steps
         cache.request([next(fresh) for _ in range(40)], now_s, Traits("text/1", "flood"))
         if now_s < LONGEST_S:
-            assert all(block in cache for block in mine)
-    assert not any(block in cache for block in mine)
+            assert all(block in cache.resident for block in mine)
+    assert not any(block in cache.resident for block in mine)
 
 
 @pytest.mark.parametrize(("gap_s", "kept"), [(1.0, False), (100.0, True)])
@@ -132,8 +132,8 @@ def test_how_long_a_share_protects_is_what_its_tenant_does(gap_s: float, kept: b
     fresh = iter(range(1_000, 1_000_000))
     for step in range(1, 60):
         cache.request([next(fresh) for _ in range(40)], start_s + step * 6.0, Traits("text/1", "flood"))
-    assert all(block in cache for block in mine) == kept
-    assert any(block in cache for block in mine) == kept
+    assert all(block in cache.resident for block in mine) == kept
+    assert any(block in cache.resident for block in mine) == kept
 
 
 def test_what_others_use_says_little_of_a_tenant() -> None:

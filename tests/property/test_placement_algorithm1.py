@@ -14,7 +14,7 @@ from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
-from pinyon_lab.policies.algorithm1 import Algorithm1, Algorithm1Settings
+from pinyon_lab.policies.placement import Algorithm1, Algorithm1Settings
 from tests.long import usually
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 

@@ -22,7 +22,7 @@ from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, PathKind, TransferCostModel
-from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.policies.placement import LabPinyon, LabPinyonSettings
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.long import usually
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member

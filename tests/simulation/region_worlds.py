@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from pinyon.core.request import Role
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
+from pinyon_lab.simulator.regions.calls import Call
 from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
 from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
-from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSource
 from pinyon_lab.simulator.regions.world import World
 
 BLOCK = 16
@@ -51,6 +53,58 @@ class Misfortune:
         return False
 
 
+class BreakableWorld(World):
+    """One in which instances and load balancers die, and regions are cut off."""
+
+    def kill(self, name: str) -> None:
+        """An instance dies with all it holds; what was there goes on elsewhere."""
+        lost = self.instances.kill(name)
+        self.probes.died(name)
+        for request in lost:
+            call = self.calls[request.number]
+            self._broken(call, len(call.hops))
+
+    def kill_door(self, region: str) -> None:
+        """A load balancer dies. Clients go to the next one, which has its instances some time later."""
+        door = self.doors[region]
+        if not door.alive:
+            return
+        door.die()
+        for call in list(self.calls.values()):
+            if call.front == region:
+                self._broken(call, 0)
+            elif any(hop.name == region for hop in call.hops):
+                self._broken(call, 1)
+        self.time.after(self.settings.takeover_s, lambda: self.probes.take_over(region))
+
+    def restore_door(self, region: str) -> None:
+        """It comes back, and gets its instances."""
+        door = self.doors[region]
+        if not door.alive:
+            door.live()
+            self.probes.meet(door)
+            self.probes.give_back(region)
+
+    def cut_off(self, region: str) -> None:
+        """Nothing gets out of a region or into it, until it is healed."""
+        self.network.cut_off(region)
+        for call in list(self.calls.values()):
+            kept = self._reach(call)
+            if kept >= 0:
+                self._broken(call, kept)
+
+    def _reach(self, call: Call) -> int:
+        """How many of its load balancers are left where its way is cut; -1: it is whole."""
+        if not call.front:
+            return -1
+        stops = [call.region, call.front]
+        stops += [self.home.get(hop.name, hop.name) for hop in call.hops]
+        for place, (one, other) in enumerate(pairwise(stops)):
+            if not self.network.reaches(one, other):
+                return place
+        return -1
+
+
 class Troubled:
     """A world, what is done to it, and what its clients were told."""
 
@@ -73,7 +127,9 @@ class Troubled:
         self.told: dict[tuple[str, int, int], int] = {}
         """How often a client heard of each step that it sent."""
         self._programs: list[Program] = []
-        self.world = World(settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None)
+        self.world = BreakableWorld(
+            settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None
+        )
         chats, trees = Chats(SHORT, BLOCK, rng), Trees(BLOCK, 32, rng)
         for region in regions:
             source = self._source(region, chats, trees)
@@ -111,21 +167,21 @@ class Troubled:
             clients.send = counted
 
     def _fault(self) -> None:
-        world, rng, breaks = self.world, self.rng, self.world.breaks
+        world, rng = self.world, self.rng
         back_s = rng.uniform(0.05, 2.0)
         kind = rng.randrange(3)
         if kind == 0:
             name = rng.choice(sorted(world.home))
-            breaks.kill(name)
-            world.time.after(back_s, lambda: breaks.boot(name))
+            world.kill(name)
+            world.time.after(back_s, lambda: world.boot(name))
         elif kind == 1:
             region = rng.choice(sorted(world.doors))
-            breaks.kill_door(region)
-            world.time.after(back_s, lambda: breaks.restore_door(region))
+            world.kill_door(region)
+            world.time.after(back_s, lambda: world.restore_door(region))
         else:
             region = rng.choice(world.settings.regions)
-            breaks.cut_off(region)
-            world.time.after(back_s, lambda: breaks.heal(region))
+            world.cut_off(region)
+            world.time.after(back_s, lambda: world.network.heal(region))
 
     def run(self) -> None:
         self.world.run(self.until_s, drain=True)

@@ -15,7 +15,7 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 

@@ -15,7 +15,7 @@ from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator import engine as engine_module
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCost, StepRule
-from pinyon_lab.simulator.outcome import Outcome, longest_tenth
+from pinyon_lab.simulator.report import Outcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 from tests.simulation.plain_instance import serve

@@ -16,8 +16,7 @@ from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon_lab.simulator.outcome import Outcome
-from pinyon_lab.simulator.report import cluster_report
+from pinyon_lab.simulator.report import Outcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, ids_of
 
 BLOCK = 16

@@ -10,9 +10,8 @@ import pytest
 
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
-from pinyon_lab.simulator.regions.world import World
 from tests.long import usually
-from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, troubled
+from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, BreakableWorld, troubled
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
 ONE = {"us": 1, "eu": 1, "asia": 1}
@@ -34,12 +33,14 @@ class Chain:
         return Program(f"user {self.made}", tuple(steps))
 
 
-def world_of(system: System | str, instances: dict[str, int] = ONE, **changes: object) -> World:
+def world_of(system: System | str, instances: dict[str, int] = ONE, **changes: object) -> BreakableWorld:
     settings = WorldSettings(instances, TRIPS_S, **changes)  # type: ignore[arg-type]
-    return World(settings, SYSTEMS[system] if isinstance(system, str) else system, SMALL, MACHINE, ENGINE)
+    return BreakableWorld(settings, SYSTEMS[system] if isinstance(system, str) else system, SMALL, MACHINE, ENGINE)
 
 
-def played(world: World, region: str, source: Chain, clients: int = 1, until_s: float = 20.0) -> World:
+def played(
+    world: BreakableWorld, region: str, source: Chain, clients: int = 1, until_s: float = 20.0
+) -> BreakableWorld:
     world.add_clients(region, source, random.Random(1), clients)
     world.run(until_s, drain=True)
     world.check_over()
@@ -124,8 +125,8 @@ def test_credits_keep_bursts_from_waiting_at_instances() -> None:
 
 def test_another_load_balancer_takes_over_and_gives_back() -> None:
     world = world_of("skywalker", {"us": 1, "eu": 1}, takeover_s=1.0, notice_s=0.1)
-    world.time.at(6.0, lambda: world.breaks.kill_door("us"))
-    world.time.at(12.0, lambda: world.breaks.restore_door("us"))
+    world.time.at(6.0, lambda: world.kill_door("us"))
+    world.time.at(12.0, lambda: world.restore_door("us"))
     played(world, "us", Chain(2), 2)
     assert all(each.end == "finished" for each in world.served)
 
@@ -140,7 +141,7 @@ def test_another_load_balancer_takes_over_and_gives_back() -> None:
 
 def test_a_region_that_is_cut_off_serves_its_own() -> None:
     world = world_of("skywalker", {"us": 1, "eu": 1})
-    world.time.at(6.0, lambda: world.breaks.cut_off("eu"))
+    world.time.at(6.0, lambda: world.cut_off("eu"))
     played(world, "eu", Chain(2), 2)
     assert {each.end for each in world.served} == {"finished"}
     assert {each.instance for each in world.served} == {"eu-0"}
@@ -148,8 +149,8 @@ def test_a_region_that_is_cut_off_serves_its_own() -> None:
 
 def test_without_its_only_load_balancer_nobody_is_served_until_it_is_back() -> None:
     world = world_of("ll", {"us": 1, "eu": 1})
-    world.time.at(6.0, lambda: world.breaks.kill_door("us"))
-    world.time.at(12.0, lambda: world.breaks.restore_door("us"))
+    world.time.at(6.0, lambda: world.kill_door("us"))
+    world.time.at(12.0, lambda: world.restore_door("us"))
     played(world, "eu", Chain(1), 1)
     assert all(each.end == "finished" for each in world.served)
     ends = [each.sent_s + each.e2e_s for each in world.served]
@@ -189,7 +190,7 @@ def test_siblings_are_sent_at_once_and_children_after_their_parent() -> None:
     assert any(each.sent_s == pytest.approx(end_s + 0.5) for each in (late, grandchild))
 
 
-def _watched(world: World, source: Chain, clients: int) -> int:
+def _watched(world: BreakableWorld, source: Chain, clients: int) -> int:
     open_now: set[int] = set()
     most = 0
     send = world.send

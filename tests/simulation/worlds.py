@@ -16,7 +16,7 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.workload import Arrival
 
 BLOCK = 16
@@ -129,7 +129,7 @@ class World:
             tenant = Traits("", f"tenant {number % TENANTS}")
             arrivals.append(Arrival(now_s, tokens, rng.randint(1, 40), (*blocks, -number - 1), tenant, follows))
             if rng.random() < plan.cancelled:
-                time.at(now_s + rng.expovariate(4.0), lambda number=number: self.cluster.cancel(number))  # type: ignore[misc]
+                time.at(now_s + rng.expovariate(4.0), lambda number=number: self.cluster.front.cancel(number))  # type: ignore[misc]
         for _ in range(plan.deaths):
             time.at(rng.uniform(0.0, now_s), self._death)
         self.outcomes = self.cluster.run(arrivals, plan.clients)
@@ -142,9 +142,24 @@ class World:
         number = self.rng.randrange(len(settings.roles))
         role = settings.roles[number]
         name = f"{role.value}-{number:04d}"
-        if name in self.cluster.members.engines:
-            self.cluster.kill(name)
-            self.cluster.time.after(self.rng.uniform(0.2, 3.0), lambda: self.cluster.boot(name, role))
+        members = self.cluster.members
+        if name in members.engines:
+            self._kill(name)
+            self.cluster.time.after(self.rng.uniform(0.2, 3.0), lambda: members.boot(name, role))
+
+    def _kill(self, name: str) -> None:
+        """An instance dies with all it holds; what was with it is tried elsewhere."""
+        cluster = self.cluster
+        victim = cluster.members.remove(name)
+        assert victim is not None
+        cluster.log("death", name)
+        there = [request.attempt for request in cluster.front.requests.values() if request.attempt is not None]
+        for attempt in [each for each in there if not each.over and victim.boot in (each.prefill, each.decode)]:
+            decode = cluster.members.boots.get(attempt.decode)
+            if decode is not None and decode.decodes.get(attempt.number) is attempt:
+                continue  # its prompt is computed and here: the prefill instance is not needed any more
+            if not attempt.over:
+                cluster.fail(attempt, name)
 
     def check(self) -> None:
         """Every request ended once, and nothing is left anywhere."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from pinyon.eviction.policy import Traits
@@ -64,6 +64,14 @@ def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
         if block not in inside:
             return count
     return len(blocks)
+
+
+def endless_hits(requests: Iterable[Sequence[int]]) -> Iterator[int]:
+    """Of each request, the blocks that a cache finds which forgets nothing."""
+    seen: set[int] = set()
+    for blocks in requests:
+        yield leading_run(blocks, seen)
+        seen.update(blocks)
 
 
 def each_once(blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

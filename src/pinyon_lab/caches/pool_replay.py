@@ -16,13 +16,63 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from pinyon.core.policies import check_bounds
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 from pinyon.eviction.runs import runs
 from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
-from pinyon_lab.caches.pool_routers import Router
 from pinyon_lab.caches.replay import CacheReplay, MakePolicy
+
+
+class Router(Protocol):
+    def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
+        """The node for a request of so many ``blocks``.
+
+        Args:
+            longest: blocks of its longest leading run that is resident on one node
+            holders: bit n: node n has that run; all bits where there is none
+            asked: blocks of the requests that ran on each node so far: its load
+        """
+        ...
+
+
+class RoundRobin:
+    """All in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
+        node = self._next
+        self._next = (node + 1) % len(asked)
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """``min_share``: of the request's blocks, for a run to count; in [0, 1]."""
+
+    min_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, min_share=(0, 1))
+
+
+class CacheAffinity:
+    """The node with the longest leading run; of equal ones the one with the least load, then the lowest number.
+
+    Where all requests begin alike, one node has the longest run of all that is new: ``min_share`` sends to the least
+    load what hits less than that.
+    """
+
+    def __init__(self, settings: Affinity) -> None:
+        self._min_share = settings.min_share
+
+    def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
+        if longest < self._min_share * blocks:
+            holders = -1
+        return min((node for node in range(len(asked)) if holders >> node & 1), key=asked.__getitem__)
 
 
 class LastCopies:
@@ -86,8 +136,7 @@ class PoolSize:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"capacity must be positive, got {self.capacity}")
-        if not 1 <= self.nodes <= NODES_MAX:
-            raise ValueError(f"nodes must be from 1 to {NODES_MAX}, got {self.nodes}")
+        check_bounds(self, nodes=(1, NODES_MAX))
 
 
 class LocalCaches:
@@ -170,7 +219,7 @@ class GlobalPool(CacheReplay):
         super().__init__(make(), size.nodes * size.capacity)
 
     def result(self) -> dict[str, Any]:
-        return {"resident_blocks": self.resident, "evicted_blocks": self.evicted, "per_node": []}
+        return {**_kept(self), "per_node": []}
 
 
 class Coldest:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pinyon.core.policies import NoSettings, Registry
-from pinyon.eviction.policy import Traits
-from pinyon_lab.caches.pool_replay import Coldest, GlobalPool, LocalCaches, PoolSize
-from pinyon_lab.caches.pool_routers import Affinity, CacheAffinity, RoundRobin, Router
-from pinyon_lab.caches.replay import MakePolicy
+from pinyon.core.policies import NoSettings, Registry, check_bounds
+from pinyon_lab.caches.pool_replay import (
+    Affinity,
+    CacheAffinity,
+    Coldest,
+    GlobalPool,
+    LocalCaches,
+    PoolSize,
+    RoundRobin,
+    Router,
+)
+from pinyon_lab.caches.replay import MakePolicy, Replaying
 
 LOOK_AHEAD = 8
 LOOK_AHEAD_MAX = 1024
 CANDIDATES_MAX = 16
 
 
-class Pool(Protocol):
-    def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
-        ...
-
+class Pool(Replaying, Protocol):
     def result(self) -> dict[str, Any]:
         """What is on the nodes, and what they did."""
         ...
@@ -40,8 +43,7 @@ class Drawn:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.candidates <= CANDIDATES_MAX:
-            raise ValueError(f"candidates must be from 1 to {CANDIDATES_MAX}, got {self.candidates}")
+        check_bounds(self, candidates=(1, CANDIDATES_MAX))
 
 
 def _local(router: Callable[[], Router]) -> Kind:

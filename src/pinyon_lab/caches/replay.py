@@ -60,37 +60,22 @@ class Replaying(Protocol):
 Replay = TypeVar("Replay", bound=Replaying)
 
 
-class CacheReplay:
+class CacheReplay(Cache):
     """``capacity`` in blocks. Ids are any integers."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
-        self._cache = Cache(policy, capacity, learner(policy))
+        super().__init__(policy, capacity, learner(policy))
         self.blocks = 0
         """Asked for."""
         self.hit_blocks = 0
 
-    @property
-    def resident(self) -> int:
-        return len(self._cache.resident)
-
-    @property
-    def evicted(self) -> int:
-        return self._cache.evicted
-
-    def __contains__(self, block: object) -> bool:
-        return block in self._cache.resident
-
-    def hits(self, blocks: Sequence[int]) -> int:
-        """The longest leading run that is resident."""
-        return leading_run(blocks, self._cache.resident)
-
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
-        hits = self.hits(blocks)
+        """How many of its blocks were hits: of the longest leading run that is resident."""
+        hits = leading_run(blocks, self.resident)
         self.blocks += len(blocks)
         self.hit_blocks += hits
-        self._cache.tell(*each_once(blocks), now_s, traits)
-        self._cache.shrink(now_s)
+        self.tell(*each_once(blocks), now_s, traits)
+        self.shrink(now_s)
         return hits
 
 

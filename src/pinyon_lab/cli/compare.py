@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
@@ -12,7 +10,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon_lab.cli.numbers import add_numbers
 from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import draw, print_side_by_side
-from pinyon_lab.cli.trace_input import open_trace
+from pinyon_lab.cli.trace_input import open_trace, print_json
 from pinyon_lab.simulator.models import Rows
 from pinyon_lab.simulator.workload import at_rate
 
@@ -60,5 +58,5 @@ def compare(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print_side_by_side(title, "policy", results)
     common = {"name": "compare", "model": arguments.model, "instances": count, "slo_s": arguments.slo}
-    sys.stdout.write(json.dumps(common | {"seed": arguments.seed, "results": list(results.values())}) + "\n")
+    print_json(common | {"seed": arguments.seed, "results": list(results.values())})
     return 0

@@ -1,4 +1,4 @@
-"""Options that are numbers, of the commands that send traces: what each says, and between which bounds it must be."""
+"""Options that are numbers: what each says, and between which bounds it must be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
+from pinyon_lab.simulator.regions.day import ON_DEMAND, RESERVED
 
 REFERENCE = "prefill-reference"
 INSTANCES_MAX = 1 << 16
@@ -104,6 +105,11 @@ NUMBERS: Mapping[str, Number] = {
     ),
     "--share": Number(None, "share of the requests that is to be in time (default 0.9)", 0.0, 1.0, 0.9),
     "--instances-max": Number("N", "how many are tried at most (default 1024)", 1, INSTANCES_MAX, 1024),
+    "--day": Number("S", "seconds of virtual time that a day lasts (default 1200)", 60.0, 1e6, 1200.0),
+    "--reserved": Number("$", f"price of a reserved instance per hour (default {RESERVED})", 1e-6, 1e9, RESERVED),
+    "--on-demand": Number("$", f"price of an instance on demand per hour (default {ON_DEMAND})", 1e-6, 1e9, ON_DEMAND),
+    "--window-s": Number("S", "the step of figures over time (default 600)", 1e-3, 1e9, 600.0),
+    "--memory-gib": Number("GIB", "memory that it may take (default 12)", 1e-6, 1 << 20, 12.0),
 }
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
+from pinyon_lab.cli.simulated import add_cluster, add_output, add_policy, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import print_side_by_side
-from pinyon_lab.cli.trace_input import open_trace
+from pinyon_lab.cli.trace_input import open_trace, print_json
 from pinyon_lab.simulator.models import Limits, Rows
 from pinyon_lab.simulator.searches import fewest
 from pinyon_lab.simulator.workload import at_rate, one_by_one
@@ -33,8 +30,7 @@ def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("plan", help="find how many instances a trace needs", description=_DESCRIPTION)
     add_cluster(parser, sized=False)
-    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
-    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
+    add_policy(parser)
     add_numbers(parser, "--rate", "--share")
     parser.add_argument(
         "--both", action="store_true", help="count requests whose TTFT and time between tokens are both in time"
@@ -99,7 +95,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         title = f"{fewest_instances} instances: {arguments.share:.0%} within {arguments.slo:g} s, {policy}"
         print_side_by_side(title, "instances", {str(each["instances"]): each for each in sizes})
-    sys.stdout.write(json.dumps(result) + "\n")
+    print_json(result)
     return 0
 
 

@@ -78,7 +78,9 @@ def add_command(commands: Any) -> None:
 def replay(arguments: argparse.Namespace) -> int:
     """Send, wait, print. Raises :class:`PinyonError`."""
     check(arguments)
-    _check_texts(arguments)
+    authorization(arguments.api_key)
+    if not arguments.model.isprintable():
+        raise InvalidArgument("--model has characters that cannot be sent", field="model")
     tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
     block_tokens = block_tokens_of(arguments, trace)
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
@@ -117,13 +119,6 @@ def replay(arguments: argparse.Namespace) -> int:
     if interrupted:
         return INTERRUPTED
     return 1 if replayed.errors else 0
-
-
-def _check_texts(arguments: argparse.Namespace) -> None:
-    """Raises :class:`InvalidArgument` for what cannot be sent."""
-    authorization(arguments.api_key)
-    if not arguments.model.isprintable():
-        raise InvalidArgument("--model has characters that cannot be sent", field="model")
 
 
 async def _play(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.cli.trace_input import bar, open_file, tell_broken
+from pinyon_lab.cli.trace_input import bar, open_file, print_json, tell_broken, write_files
 from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
 from pinyon_lab.pictures import svg
 
@@ -86,9 +85,10 @@ def reproduce(arguments: argparse.Namespace) -> int:
         **result.as_json(),
     }
     if arguments.out is not None:
-        _write(arguments.out, figure.name, json.dumps(described, indent=1) + "\n", svg(result.picture))
+        texts = {"json": json.dumps(described, indent=1) + "\n", "svg": svg(result.picture)}
+        write_files(arguments.out, {f"{figure.name}.{kind}": text for kind, text in texts.items()})
     if arguments.json:
-        sys.stdout.write(json.dumps(described) + "\n")
+        print_json(described)
     else:
         _show(figure, result)
     return 0
@@ -129,15 +129,6 @@ def _read(name: str, path: Path) -> Workload:
         raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
     generated = SOURCES[name].generated and any(row.user for row in rows)  # the published ones name no users
     return Workload(name, rows, trace.format.block_tokens, generated)
-
-
-def _write(folder: Path, name: str, described: str, picture: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_text(described, encoding="utf-8")
-        (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgument(f"cannot write to {folder}: {error.strerror}", field="out") from None
 
 
 def _show(figure: Figure, result: Result) -> None:
@@ -188,35 +179,25 @@ def _list(as_json: bool) -> None:
         ]
         elsewhere = [each._asdict() for each in ELSEWHERE.values()]
         not_made = [each._asdict() for each in NOT_MADE]
-        sys.stdout.write(json.dumps({"figures": named, "elsewhere": elsewhere, "not_made": not_made}) + "\n")
+        print_json({"figures": named, "elsewhere": elsewhere, "not_made": not_made})
         return
     console = Console()
-    made = [
-        (each.name, f"{each.paper} {each.section}", each.title, ", ".join(each.needs) + _likes(each))
-        for each in FIGURES.values()
+    made = []
+    for each in FIGURES.values():
+        likes = f" ({', '.join(each.likes)})" if each.likes else ""
+        made.append((each.name, f"{each.paper} {each.section}", each.title, ", ".join(each.needs) + likes))
+    files = [(name, f"{source.stem}.jsonl[.gz]", source.text) for name, source in SOURCES.items()]
+    others = [
+        (other.name, f"{other.paper} {other.section}", other.title, other.command) for other in ELSEWHERE.values()
     ]
     _table(console, ("figure", "of", "shows", "traces (it can do without)"), made)
-    _table(
-        console,
-        ("trace", "file", "is"),
-        [(name, f"{source.stem}.jsonl[.gz]", source.text) for name, source in SOURCES.items()],
-    )
-    _table(
-        console,
-        ("made elsewhere", "of", "shows", "by"),
-        [(each.name, f"{each.paper} {each.section}", each.title, each.command) for each in ELSEWHERE.values()],
-    )
+    _table(console, ("trace", "file", "is"), files)
+    _table(console, ("made elsewhere", "of", "shows", "by"), others)
     _table(console, ("not made, of", "figures", "why"), NOT_MADE)
 
 
-def _likes(figure: Figure) -> str:
-    return f" ({', '.join(figure.likes)})" if figure.likes else ""
-
-
 def _table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title)
+    table = Table(*titles, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)

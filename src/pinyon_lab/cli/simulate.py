@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon_lab.cli import simulate_regions
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import add_cluster, add_output, check, model_of, policy_of, read, run_model
+from pinyon_lab.cli.simulated import add_cluster, add_output, add_policy, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
-from pinyon_lab.cli.trace_input import open_trace
+from pinyon_lab.cli.trace_input import open_trace, print_json
 from pinyon_lab.simulator.models import Rows
 from pinyon_lab.simulator.searches import Bounds, goodput
 from pinyon_lab.simulator.workload import at_rate
@@ -44,8 +41,7 @@ def add_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_cluster(parser, traced=False)
-    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
-    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
+    add_policy(parser)
     rate = parser.add_mutually_exclusive_group()
     add_numbers(rate, "--rate", "--goodput")
     add_numbers(parser, "--p99", "--drift")
@@ -105,5 +101,5 @@ def simulate(arguments: argparse.Namespace) -> int:
         draw(arguments.picture, title, {policy: rows}, load.limits)
     if not arguments.json:
         print_result(title, result)
-    sys.stdout.write(json.dumps(result) + "\n")
+    print_json(result)
     return 0

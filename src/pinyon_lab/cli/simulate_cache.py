@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ from pinyon_lab.caches.paged_replay import TierReplay
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import LOOK_AHEAD, POOLS, Build, pool
 from pinyon_lab.caches.replay import BELADY, Asked, replayed
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, tell_broken
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, tell_broken
 
 DEFAULT_ROUTER = "cache_affinity"
 NODES_SHOWN = 16
@@ -144,7 +142,7 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
         Console().print(table)
         if seen.get("per_node"):
             Console().print(_nodes(seen["per_node"]))
-    sys.stdout.write(json.dumps(result) + "\n")
+    print_json(result)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -18,16 +17,16 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.cli.trace_input import bar
-from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, Costs, Course, aggregate, costs
+from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest
+from pinyon_lab.cli.trace_input import bar, print_json
+from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, Costs, Course, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
-from pinyon_lab.simulator.regions.network import ROUND_TRIPS_S
-from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
+from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS, System, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
 from pinyon_lab.simulator.regions.world import World
 
-MODEL, REFERENCE = "l4-llama-8b", "prefill-reference"
-"""The second is what ``--model`` is by default: it has no batches."""
+MODEL = "l4-llama-8b"
+"""In place of what ``--model`` is by default, which has no batches."""
 TABLE_WIDTH_MAX = 200
 REGIONS_MAX, INSTANCES_MAX, CLIENTS_MAX = 64, 1024, 65_536
 WARM_SHARE = 0.1
@@ -35,7 +34,6 @@ WARM_SHARE = 0.1
 _OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserved", "on_demand"
 _ANY = "regions", "model", "seed", "json"
 """Options that say something where there are regions: these alone, and those that always do."""
-_TIMES = (("day", 60.0, 1e6), ("reserved", 1e-6, 1e9), ("on_demand", 1e-6, 1e9))
 FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
 
 
@@ -73,23 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A+B=MS",
         help="of messages between two regions; repeatable (default: us+eu 90, us+asia 150, eu+asia 200, others 150)",
     )
-    group.add_argument(
-        "--day", type=float, default=1200.0, metavar="S", help="seconds of virtual time that a day lasts (default 1200)"
-    )
-    group.add_argument(
-        "--reserved",
-        type=float,
-        default=RESERVED,
-        metavar="$",
-        help=f"price of a reserved instance per hour (default {RESERVED})",
-    )
-    group.add_argument(
-        "--on-demand",
-        type=float,
-        default=ON_DEMAND,
-        metavar="$",
-        help=f"price of an instance on demand per hour (default {ON_DEMAND})",
-    )
+    add_numbers(group, "--day", "--reserved", "--on-demand")
 
 
 def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
@@ -107,10 +89,7 @@ def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Run a day and print. Raises :class:`PinyonError`."""
-    for name, least, most in _TIMES:
-        value = getattr(arguments, name)
-        if not least <= value <= most:
-            raise InvalidArgument(f"--{name.replace('_', '-')} must be from {least:g} to {most:g}", field=name)
+    check_numbers(arguments)
     regions = _regions(arguments.regions)
     system = _system(arguments, regions)
     world = _world(arguments, system, regions)
@@ -147,7 +126,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         "clients_per_instance": per_instance,
         "costs": {**day._asdict(), "saved": day.saved, "on_demand_ratio": day.on_demand_ratio},
     }
-    sys.stdout.write(json.dumps(described) + "\n")
+    print_json(described)
     return 0
 
 
@@ -197,13 +176,13 @@ def _whole(part: str, text: str, most: int) -> int:
     return int(text)
 
 
-def _number(part: str, text: str) -> float:
+def _number(part: str, text: str, option: str = "--regions", what: str = "number") -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InvalidArgument(f"--regions: {text!r} of {part!r} is no number", field="regions")
+        raise InvalidArgument(f"{option}: {text!r} of {part!r} is no {what}", field=dest(option))
     return value
 
 
@@ -230,16 +209,9 @@ def _world(arguments: argparse.Namespace, system: System, regions: Mapping[str, 
         if not equals or not plus or one not in regions or other not in regions or one == other:
             raise InvalidArgument(f"--round-trip takes A+B=MS of two of the regions, not {text!r}", field="round_trip")
         trips.pop((other, one), None)
-        trips[one, other] = _milliseconds(text, ms)
+        trips[one, other] = _number(text, ms, "--round-trip", "number of ms") / 1e3
     settings = WorldSettings({name: region.instances for name, region in regions.items()}, trips)
     return World(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
-
-
-def _milliseconds(text: str, ms: str) -> float:
-    try:
-        return float(ms) / 1e3
-    except ValueError:
-        raise InvalidArgument(f"--round-trip: {ms!r} of {text!r} is no number of ms", field="round_trip") from None
 
 
 def _show(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.policies import Registry
 from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.placement.policies import PLACEMENT_POLICIES
+from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
 from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest
 from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
-from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows
+from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows, utilised
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.workload import Arrival, cut, native_rate, shrunk
@@ -111,6 +111,12 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
     add_numbers(whole, "--shed", "--shed-tbt")
 
 
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """Of placement."""
+    described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
+    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
+
+
 def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, picture: bool = False) -> None:
     """Where results go."""
     if per_request:
@@ -193,13 +199,7 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
         machine = load_machine(arguments.model)
     except InvalidArgument as error:
         raise InvalidArgument(f"{error.message}; or {REFERENCE}", field="model") from error
-    engine = load_profile(machine.engine)
-    if arguments.utilisation != 1:
-        engine = replace(
-            engine,
-            prefill_token_s=engine.prefill_token_s / arguments.utilisation,
-            prefill_pair_s=engine.prefill_pair_s / arguments.utilisation,
-        )
+    engine = utilised(load_profile(machine.engine), arguments.utilisation)
     pool_tokens = 0
     if arguments.pool != "none":
         pool_tokens = machine.dram_tokens if arguments.pool_tokens is None else arguments.pool_tokens
@@ -208,8 +208,9 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
     dram_tokens = arguments.dram_tokens
     if dram_tokens is None:  # one memory is not counted twice
         dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
+    roles, sizes = _roles(arguments, instances), parse_sizes(arguments.sizes)
     settings = ClusterSettings(
-        _roles(arguments, instances),
+        roles,
         block_tokens,
         _cache_tokens(arguments, block_tokens, machine.hbm_tokens),
         dram_tokens,
@@ -230,17 +231,12 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
         attention_kernel=arguments.attention_kernel,
         service_order=order,
         slo_s=arguments.slo,
-        scaling=_scaling(arguments),
+        scaling=None if sizes is None else ScalingSettings(*sizes, slo_s=arguments.slo),
         path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
         tbt_slo_s=arguments.shed_tbt or 0.0,
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
-
-
-def _scaling(arguments: argparse.Namespace) -> ScalingSettings | None:
-    sizes = parse_sizes(arguments.sizes)
-    return None if sizes is None else ScalingSettings(*sizes, slo_s=arguments.slo)
 
 
 def _reference(

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pinyon.core.errors import InvalidArgument
+from pinyon_lab.cli.trace_input import write_text
 from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.models import Limits, Rows
 
@@ -54,7 +54,7 @@ _COLUMNS = (
 def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
     """A line of JSON for each, with its number in the trace. Raises :class:`InvalidArgument`."""
     lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
-    _write(path, "".join(lines), "per_request")
+    write_text(path, "".join(lines), "per_request")
 
 
 def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
@@ -66,14 +66,7 @@ def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
         places = sorted({round(at * (len(times) - 1) / POINTS) for at in range(POINTS + 1)}) if times else []
         courses.append(Course(label, [(times[at], (at + 1) / count) for at in places]))
     panel = Courses("Time to the first token", "TTFT, s", "of the requests by then", courses)
-    _write(path, svg(Picture(title, [panel])), "picture")
-
-
-def _write(path: Path, text: str, field: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error.strerror}", field=field) from None
+    write_text(path, svg(Picture(title, [panel])), "picture")
 
 
 def print_result(title: str, result: Mapping[str, Any]) -> None:

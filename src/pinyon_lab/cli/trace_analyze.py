@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
+from pinyon_lab.cli.numbers import add_numbers, check_numbers
+from pinyon_lab.cli.trace_input import (
+    add_memory,
+    add_trace,
+    bar,
+    columns_of,
+    open_trace,
+    print_json,
+    write_files,
+)
 from pinyon_lab.pictures import Picture, svg
 from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures
 
@@ -39,17 +46,14 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write analysis.json and the pictures there")
-    parser.add_argument(
-        "--window-s", type=float, default=600.0, metavar="S", help="the step of figures over time (default 600)"
-    )
+    add_numbers(parser, "--window-s")
     add_memory(parser)
     parser.set_defaults(run=analyze)
 
 
 def analyze(arguments: argparse.Namespace) -> int:
     """Read, count and show. Raises :class:`PinyonError`."""
-    if not 1e-3 <= arguments.window_s <= 1e9:
-        raise InvalidArgument("--window-s must be from 0.001 to 1e+09", field="window_s")
+    check_numbers(arguments)
     names = checked_figures([name for name in arguments.figure.split(",") if name])
     trace = open_trace(arguments, blocks=False)
     columns = columns_of(arguments, trace)
@@ -67,24 +71,17 @@ def analyze(arguments: argparse.Namespace) -> int:
         "figures": [figure.json() for figure in figures],
     }
     if arguments.out:
-        _write(arguments.out, result, figures)
-    if arguments.json:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        _show(figures)
-    return 0
-
-
-def _write(folder: Path, result: dict[str, object], figures: Sequence[Figure]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "analysis.json").write_text(json.dumps(result, indent=1) + "\n")
+        files = {"analysis.json": json.dumps(result, indent=1) + "\n"}
         for figure in figures:
             if figure.plots:
                 name = figure.number if "-" in figure.number else f"fig{figure.number}"
-                (folder / f"{name}.svg").write_text(svg(Picture(_title(figure), figure.plots)))
-    except OSError as error:
-        raise InvalidArgument(f"{folder}: {error.strerror}", field="out") from None
+                files[f"{name}.svg"] = svg(Picture(_title(figure), figure.plots))
+        write_files(arguments.out, files)
+    if arguments.json:
+        print_json(result)
+    else:
+        _show(figures)
+    return 0
 
 
 def _title(figure: Figure) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace
+from pinyon_lab.cli.trace_input import add_memory, add_trace, bar, columns_of, open_trace, print_json, write_text
 from pinyon_lab.traces.analysis import day_fits
 
 _DESCRIPTION = """\
@@ -54,11 +53,7 @@ def fit(arguments: argparse.Namespace) -> int:
     if not fits:
         raise InvalidArgument(f"{trace.path}: too few blocks are used again for a fit in any hour", field="trace")
     described = {"name": "trace-fit", "trace": trace.path.name, "block_tokens": trace.format.block_tokens}
-    try:
-        arguments.out.write_text(json.dumps(described | fits.json(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgument(f"{arguments.out}: {error.strerror}", field="out") from None
+    write_text(arguments.out, json.dumps(described | fits.json(), indent=1) + "\n", "out")
     count = sum(map(len, fits.hours.values()))
-    result = described | {"hours": len(fits.hours), "fits": count, "broken_rows": trace.broken}
-    sys.stdout.write(json.dumps(result) + "\n")
+    print_json(described | {"hours": len(fits.hours), "fits": count, "broken_rows": trace.broken})
     return 0

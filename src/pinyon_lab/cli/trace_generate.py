@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.trace_input import bar, seed_of
+from pinyon_lab.cli.trace_input import bar, positive, seed_of
 from pinyon_lab.traces import TraceWriter
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
 
@@ -41,7 +41,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--duration", type=_seconds, metavar="TIME", help="such as 2m, 2h or 5d (default: the profile's)"
     )
-    parser.add_argument("--per-s", type=_rate, metavar="RATE", help="requests per second at the day's busiest time")
+    rate = positive(f"a rate above 0 and up to {PER_S_MAX:,.0f} per second", PER_S_MAX)
+    parser.add_argument("--per-s", type=rate, metavar="RATE", help="requests per second at the day's busiest time")
     parser.add_argument(
         "--vary", action="append", default=[], metavar="NAME=VALUE", help="set a parameter of the profile; repeatable"
     )
@@ -55,17 +56,6 @@ def _seconds(text: str) -> float:
     if found is None or not 0 < float(found[1]) * _UNITS[found[2]] <= DURATION_MAX_S:
         raise argparse.ArgumentTypeError(f"not a time up to 31d, such as 90m, 2h or 5d: {text!r}")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def _rate(text: str) -> float:
-    """Of an option."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate <= PER_S_MAX:
-        raise argparse.ArgumentTypeError(f"not a rate above 0 and up to {PER_S_MAX:,.0f} per second: {text!r}")
-    return rate
 
 
 def trace_generate(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,12 @@
-"""What the commands that read traces share: the file, its broken rows, a progress bar."""
+"""What the commands that read traces share: the file, its broken rows, a progress bar, and where results go."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,25 +15,39 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pinyon.core.errors import InvalidArgument
+from pinyon_lab.cli.numbers import add_numbers, check_numbers
 from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.analysis import Columns, read_columns
 
-MEMORY_GIB = (1e-6, float(1 << 20))
-SEED_MAX = (1 << 64) - 1
+
+def whole(what: str, least: int = 0, most: float = math.inf) -> Callable[[str], int]:
+    """The type of an option that is a whole number."""
+
+    def parsed(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"not {what}: {text!r}")
+        return int(text)
+
+    return parsed
 
 
-def _count_rows(text: str) -> int:
-    """Of an option."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"not a number of rows: {text!r}")
-    return int(text)
+def positive(what: str, most: float) -> Callable[[str], float]:
+    """The type of an option that is a number above 0."""
+
+    def parsed(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= most:
+            raise argparse.ArgumentTypeError(f"not {what}: {text!r}")
+        return value
+
+    return parsed
 
 
-def seed_of(text: str) -> int:
-    """Of an option. A negative one would mean the same as the positive one."""
-    if not text.isdecimal() or int(text) > SEED_MAX:
-        raise argparse.ArgumentTypeError(f"not a whole number from 0 to 2^64 - 1: {text!r}")
-    return int(text)
+seed_of = whole("a whole number from 0 to 2^64 - 1", most=(1 << 64) - 1)
+"""A negative one would mean the same as the positive one."""
 
 
 def add_trace(parser: Any, *, needed: bool = True) -> None:
@@ -42,22 +58,22 @@ def add_trace(parser: Any, *, needed: bool = True) -> None:
         "--format", default="", choices=tuple(FORMATS), help="of the file (default: its first row tells)"
     )
     parser.add_argument(
-        "--limit", type=_count_rows, default=0, metavar="ROWS", help="read only so many rows (default: all)"
+        "--limit",
+        type=whole("a number of rows"),
+        default=0,
+        metavar="ROWS",
+        help="read only so many rows (default: all)",
     )
 
 
 def add_memory(parser: Any) -> None:
     """The argument of :func:`columns_of`."""
-    parser.add_argument(
-        "--memory-gib", type=float, default=12.0, metavar="GIB", help="memory that it may take (default 12)"
-    )
+    add_numbers(parser, "--memory-gib")
 
 
 def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
     """Read it, and say what was left out. Raises :class:`PinyonError`."""
-    least, most = MEMORY_GIB
-    if not least <= arguments.memory_gib <= most:
-        raise InvalidArgument(f"--memory-gib must be from {least:g} to {most:,.0f}", field="memory_gib")
+    check_numbers(arguments)
     with bar("reading", trace.size_bytes) as progress:
         columns = read_columns(
             trace.rows(arguments.limit),
@@ -101,3 +117,26 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """A line on standard output."""
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def write_text(path: Path, text: str, field: str) -> None:
+    """Raises :class:`InvalidArgument`."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}", field=field) from None
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Texts by their names, into the folder of ``--out``. Raises :class:`InvalidArgument`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write to {folder}: {error.strerror}", field="out") from None

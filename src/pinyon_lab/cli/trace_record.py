@@ -29,7 +29,7 @@ from pinyon.core.errors import (
     error_from_code,
 )
 from pinyon.runtime.identity import LB
-from pinyon_lab.cli.trace_input import bar
+from pinyon_lab.cli.trace_input import bar, positive, whole
 from pinyon_lab.traces import FORMATS, TraceWriter
 from pinyon_lab.traces.recording import Recorded, Renumbering, in_sessions
 from pinyon_lab.traces.row import TraceRow
@@ -54,22 +54,6 @@ those of the hosts' clocks. With TLS it takes an admin's certificate and the add
 it works on the load balancer's own host only."""
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1e7:
-        raise argparse.ArgumentTypeError(f"not a number of seconds: {text!r}")
-    return value
-
-
-def _requests(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= REQUESTS_MAX:
-        raise argparse.ArgumentTypeError(f"not a number from 1 to {REQUESTS_MAX}: {text!r}")
-    return int(text)
-
-
 def add_command(commands: Any) -> None:
     """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser(
@@ -85,12 +69,11 @@ def add_command(commands: Any) -> None:
         metavar="HOST:PORT",
         help=f"a load balancer's gRPC, up to {LBS_MAX} times (default 127.0.0.1:8001)",
     )
-    parser.add_argument(
-        "--seconds", type=_seconds, default=0.0, metavar="S", help="end after this (default: at Ctrl-C)"
-    )
+    seconds = positive("a number of seconds", 1e7)
+    parser.add_argument("--seconds", type=seconds, default=0.0, metavar="S", help="end after this (default: at Ctrl-C)")
     parser.add_argument(
         "--requests",
-        type=_requests,
+        type=whole(f"a number from 1 to {REQUESTS_MAX}", 1, REQUESTS_MAX),
         default=REQUESTS_MAX,
         metavar="N",
         help=f"end after so many (default {REQUESTS_MAX})",
@@ -233,7 +216,7 @@ def _spool(
                     ended.append(news)
                     continue
                 for told in news[: requests - len(times)]:
-                    row = numbers.row(_recorded(told))
+                    row = numbers.row(Recorded(*(getattr(told, name) for name in Recorded._fields)))
                     at = spool.tell()
                     spool.write(line_of(row).encode())
                     times.append((row.time_s, at))  # last: Ctrl-C may come anywhere
@@ -267,19 +250,6 @@ def _one_interrupt() -> Iterator[None]:
 def _ignore_interrupts() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _recorded(told: admin_pb2.RecordedRequest) -> Recorded:
-    return Recorded(
-        told.arrived_unix_s,
-        told.kind,
-        told.turn,
-        told.user,
-        told.session,
-        told.prompt_tokens,
-        told.generated_tokens,
-        told.blocks,
-    )
 
 
 def _write(spool: IO[bytes], times: list[tuple[float, int]], out: Path) -> None:

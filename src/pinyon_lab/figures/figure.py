@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.pictures import Picture
+from pinyon_lab.pictures import Panel, Picture
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
@@ -43,6 +43,23 @@ class Column:
     """As :func:`format` has it."""
     basis: Basis | None = None
     """None: it says what the row is of."""
+
+
+class Table:
+    """The columns of a figure, and its rows as they are found."""
+
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+        self.rows: list[dict[str, Value]] = []
+
+    def add(self, *values: Value, **more: Value) -> None:
+        """A row: a value for each column, in their order; ``more`` are not shown."""
+        keys = [column.key for column in self.columns]
+        self.rows.append({**dict(zip(keys, values, strict=True)), **more})
+
+    def result(self, title: str, panels: Sequence[Panel], claims: Sequence[Claim], notes: Sequence[str] = ()) -> Result:
+        """With a picture of that title."""
+        return Result(self.columns, self.rows, claims, notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +126,25 @@ class Result:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """Of CPU time, from which a figure is made."""
+class Given(NamedTuple):
+    """What a figure is made from."""
 
-    make: Callable[[Tell, Clock], Result]
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """In runs of some length: a figure may be made quickly and roughly, with shorter and fewer ones."""
-
-    make: Callable[[Tell, bool], Result]
+    workloads: Sequence[Workload]
+    tell: Tell
+    clock: Clock
+    """For figures that measure CPU time."""
+    quick: bool
+    """Roughly, with shorter and fewer runs, where it has such a way."""
 
 
-By = Callable[[Sequence[Workload], Tell], Result] | Measure | Simulated
+By = Callable[[Given], Result]
 """What makes a figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without."""
+    """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without. ``measures``: CPU
+    time."""
 
     name: str
     paper: str
@@ -138,26 +153,26 @@ class Figure:
     needs: tuple[str, ...]
     likes: tuple[str, ...]
     by: By
-
-    @property
-    def has_quick_way(self) -> bool:
-        return isinstance(self.by, Simulated)
+    measures: bool = False
+    has_quick_way: bool = False
 
     def make(
         self, workloads: Sequence[Workload], tell: Tell, clock: Clock | None = None, *, quick: bool = False
     ) -> Result:
-        """``quick``: where it has such a way. Raises ``ValueError`` if it measures, and there is no clock."""
-        if isinstance(self.by, Simulated):
-            return self.by.make(tell, quick)
-        if not isinstance(self.by, Measure):
-            return self.by(workloads, tell)
-        if clock is None:
+        """Raises ``ValueError`` if it measures, and there is no clock."""
+        if self.measures and clock is None:
             raise ValueError(f"{self.name} measures CPU time and needs a clock")
-        return self.by.make(tell, clock)
+        return self.by(Given(workloads, tell, clock or (lambda: 0), quick))
 
 
 def figure(
-    name: str, paper: str, section: str, title: str, needs: tuple[str, ...] = (), likes: tuple[str, ...] = ()
+    name: str,
+    paper: str,
+    section: str,
+    title: str,
+    needs: tuple[str, ...] = (),
+    likes: tuple[str, ...] = (),
+    **ways: bool,
 ) -> Callable[[By], Figure]:
-    """What it decorates makes the figure, and becomes it."""
-    return lambda by: Figure(name, paper, section, title, needs, likes, by)
+    """What it decorates makes the figure, and becomes it. ``ways``: whether it ``measures``, and ``has_quick_way``."""
+    return lambda by: Figure(name, paper, section, title, needs, likes, by, **ways)

@@ -27,20 +27,25 @@ def number(row: Row, key: str) -> float:
     return value
 
 
-def those(rows: Rows, **where: Value) -> list[Row]:
+def those(rows: Rows, /, **where: Value) -> list[Row]:
     """The rows that have these values."""
     return [row for row in rows if all(row[key] == value for key, value in where.items())]
 
 
-def cell(rows: Rows, key: str, **where: Value) -> float:
+def cell(rows: Rows, key: str, /, **where: Value) -> float:
     """The number in the only row that has these values."""
     (row,) = those(rows, **where)
     return number(row, key)
 
 
+def column(rows: Rows, key: str, /, **where: Value) -> list[float]:
+    """The numbers in those rows that have these values."""
+    return [number(row, key) for row in those(rows, **where)]
+
+
 def points(rows: Rows, x: str, y: str) -> list[tuple[float, float]]:
     """For a course."""
-    return [(number(row, x), number(row, y)) for row in rows]
+    return list(zip(column(rows, x), column(rows, y), strict=True))
 
 
 def claimed(*rows: Row) -> Basis:

@@ -14,8 +14,8 @@ from pinyon_lab.figures.rows import counting
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.models import ClusterModel
-from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.models import ClusterModel, utilised
+from pinyon_lab.simulator.report import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate
 
 MACHINE = "a800x8-llama-70b"
@@ -34,10 +34,7 @@ MODEL_NOTE = (
 def node() -> tuple[MachineProfile, EngineProfile]:
     """A node."""
     machine = load_machine(MACHINE)
-    engine = load_profile(machine.engine)
-    return machine, replace(
-        engine, prefill_token_s=engine.prefill_token_s / UTILISATION, prefill_pair_s=engine.prefill_pair_s / UTILISATION
-    )
+    return machine, utilised(load_profile(machine.engine), UTILISATION)
 
 
 def split(prefills: int, nodes: int = NODES) -> tuple[Role, ...]:
@@ -57,7 +54,6 @@ class System:
     policy: str
     changes: dict[str, Any]
     nic_bytes_s: float | None = None
-    seed: int = 0
 
     def model(self, block_tokens: int) -> ClusterModel:
         machine, engine = node()
@@ -66,7 +62,7 @@ class System:
         settings = ClusterSettings(
             self.roles, block_tokens, machine.hbm_tokens, batching="fcfs", service_order="fifo", **self.changes
         )
-        return ClusterModel(settings, machine, engine, self.policy, self.seed)
+        return ClusterModel(settings, machine, engine, self.policy)
 
     def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> list[Outcome]:
         text = f"{workload.name}: {self.name}"
@@ -92,9 +88,8 @@ def arrivals_of(workload: Workload, times: float = 1.0) -> list[Arrival]:
 
 def effective(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float) -> float:
     """§5.1: the share of the requests with both in time."""
-    return sum(each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in outcomes) / len(
-        outcomes
-    )
+    good = [each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in outcomes]
+    return sum(good) / len(good)
 
 
 def mean_ttft_s(outcomes: Sequence[Outcome]) -> float:

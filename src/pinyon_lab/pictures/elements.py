@@ -11,11 +11,11 @@ NEARLY = 1e-9
 """What rounding may have added."""
 
 
-def page(title: str, width: float, height: float, parts: Iterable[str], *, font: int = 13, left: float = 14) -> str:
+def page(title: str, width: float, height: float, parts: Iterable[str], *, left: float = 14) -> str:
     """A whole one, with its title on top of it (up to 34)."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="{font}">'
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="13">'
     )
     back = rect(0, 0, width, height, "#fff")
     top = text(left, 24, title, 'font-size="16" font-weight="bold"')
@@ -61,10 +61,10 @@ def _rounded_up(value: float) -> float:
     return next((step * decade for step in (1, 2, 5) if step * decade >= value * (1 - NEARLY)), 10 * decade)
 
 
-def ticks_from_zero(values: Sequence[float], most: int = 6) -> list[float]:
-    """At most so many and 0, for a linear axis; none of the values, which are not below 0, is above the last one."""
+def ticks_from_zero(values: Sequence[float]) -> list[float]:
+    """At most six and 0, for a linear axis; none of the values, which are not below 0, is above the last one."""
     highest = max(values, default=0.0)
     if highest < NEARLY:
         highest = 1.0
-    step = _rounded_up(highest / most)
+    step = _rounded_up(highest / 6)
     return [number * step for number in range(math.ceil(highest / step - NEARLY) + 1)]

@@ -34,47 +34,33 @@ class AdmissionBound(Protocol):
         ...
 
 
-class BoundedFcfs:
-    """See :class:`pinyon.batching.interface.BatchingPolicy`: first come, first served, within the ``bound``."""
+class BoundedFcfs(Fcfs):
+    """First come, first served, within the ``bound``."""
 
     def __init__(self, holdings: Holdings, bound: AdmissionBound) -> None:
-        self._fcfs, self._bound = Fcfs(holdings), bound
-        self._waiting: dict[int, BatchRequest] = {}
-
-    @property
-    def waiting(self) -> int:
-        return self._fcfs.waiting
-
-    @property
-    def running(self) -> int:
-        return self._fcfs.running
+        super().__init__(holdings)
+        self._bound = bound
+        self._asked: dict[int, BatchRequest] = {}
+        """Of those that wait."""
 
     def enqueue(self, request: BatchRequest) -> None:
-        self._fcfs.enqueue(request)
-        self._waiting[request.number] = request
+        super().enqueue(request)
+        self._asked[request.number] = request
 
     def adopt(self, request: BatchRequest, now_s: float) -> None:
-        self._fcfs.adopt(request, now_s)
+        super().adopt(request, now_s)
         self._bound.admitted(request)
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
-        chosen = self._fcfs.admit(*self._bound.within(slots, room_blocks), now_s)
+        slots, room_blocks = self._bound.within(slots, room_blocks)
+        chosen = super().admit(slots, room_blocks, now_s)
         for number in chosen:
-            self._bound.admitted(self._waiting.pop(number))
+            self._bound.admitted(self._asked.pop(number))
         return chosen
 
-    def claimant(self) -> int | None:
-        return self._fcfs.claimant()
-
-    def passed_over_s(self, number: int) -> float:
-        return self._fcfs.passed_over_s(number)
-
-    def gave_way(self, number: int) -> bool:
-        return self._fcfs.gave_way(number)
-
     def remove(self, number: int) -> bool:
-        known = self._fcfs.remove(number)
-        if self._waiting.pop(number, None) is None and known:
+        known = super().remove(number)
+        if self._asked.pop(number, None) is None and known:
             self._bound.ended(number)
         return known
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst
+from pinyon.core.policies import check_bounds
 from pinyon_lab.policies.radix_tree import RadixNode, RadixTree
 
 
@@ -22,8 +23,7 @@ class CachedPrefixSettings:
     tree_blocks: int = 65_536
 
     def __post_init__(self) -> None:
-        if not 1 <= self.tree_blocks <= 1 << 24:
-            raise ValueError("tree_blocks must be from 1 to 16777216")
+        check_bounds(self, tree_blocks=(1, 1 << 24))
 
 
 class PrefixOrder(Protocol):
@@ -101,8 +101,7 @@ class LongestMatchSettings(CachedPrefixSettings):
 
     def __post_init__(self) -> None:
         CachedPrefixSettings.__post_init__(self)
-        if not 0 <= self.fallback <= 1_000_000:
-            raise ValueError("fallback must be from 0 to 1000000")
+        check_bounds(self, fallback=(0, 1_000_000))
 
 
 class LongestMatch:

@@ -10,6 +10,7 @@ from pinyon.batching.policy import BatchRequest, StepSeen
 from pinyon.batching.prefix_line import BySharedPrefix, SharedPrefixSettings
 from pinyon.batching.rounds import BATCHES_MAX, Formed
 from pinyon.batching.stopping import Always, StoppingPolicy
+from pinyon.core.policies import check_bounds
 
 NO_GROUP: Final = -1
 
@@ -22,8 +23,7 @@ class OracleSettings:
     passed_over_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.group_blocks <= 4096:
-            raise ValueError("group_blocks must be from 1 to 4096")
+        check_bounds(self, group_blocks=(1, 4096))
         self.line()
 
     def line(self) -> SharedPrefixSettings:

@@ -10,20 +10,28 @@ from pinyon.core.policies import NoSettings
 from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon_lab.policies.algorithm1 import Algorithm1, Algorithm1Settings
 from pinyon_lab.policies.batching import Dynamic, Feather, Lpm, Oracle, SglangDfsWeight, SglangFcfs
-from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
 from pinyon_lab.policies.cache_aware import LabCacheAware, LabCacheAwareSettings
 from pinyon_lab.policies.cached_prefix_line import CachedPrefixSettings, LongestMatchSettings
-from pinyon_lab.policies.dualmap import LabDualMap, LabDualMapSettings
 from pinyon_lab.policies.dynamic_batch import DynamicBatchSettings
-from pinyon_lab.policies.dynamo import Dynamo, DynamoSettings
 from pinyon_lab.policies.eviction import Fifo, Gdfs, Lfu
 from pinyon_lab.policies.feather import LabFeatherSettings
 from pinyon_lab.policies.group_rounds import OracleSettings
-from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.policies.placement import (
+    Algorithm1,
+    Algorithm1Settings,
+    CacheAffinity,
+    CacheAffinitySettings,
+    Dynamo,
+    DynamoSettings,
+    LabDualMap,
+    LabDualMapSettings,
+    LabPinyon,
+    LabPinyonSettings,
+    Preble,
+    PrebleSettings,
+)
 from pinyon_lab.policies.plain import MinTtft, RandomChoice
-from pinyon_lab.policies.preble import Preble, PrebleSettings
 from pinyon_lab.policies.s3fifo import S3Fifo
 from pinyon_lab.policies.sieve import SievePolicy
 

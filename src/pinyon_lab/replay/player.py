@@ -18,7 +18,7 @@ from pinyon.eviction.policy import kind_and_turn
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon_lab.replay.prompts import Prompts
 from pinyon_lab.simulator.clients import Clients
-from pinyon_lab.simulator.outcome import FINISHED, Outcome, longest_tenth
+from pinyon_lab.simulator.report import FINISHED, Outcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 
 ERRORS_MAX = 16

@@ -29,7 +29,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.elasticity import Elasticity
 from pinyon_lab.simulator.front import Front
 from pinyon_lab.simulator.members import MODEL, endless_fleet
-from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
 from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
@@ -70,7 +70,7 @@ class Cluster:
         self._boots = self.members.boots
         self.elasticity: Elasticity | None = None
         for number, role in enumerate(settings.roles):
-            self.boot(f"{role.value}-{number:04d}", role)
+            self.members.boot(f"{role.value}-{number:04d}", role)
 
     # -- a run
 
@@ -96,36 +96,6 @@ class Cluster:
     def log(self, *what: object) -> None:
         self.counts[str(what[0])] += 1
         self._heard(self.time.now_s, *what)
-
-    # -- instances
-
-    def boot(self, name: str, role: Role) -> None:
-        """An instance comes, or comes back, empty."""
-        self.members.boot(name, role)
-
-    def kill(self, name: str) -> None:
-        """An instance dies with all it holds; what was with it is tried elsewhere."""
-        victim = self.members.remove(name)
-        if victim is None:
-            return
-        self.log("death", name)
-        lost = [
-            request.attempt
-            for request in self.front.requests.values()
-            if request.attempt is not None
-            and not request.attempt.over
-            and victim.boot in (request.attempt.prefill, request.attempt.decode)
-        ]
-        for attempt in lost:
-            decode = self._boots.get(attempt.decode)
-            if decode is not None and decode.decodes.get(attempt.number) is attempt:
-                continue  # its prompt is computed and here: the prefill instance is not needed any more
-            if not attempt.over:
-                self.fail(attempt, name)
-
-    def cancel(self, number: int) -> None:
-        """The request's client leaves."""
-        self.front.cancel(number)
 
     # -- placement
 

@@ -12,7 +12,7 @@ from pinyon.eviction.policy import kind_and_turn
 from pinyon_lab.simulator.attempt import Attempt, Request
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.outcome import Outcome
+from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival, answers, key_of
 

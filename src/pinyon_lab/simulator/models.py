@@ -32,6 +32,12 @@ class Limits:
     """Requests that do not count."""
 
 
+def utilised(engine: EngineProfile, share: float) -> EngineProfile:
+    """That computes prompts at a share of its stated speed."""
+    token_s, pair_s = engine.prefill_token_s / share, engine.prefill_pair_s / share
+    return replace(engine, prefill_token_s=token_s, prefill_pair_s=pair_s)
+
+
 class Model(Protocol):
     @property
     def policy(self) -> str:

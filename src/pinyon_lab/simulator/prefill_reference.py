@@ -30,13 +30,12 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.cost_model import PrefillCostModel
 from pinyon.placement.fleet import Fleet
-from pinyon.placement.index import BlockIndex
-from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Waiting
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
+from pinyon_lab.simulator.members import endless_fleet
 from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules, packed
 from pinyon_lab.simulator.report import Served
 from pinyon_lab.simulator.workload import Arrival
@@ -44,7 +43,6 @@ from pinyon_lab.simulator.workload import Arrival
 TOKEN_US = 127
 MODEL = "prefill-reference"
 FOREVER_S = 1e18
-UNLIMITED = 1 << 40
 PROGRESS_EVERY = 256
 NANO_S = 1e-9
 """Times are sums, and rounding must not decide what comes first."""
@@ -147,8 +145,7 @@ class PrefillReference:
     ) -> None:
         self._slo_s, self._token_us = settings.slo_s, settings.token_us
         self._block_tokens = settings.block_tokens
-        inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
-        self._fleet = Fleet(BlockIndex(UNLIMITED), inflight, settings.instances, together=True)
+        self._fleet = endless_fleet(together=True)
         self.scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
         where: dict[int, PooledCache] = {}
         self._instances = [
@@ -216,11 +213,11 @@ class PrefillReference:
         job = instance.waiting.next(now_s)
         if job is None:
             return
-        reuse = instance.cache.read(job.arrival.blocks, now_s, job.arrival.traits)
-        job.hit_tokens = job.request.reused_tokens(reuse.blocks, self._block_tokens)
+        reused, moving_us = instance.cache.read(job.arrival.blocks, now_s, job.arrival.traits)
+        job.hit_tokens = job.request.reused_tokens(reused, self._block_tokens)
         job.started_s = now_s
         seconds = (job.arrival.tokens - job.hit_tokens) * self._token_us * 1e-6
-        seconds += reuse.moving_us * self._block_tokens * 1e-6
+        seconds += moving_us * self._block_tokens * 1e-6
         instance.served = job
         self._fleet.inflight.begin_prefill(job.request.request_id, instance.state, now_s, seconds)
         heapq.heappush(self._ends, (now_s + seconds, instance.number))

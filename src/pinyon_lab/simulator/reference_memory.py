@@ -34,14 +34,6 @@ class PoolRules:
     ssd_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reuse:
-    """Leading blocks of a prompt, and what moving those takes that are elsewhere: µs for a token of each."""
-
-    blocks: int
-    moving_us: float = 0.0
-
-
 class OwnCache:
     """Of one instance, for itself; the index hears of its changes."""
 
@@ -53,9 +45,10 @@ class OwnCache:
         self._changes = 0
         fleet.index.apply_snapshot(state, 0, b"", first=True, last=True)
 
-    def read(self, blocks: Sequence[int], now_s: float, traits: Traits) -> Reuse:
-        """What a prompt reuses whose service starts."""
-        return Reuse(leading_run(blocks, self.cache.resident))
+    def read(self, blocks: Sequence[int], now_s: float, traits: Traits) -> tuple[int, float]:
+        """Leading blocks that a prompt reuses whose service starts, and what moving those takes that are elsewhere: µs
+        for a token of each."""
+        return leading_run(blocks, self.cache.resident), 0.0
 
     def store(self, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
         """All blocks of a prompt whose service ends."""
@@ -97,7 +90,7 @@ class PooledCache(OwnCache):
         self._rules, self._where = rules, where
         self._ssd: OrderedDict[int, None] = OrderedDict()  # the least recently used in front
 
-    def read(self, blocks: Sequence[int], now_s: float, traits: Traits) -> Reuse:
+    def read(self, blocks: Sequence[int], now_s: float, traits: Traits) -> tuple[int, float]:
         count = leading_run(blocks, self._where)
         moving_us = 0.0
         parts: dict[PooledCache, tuple[list[int], list[int]]] = {}
@@ -113,7 +106,7 @@ class PooledCache(OwnCache):
         for part, told in parts.items():
             if part is not self:  # its own are told when service ends, with the others
                 part._tell(*told, now_s, traits)
-        return Reuse(count, moving_us)
+        return count, moving_us
 
     def store(self, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
         mine, places = [], []

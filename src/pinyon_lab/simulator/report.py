@@ -1,11 +1,71 @@
-"""What came of a simulated run."""
+"""What came of simulated requests, and of a run of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.attempt import Request
+
+FINISHED = "finished"
+
+
+class Outcome(NamedTuple):
+    """A request, in order of the trace. Times in seconds; -1: it has none."""
+
+    arrived_s: float
+    """When it was sent."""
+    prefill: str
+    decode: str
+    ttft_s: float
+    tbt_s: float
+    """Mean of the longest tenth of the times between its tokens (Mooncake §5.1); 0: it has one token."""
+    e2e_s: float
+    tokens: int
+    output_tokens: int
+    hit_tokens: int
+    """Held where the prompt was computed."""
+    fetched_tokens: int
+    prefill_s: float
+    """Of steps with its prompt."""
+    attempts: int
+    end: str
+
+    @classmethod
+    def of(cls, request: Request, prefill: str, decode: str) -> Outcome:
+        arrived_s, first_s = request.arrived_s, request.first_token_s
+        return cls(
+            arrived_s,
+            prefill,
+            decode,
+            first_s - arrived_s if first_s >= 0 else -1.0,
+            longest_tenth(request.intervals),
+            request.ended_s - arrived_s,
+            request.tokens,
+            request.generated,
+            request.hit_tokens,
+            request.fetched_tokens,
+            request.computing_s,
+            request.attempts,
+            request.ends[-1],
+        )
+
+
+def longest_tenth(intervals: Sequence[tuple[float, int]]) -> float:
+    """Mean of the longest tenth, at least one, of ``(seconds, how many such)``."""
+    count = sum(times for _, times in intervals)
+    if not count:
+        return 0.0
+    left = most = max(1, count // 10)
+    total = 0.0
+    for seconds, times in sorted(intervals, reverse=True):
+        taken = min(left, times)
+        total += taken * seconds
+        left -= taken
+        if not left:
+            break
+    return total / most
+
 
 LONGEST = 0.1
 """Of the requests, by prompt: whom a policy may starve to look good."""
@@ -25,18 +85,7 @@ class Served(NamedTuple):
     hit_tokens: int
 
 
-class Timed(Protocol):
-    """What counts of a request; a TTFT below 0: it has none."""
-
-    @property
-    def ttft_s(self) -> float: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def hit_tokens(self) -> int: ...
-
-
-def report(served: Sequence[Timed], slo_s: float, warm_up: int) -> dict[str, float]:
+def report(served: Sequence[Served | Outcome], slo_s: float, warm_up: int) -> dict[str, float]:
     """The first ``warm_up`` do not count. A percentile is the value at index floor(p · n) of n in order; the hit ratio
     is by tokens. Beside the attainment of all stand that of the last quarter by arrival, which falls where a queue
     grows, and that of the tenth with the longest prompts. Who got no answer is not in time, and in no percentile."""
@@ -86,5 +135,5 @@ def _percentiles(prefix: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{prefix}p{percent}_s": values[percent * len(values) // 100] for percent in PERCENTS}
 
 
-def _attained(served: Sequence[Timed], slo_s: float) -> float:
+def _attained(served: Sequence[Served | Outcome], slo_s: float) -> float:
     return sum(0 <= each.ttft_s <= slo_s + NANO_S for each in served) / len(served)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -42,7 +43,7 @@ class TraceFile:
         """The line before the rows, in formats that have one, once a row is read."""
 
     def _detect(self) -> Format:
-        with self._open() as (_, lines):
+        with _opened(self.path) as (_, lines):
             try:
                 for line in lines:
                     if line.strip():
@@ -53,9 +54,6 @@ class TraceFile:
                 raise InvalidArgument(f"{self.path} is {error.message}", field="trace") from None
         raise InvalidArgument(f"{self.path} is empty", field="trace")
 
-    def _open(self) -> _Lines:
-        return _Lines(self.path)
-
     def rows(self, limit: int = 0) -> Iterator[TraceRow]:
         """In the order of the file, at most ``limit`` (0: all)."""
         return (row for _, row in self.lines(limit))
@@ -64,7 +62,7 @@ class TraceFile:
         """As :meth:`rows`, each with its line as it is in the file."""
         self.broken, self.reasons, self.read_bytes = 0, [], 0
         parse, count, skip = self.format.make(), 0, self.format.header
-        with self._open() as (raw, lines):
+        with _opened(self.path) as (raw, lines):
             try:
                 for number, line in enumerate(lines, 1):
                     if skip or not line.strip():
@@ -101,18 +99,11 @@ class TraceFile:
         return rows
 
 
-class _Lines:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, Iterator[bytes]]]:
     """The file as it is, to see how far one is, and its lines, of a bounded length."""
-
-    def __init__(self, path: Path) -> None:
-        self._raw = path.open("rb")
-        zipped = self._raw.read(2) == _GZIP
-        self._raw.seek(0)
-        self._file: BinaryIO = cast("BinaryIO", gzip.GzipFile(fileobj=self._raw)) if zipped else self._raw
-
-    def __enter__(self) -> tuple[BinaryIO, Iterator[bytes]]:
-        return self._raw, iter(lambda: self._file.readline(LINE_CHARS_MAX + 1), b"")
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._raw.close()
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == _GZIP
+        raw.seek(0)
+        file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw
+        yield raw, iter(lambda: file.readline(LINE_CHARS_MAX + 1), b"")

@@ -70,7 +70,7 @@ def test_hits_are_those_of_the_definition(policy: str, capacity: int) -> None:
         cache = replay(asked, policy, capacity)
         assert cache.hit_blocks == sum(expected), f"seed {seed}"
         assert cache.blocks == sum(map(len, requests))
-        assert cache.resident <= capacity
+        assert len(cache.resident) <= capacity
 
 
 @pytest.mark.parametrize("policy", [*EVICTION_POLICIES.names, "belady"])
@@ -80,16 +80,16 @@ def test_nothing_is_lost_and_nothing_invented(policy: str) -> None:
         asked = [Asked(blocks, float(number), NO_TRAITS) for number, blocks in enumerate(requests)]
         unique = len({block for blocks in requests for block in blocks})
         endless = replay(asked, policy, unique)
-        assert (endless.evicted, endless.resident) == (0, unique)
+        assert (endless.evicted, len(endless.resident)) == (0, unique)
         small = replay(asked, policy, 10)
         assert 0 <= small.hit_blocks <= endless.hit_blocks
-        assert small.resident == 10
+        assert len(small.resident) == 10
 
 
 def test_a_request_larger_than_the_cache_keeps_its_head() -> None:
     cache = CacheReplay(Lru(), 3)
     assert cache.request([1, 2, 3, 4, 5], 0.0, NO_TRAITS) == 0
-    assert [block in cache for block in (1, 2, 3, 4, 5)] == [True, True, True, False, False]
+    assert cache.resident == {1, 2, 3}
     assert cache.request([1, 2, 3, 4, 5], 0.0, NO_TRAITS) == 3
 
 
@@ -98,10 +98,10 @@ def test_what_is_behind_a_gap_is_used_and_no_hit() -> None:
     for blocks in ([7], [1, 2], [8]):
         cache.request(blocks, 0.0, NO_TRAITS)
     assert cache.request([9, 1], 1.0, NO_TRAITS) == 0
-    assert cache.resident == 4
-    assert 7 not in cache, "it was used before all others"
+    assert len(cache.resident) == 4
+    assert 7 not in cache.resident, "it was used before all others"
     assert cache.request([5], 2.0, NO_TRAITS) == 0
-    assert (1 in cache, 2 in cache) == (True, False)
+    assert (1 in cache.resident, 2 in cache.resident) == (True, False)
 
 
 def test_a_capacity_must_be_positive() -> None:

@@ -11,7 +11,7 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import TransferCostModel
-from pinyon_lab.policies.pinyon import LabPinyon, LabPinyonSettings
+from pinyon_lab.policies.placement import LabPinyon, LabPinyonSettings
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import MIXED, STORE, hold, id_of_pair, info, keys, make_fleet, member
 

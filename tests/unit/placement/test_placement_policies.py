@@ -18,8 +18,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import Aside, DecodeChoice, PlacementDecision, PlacementRequest, Times, Waiting
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
-from pinyon_lab.policies.cache_affinity import CacheAffinity, CacheAffinitySettings
-from pinyon_lab.policies.dualmap import Choice, LabDualMap, LabDualMapSettings
+from pinyon_lab.policies.placement import CacheAffinity, CacheAffinitySettings, Choice, LabDualMap, LabDualMapSettings
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS

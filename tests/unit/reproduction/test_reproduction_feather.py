@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pinyon_lab.figures.figure import Clock, Measure
+from pinyon_lab.figures.figure import Clock
 from pinyon_lab.figures.tree_costs import TreeLoad
 from pinyon_lab.papers import FIGURES, Result, feather
 from pinyon_lab.papers.feather.runs import Load, Prompts, Server, batches, one_batch, served, tree
@@ -46,7 +46,7 @@ def small() -> Iterator[None]:
         patch.setattr(feather.batches, "SPLITS", (1, 8, 16, 32))
         patch.setattr(feather.batches, "OUTPUTS", (1, 10))
         patch.setattr(feather.load, "RATES", (10, 100))
-        patch.setattr(feather.offline, "OFFLINE_REQUESTS", usually(10, long=16))
+        patch.setattr(feather.systems, "OFFLINE_REQUESTS", usually(10, long=16))
         patch.setattr(feather.sweeps, "MAX_BATCH", 16)
         patch.setattr(feather.load, "PREFIXES", (500, 1_000))
         patch.setattr(feather.learning, "CONVERGING_REQUESTS", usually(20, long=40))
@@ -58,7 +58,7 @@ def small() -> Iterator[None]:
         patch.setattr(feather.costs, "LENGTHS", (320, 640))
         patch.setattr(feather.costs, "TREE", TreeLoad(20, 300, 60, 50))
         patch.setattr(feather.chunks, "REQUESTS", usually(10, long=20))
-        patch.setattr(feather.kernels, "RATES", (100,))
+        patch.setattr(feather.systems, "RATES", (100,))
         patch.setattr(feather.stalls, "RATES", (10, 100))
         for module in (feather.chunks, feather.stalls):
             patch.setattr(module, "PREFIXES", (320, 640))
@@ -207,7 +207,7 @@ def test_a_run_is_the_same_again() -> None:
 
 
 def test_what_measures_needs_a_clock_and_says_the_same_by_the_same_one(made: dict[str, Result]) -> None:
-    measuring = [name for name in FEATHER if isinstance(FIGURES[name].by, Measure)]
+    measuring = [name for name in FEATHER if FIGURES[name].measures]
     assert len(measuring) == 6
     for name in measuring:
         with pytest.raises(ValueError, match=f"{name} measures CPU time and needs a clock"):

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
+from pinyon_lab.papers.skywalker.sharing import similarities, similarity
 from pinyon_lab.simulator.regions.chats import ARENA, TEMPLATE_TOKENS, WILDCHAT, Chats, ChatSource, Together
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, block_keys, fresh_keys, routing_keys
-from pinyon_lab.simulator.regions.similarity import similarities, similarity
-from pinyon_lab.simulator.regions.trees import Trees, TreeSettings, TreeSource
-from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
+from pinyon_lab.simulator.regions.workloads import WORKLOADS, Trees, TreeSettings, TreeSource, sources
 
 BLOCK = 16
 

@@ -16,8 +16,7 @@ from pinyon_lab.traces import FORMATS, TraceRow
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile, programs
 from pinyon_lab.traces.generate.draws import Quantiles
 from pinyon_lab.traces.generate.profile import Chats, Profile, Programs
-from pinyon_lab.traces.generate.source import Ids
-from pinyon_lab.traces.generate.users import Users
+from pinyon_lab.traces.generate.source import Ids, Users
 from pinyon_lab.traces.writer import line_of
 
 HOUR_S = 3600.0

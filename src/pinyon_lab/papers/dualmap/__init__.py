@@ -1,7 +1,6 @@
 """DualMap: its figures."""
 
-from pinyon_lab.papers.dualmap.ablation import fig5
-from pinyon_lab.papers.dualmap.balance import fig1, fig8, fig10, fig11
+from pinyon_lab.papers.dualmap.balance import fig1, fig5, fig8, fig10, fig11
 from pinyon_lab.papers.dualmap.elastic import a6, fig12, fig13
 from pinyon_lab.papers.dualmap.runs import PAPER
 from pinyon_lab.papers.dualmap.serving import fig3, fig4

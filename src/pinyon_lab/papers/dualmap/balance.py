@@ -1,14 +1,14 @@
-"""DualMap at one rate: affinity and balance of each policy (Figs. 1, 10, 11), and hot instances (Fig. 8)."""
+"""DualMap at one rate: affinity and balance of each policy (Figs. 1, 10, 11), hot instances (Fig. 8), and what each of
+its parts brings (Fig. 5)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.caches.cache import leading_run
-from pinyon_lab.figures.figure import Basis, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.caches.cache import endless_hits
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, Tell, figure
 from pinyon_lab.figures.rows import basis, cell, close, number, shown
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.papers.dualmap.ablation import VARIANTS
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -26,11 +26,18 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
     means,
 )
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.workload import Arrival
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """Of Figs. 1, 8, 10 and 11, where systems fill up."""
+VARIANTS = {
+    "cache affinity": "dualmap:choice=cache_affinity,rebalance=false",
+    "least loaded": "dualmap:choice=least_loaded,rebalance=false",
+    "min TTFT": "dualmap:choice=min_ttft,rebalance=false",
+    "no rebalance": "dualmap:rebalance=false",
+    "DualMap": DUALMAP,
+}
 
 
 # -- Figs. 1, 10 and 11: one rate, where systems fill up
@@ -38,19 +45,23 @@ SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 
 def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
     """Of the tokens, those that one cache without an end would have: the upper bound of A.3.2."""
-    seen: set[int] = set()
-    hits = total = 0
-    for place, arrival in enumerate(arrivals):
-        leading = leading_run(arrival.blocks, seen)
-        seen.update(arrival.blocks)
-        if place >= WARM_UP:
-            hits += min(leading * block_tokens, arrival.tokens - 1)
-            total += arrival.tokens
-    return hits / max(1, total)
+    leading = endless_hits(arrival.blocks for arrival in arrivals)
+    counted = list(zip(arrivals, leading, strict=True))[WARM_UP:]
+    hits = sum(min(blocks * block_tokens, arrival.tokens - 1) for arrival, blocks in counted)
+    return hits / max(1, sum(arrival.tokens for arrival, _ in counted))
 
 
-def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[list[dict[str, Value]], dict[str, dict[str, Ran]]]:
-    rows: list[dict[str, Value]] = []
+def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[Table, dict[str, dict[str, Ran]]]:
+    table = Table(
+        Column("workload", "workload"),
+        Column("policy", "policy"),
+        Column("rate", "rate", ".1f"),
+        Column("hits", "reused", ".1%", Basis.MODELLED),
+        Column("of_ideal", "of the bound", ".1%", Basis.MODELLED),
+        Column("cv", "CV", ".2f", Basis.MODELLED),
+        Column("pending", "waiting tokens", ",.0f", Basis.MODELLED),
+        Column("attainment", "in time", ".1%", Basis.MODELLED),
+    )
     first: dict[str, dict[str, Ran]] = {}
     for workload in workloads:
         load, rate = load_of(workload, "7B"), SHOWN[workload.name]
@@ -58,30 +69,11 @@ def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[list[dict[s
         for policy in POLICIES:
             runs = all_seeds(load, DECODING, policy, rate, tell)
             first.setdefault(workload.name, {})[policy] = runs[0]
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "policy": policy,
-                    "rate": rate,
-                    "hits": mean(runs, "hits"),
-                    "of_ideal": mean(runs, "hits") / ideal,
-                    **means(runs, "cv", "pending", "attainment"),
-                    "basis": basis(workload),
-                }
-            )
-    return rows, first
+            hits, *others = means(runs, "hits", "cv", "pending", "attainment")
+            table.add(workload.name, policy, rate, hits, hits / ideal, *others, basis=basis(workload))
+    return table, first
 
 
-_ONE_RATE = [
-    Column("workload", "workload"),
-    Column("policy", "policy"),
-    Column("rate", "rate", ".1f"),
-    Column("hits", "reused", ".1%", Basis.MODELLED),
-    Column("of_ideal", "of the bound", ".1%", Basis.MODELLED),
-    Column("cv", "CV", ".2f", Basis.MODELLED),
-    Column("pending", "waiting tokens", ",.0f", Basis.MODELLED),
-    Column("attainment", "in time", ".1%", Basis.MODELLED),
-]
 _ONE_RATE_NOTES = [
     "At one rate for each workload, where systems fill up; the text names none. Reused: of the tokens of prompts that "
     "count. The bound is one cache without an end. CV (Eq. 1) of the tokens that are still to be computed at each "
@@ -92,21 +84,21 @@ _ONE_RATE_NOTES = [
 ]
 
 
-def _value(rows: Rows, workload: str, policy: str, key: str) -> float:
-    return cell(rows, key, workload=workload, policy=policy)
+def _value(table: Table, workload: str, policy: str, key: str) -> float:
+    return cell(table.rows, key, workload=workload, policy=policy)
 
 
 @figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
-def fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows, _ = _at_one_rate(workloads, tell)
-    more = _value(rows, "conversation", "cache_affinity", "hits") / _value(rows, "conversation", "least_loaded", "hits")
-    names = [workload.name for workload in workloads]
-    cvs = {name: {policy: _value(rows, name, policy, "cv") for policy in POLICIES} for name in names}
-    hits = {name: {policy: _value(rows, name, policy, "hits") for policy in POLICIES} for name in names}
+def fig1(given: Given) -> Result:
+    table, _ = _at_one_rate(given.workloads, given.tell)
+    names = [workload.name for workload in given.workloads]
+    cvs, hits = (
+        {name: {policy: _value(table, name, policy, key) for policy in POLICIES} for name in names}
+        for key in ("cv", "hits")
+    )
+    more = hits["conversation"]["cache_affinity"] / hits["conversation"]["least_loaded"]
     between = all(
-        min(found["cache_affinity"], found["least_loaded"])
-        <= found[policy]
-        <= max(found["cache_affinity"], found["least_loaded"])
+        sorted((found["cache_affinity"], found["least_loaded"], found[policy]))[1] == found[policy]
         for found in (*hits.values(), *cvs.values())
         for policy in ("min_ttft", "preble")
     )
@@ -141,17 +133,21 @@ def fig1(workloads: Sequence[Workload], tell: Tell) -> Result:
     values = {label(policy): [hits[name][policy] for name in names] for policy in POLICIES}
     spread = {label(policy): [cvs[name][policy] for name in names] for policy in POLICIES}
     panels = [
-        Bars("Reused", "of the tokens", [shown(each) for each in workloads], values),
-        Bars("Imbalance", "CV", [shown(each) for each in workloads], spread, ".1f"),
+        Bars("Reused", "of the tokens", [shown(each) for each in given.workloads], values),
+        Bars("Imbalance", "CV", [shown(each) for each in given.workloads], spread, ".1f"),
     ]
-    return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 1: affinity and balance", panels))
+    return table.result("DualMap Fig. 1: affinity and balance", panels, claims, _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",))
-def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows, _ = _at_one_rate(workloads, tell)
+def fig10(given: Given) -> Result:
+    table, _ = _at_one_rate(given.workloads, given.tell)
     printed = {"conversation": 0.625, "toolagent": 0.964}
-    ours = {workload.name: _value(rows, workload.name, DUALMAP, "of_ideal") for workload in workloads}
+
+    def of_ideal(policy: str) -> dict[str, float]:
+        return {workload.name: _value(table, workload.name, policy, "of_ideal") for workload in given.workloads}
+
+    ours, loaded, preble = of_ideal(DUALMAP), of_ideal("least_loaded"), of_ideal("preble")
     section = Section("§A.3.2")
     claims = [
         section.says(
@@ -163,48 +159,37 @@ def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
         ),
         section.says(
             "the *Least Loaded* strategy exhibits significantly lower cache hit rates on both workloads",
-            ", ".join(f"{name} {_value(rows, name, 'least_loaded', 'of_ideal'):.0%} of the bound" for name in ours),
-            all(_value(rows, name, "least_loaded", "of_ideal") < share for name, share in ours.items()),
+            ", ".join(f"{name} {share:.0%} of the bound" for name, share in loaded.items()),
+            all(loaded[name] < share for name, share in ours.items()),
             "below DualMap's",
         ),
         section.says(
             "*Preble* performs similarly to *Least Loaded*",
-            ", ".join(
-                f"{name} {_value(rows, name, 'preble', 'of_ideal'):.0%} of the bound against "
-                f"{_value(rows, name, 'least_loaded', 'of_ideal'):.0%}"
-                for name in ours
-            ),
-            all(
-                close(_value(rows, name, "preble", "of_ideal"), _value(rows, name, "least_loaded", "of_ideal"))
-                for name in ours
-            ),
+            ", ".join(f"{name} {preble[name]:.0%} of the bound against {loaded[name]:.0%}" for name in ours),
+            all(close(preble[name], loaded[name]) for name in ours),
             "appendix B's Preble takes whoever holds more than half of a prompt",
         ),
     ]
-    values = {
-        label(policy): [_value(rows, workload.name, policy, "of_ideal") for workload in workloads]
-        for policy in POLICIES
-    }
-    panel = Bars("Reused", "of the bound", [shown(each) for each in workloads], values)
-    return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 10: hit rates", [panel]))
+    values = {label(policy): [*of_ideal(policy).values()] for policy in POLICIES}
+    panel = Bars("Reused", "of the bound", [shown(each) for each in given.workloads], values)
+    return table.result("DualMap Fig. 10: hit rates", [panel], claims, _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
-def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows, first = _at_one_rate(workloads, tell)
-    least = {
-        workload.name: min(_value(rows, workload.name, policy, "pending") for policy in POLICIES if policy != DUALMAP)
-        for workload in workloads
+def fig11(given: Given) -> Result:
+    table, first = _at_one_rate(given.workloads, given.tell)
+    pending = {
+        workload.name: {policy: _value(table, workload.name, policy, "pending") for policy in POLICIES}
+        for workload in given.workloads
     }
+    own = {name: found.pop(DUALMAP) for name, found in pending.items()}
+    least = {name: min(found.values()) for name, found in pending.items()}
     claims = [
         Section("§A.3.2").says(
             "*DualMap* maintains consistently low and stable system load throughout the entire experiment, "
             "significantly outperforming all baselines",
-            ", ".join(
-                f"{name} {_value(rows, name, DUALMAP, 'pending'):,.0f} tokens, the least of the others {others:,.0f}"
-                for name, others in least.items()
-            ),
-            all(_value(rows, name, DUALMAP, "pending") < others for name, others in least.items()),
+            ", ".join(f"{name} {own[name]:,.0f} tokens, the least of the others {least[name]:,.0f}" for name in own),
+            all(own[name] < least[name] for name in own),
             "tokens that wait at an instance, mean",
         )
     ]
@@ -223,9 +208,9 @@ def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
             ],
             form=",.0f",
         )
-        for workload in workloads
+        for workload in given.workloads
     ]
-    return Result(_ONE_RATE, rows, claims, _ONE_RATE_NOTES, Picture("DualMap Fig. 11: what waits", panels))
+    return table.result("DualMap Fig. 11: what waits", panels, claims, _ONE_RATE_NOTES)
 
 
 # -- Fig. 8
@@ -241,29 +226,27 @@ def _hot(result: Ran) -> float:
 
 
 @figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",))
-def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
+def fig8(given: Given) -> Result:
+    table = Table(
+        Column("workload", "workload"),
+        Column("variant", "DualMap"),
+        Column("hot", "one is hot", ".1%", Basis.MODELLED),
+        Column("cv", "CV", ".2f", Basis.MODELLED),
+    )
     panels = []
-    for workload in workloads:
+    for workload in given.workloads:
         load = load_of(workload, "7B")
         for variant in ("no rebalance", "DualMap"):
-            runs = all_seeds(load, DECODING, VARIANTS[variant], SHOWN[workload.name], tell)
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "variant": variant,
-                    "hot": sum(map(_hot, runs)) / len(runs),
-                    "cv": mean(runs, "cv"),
-                    "basis": basis(workload),
-                }
-            )
+            runs = all_seeds(load, DECODING, VARIANTS[variant], SHOWN[workload.name], given.tell)
+            hot_share = sum(map(_hot, runs)) / len(runs)
+            table.add(workload.name, variant, hot_share, mean(runs, "cv"), basis=basis(workload))
             if variant != "DualMap":
                 courses = [
                     Course(f"instance {place}", [(at_s, loads[place]) for at_s, loads in runs[0].samples])
                     for place in range(INSTANCES)
                 ]
                 panels.append(Courses(shown(workload), "time, s", "waiting tokens", courses, form=",.0f"))
-    hot = {str(row["workload"]): number(row, "hot") for row in rows if row["variant"] == "no rebalance"}
+    hot = {str(row["workload"]): number(row, "hot") for row in table.rows if row["variant"] == "no rebalance"}
     claims = [
         Section("§A.2.2").says(
             "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
@@ -272,10 +255,60 @@ def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
             "one instance overloaded and not all of them together, without rebalancing",
         )
     ]
-    columns = [
-        Column("workload", "workload"),
-        Column("variant", "DualMap"),
-        Column("hot", "one is hot", ".1%", Basis.MODELLED),
+    return table.result("DualMap Fig. 8: hot instances", panels, claims, [MODEL_NOTE, SEEDS_NOTE])
+
+
+# -- Fig. 5
+
+ABLATION_RATE = 3.5
+"""Conversation on the 14B model; the text names none."""
+
+
+@figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",))
+def fig5(given: Given) -> Result:
+    (workload,) = given.workloads
+    load = load_of(workload, "14B")
+    table = Table(
+        Column("variant", "of the pair takes"),
+        Column("p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
+        Column("p90_s", "P90", ".2f", Basis.MODELLED),
+        Column("hits", "reused", ".1%", Basis.MODELLED),
         Column("cv", "CV", ".2f", Basis.MODELLED),
+        Column("attainment", "in time", ".1%", Basis.MODELLED),
+    )
+    for variant, policy in VARIANTS.items():
+        runs = all_seeds(load, DECODING, policy, ABLATION_RATE, given.tell)
+        table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=basis(workload))
+    p50, p90, hits = (
+        {variant: cell(table.rows, key, variant=variant) for variant in VARIANTS} for key in ("p50_s", "p90_s", "hits")
+    )
+    most = p50["cache affinity"], p90["cache affinity"]
+    section = Section("§4.3")
+
+    def claim(said: str, printed: float, ours: float) -> Claim:
+        agrees = close(ours, printed)
+        return section.says(said, f"{ours:.1%}", agrees, f"at {ABLATION_RATE}/s", printed=f"{printed:.1%}")
+
+    claims = [
+        section.says(
+            "*DualMap-cache-affinity* shows the highest P50 (Figure 5a) and P90 (Figure 5b) TTFT",
+            f"P50 {most[0]:.2f} s, P90 {most[1]:.2f} s",
+            most == (max(p50.values()), max(p90.values())),
+        ),
+        claim(
+            "*DualMap-no-rebalance* performs better, reducing P50 and P90 TTFT by 23.5% and 18.5%",
+            0.235,
+            1 - p50["no rebalance"] / p50["min TTFT"],
+        ),
+        claim("reducing P50 and P90 TTFT by 23.5% and 18.5%", 0.185, 1 - p90["no rebalance"] / p90["min TTFT"]),
+        claim(
+            "further reducing P90 TTFT by 11.3% with hotspot-aware rebalancing",
+            0.113,
+            1 - p90["DualMap"] / p90["no rebalance"],
+        ),
     ]
-    return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], Picture("DualMap Fig. 8: hot instances", panels))
+    panels = [
+        Bars("TTFT", "seconds", [*VARIANTS], {"P50": [*p50.values()], "P90": [*p90.values()]}, ".1f"),
+        Bars("Reused", "of the tokens", [*VARIANTS], {"hits": [*hits.values()]}),
+    ]
+    return table.result("DualMap Fig. 5: ablation", panels, claims, [MODEL_NOTE, SEEDS_NOTE])

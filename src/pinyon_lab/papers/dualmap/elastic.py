@@ -3,14 +3,13 @@ Fig. 13); prompts and decoding on instances of their own (A.6)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, close, number, shown
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
+from pinyon_lab.figures.rows import basis, cell, close, column, number, shown, those
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -30,9 +29,8 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     mean,
 )
-from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
-from pinyon_lab.simulator.outcome import Outcome
-from pinyon_lab.simulator.report import cluster_report
+from pinyon_lab.pictures import Bars, Course, Courses, Mark
+from pinyon_lab.simulator.report import Outcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
 # -- Fig. 12
@@ -51,6 +49,10 @@ def _phase(arrivals: Sequence[Arrival], rate: float, start_s: float, end_s: floa
     return [each._replace(time_s=each.time_s + start_s) for each in sent if each.time_s < end_s - start_s]
 
 
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
 def _by_window(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
     """End of each window, and who of those that came in it was in time."""
     windows: dict[int, list[bool]] = {}
@@ -60,40 +62,40 @@ def _by_window(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
 
 
 @figure("dualmap-fig12", PAPER, "§A.3.3, Fig. 12", "scaling", ("toolagent",))
-def fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
+def fig12(given: Given) -> Result:
+    (workload,) = given.workloads
     load = load_of(workload, "7B")
     half = len(load.arrivals) // 2
     busy_end_s = half / (BUSY * KNEE)
     arrivals = _phase(load.arrivals[:half], BUSY * KNEE, 0.0, busy_end_s)
     arrivals += _phase(load.arrivals[half:], CALM * KNEE, busy_end_s, busy_end_s + CALM_S)
-    rows: list[dict[str, Value]] = []
+    table = Table(
+        Column("cluster", "cluster"),
+        Column("phase", "phase"),
+        Column("rate", "requests/s", ".1f"),
+        Column("attainment", "in time", ".1%", Basis.MODELLED),
+        Column("later", "second half", ".1%", Basis.MODELLED),
+        Column("least", "instances", "d"),
+        Column("most", "to", "d"),
+    )
     panels, told = [], {}
     for text, scaling in (("scaling", ScalingSettings(FEW, MANY, SLO_S)), (f"{FEW} instances", None)):
-        tell(f"{workload.name}: {text}")
+        given.tell(f"{workload.name}: {text}")
         cluster = cluster_of(load, System(DECODING, DUALMAP, FEW), scaling=scaling)
         windows = _by_window(cluster.run(arrivals))
         sizes = cluster.elasticity.sizes if cluster.elasticity is not None else [(0.0, FEW)]
         told[text] = windows, sizes
         for name, start_s, end_s in (("busy", 0.0, busy_end_s), ("calm", busy_end_s, busy_end_s + CALM_S)):
+            rate = (BUSY if name == "busy" else CALM) * KNEE
             inside = [share for at_s, share in windows if start_s < at_s <= end_s]
-            rows.append(
-                {
-                    "cluster": text,
-                    "phase": name,
-                    "rate": (BUSY if name == "busy" else CALM) * KNEE,
-                    "attainment": sum(inside) / max(1, len(inside)),
-                    "later": sum(inside[len(inside) // 2 :]) / max(1, len(inside) - len(inside) // 2),
-                    "least": min((size for at_s, size in sizes if start_s < at_s <= end_s), default=sizes[-1][1]),
-                    "most": max((size for at_s, size in sizes if start_s < at_s <= end_s), default=sizes[-1][1]),
-                    "basis": basis(workload),
-                }
-            )
+            seen = [size for at_s, size in sizes if start_s < at_s <= end_s] or [sizes[-1][1]]
+            shares = _mean(inside), _mean(inside[len(inside) // 2 :])
+            table.add(text, name, rate, *shares, min(seen), max(seen), basis=basis(workload))
     windows, sizes = told["scaling"]
     grown_s = next((at_s for at_s, size in sizes if size > FEW), None)
     shrunk = [at_s for (at_s, size), (_, before) in zip(sizes[1:], sizes, strict=False) if size < before]
-    busy, calm = (row for row in rows if row["cluster"] == "scaling")
-    fixed = next(row for row in rows if row["cluster"] != "scaling" and row["phase"] == "busy")
+    busy, calm = (row for row in table.rows if row["cluster"] == "scaling")
+    fixed = next(row for row in table.rows if row["cluster"] != "scaling" and row["phase"] == "busy")
     section = Section("§A.3.3")
     claims = [
         section.says(
@@ -126,15 +128,6 @@ def fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
             printed="90%",
         ),
     ]
-    columns = [
-        Column("cluster", "cluster"),
-        Column("phase", "phase"),
-        Column("rate", "requests/s", ".1f"),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("later", "second half", ".1%", Basis.MODELLED),
-        Column("least", "instances", "d"),
-        Column("most", "to", "d"),
-    ]
     panels = [
         Courses(
             "TTFT in time",
@@ -152,7 +145,7 @@ def fig12(workloads: Sequence[Workload], tell: Tell) -> Result:
         MODEL_NOTE,
         ONE_SEED_NOTE,
     ]
-    return Result(columns, rows, claims, notes, Picture("DualMap Fig. 12: scaling", panels))
+    return table.result("DualMap Fig. 12: scaling", panels, claims, notes)
 
 
 def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float, float]]:
@@ -173,33 +166,30 @@ RATES_EACH = (1.5, 2.0, 2.5, 3.0, 3.5)
 
 
 @figure("dualmap-fig13", PAPER, "§A.4.1, Fig. 13", "clusters that grow", ("toolagent",))
-def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
+def fig13(given: Given) -> Result:
+    (workload,) = given.workloads
     if len(workload.rows) < REQUESTS_EACH * SIZES[-1]:
         raise InvalidArgument(f"{workload.name} has less than {REQUESTS_EACH * SIZES[-1]:,} requests", field="trace")
-    rows: list[dict[str, Value]] = []
+    table = Table(
+        Column("instances", "instances", "d"),
+        Column("policy", "policy"),
+        Column("goodput", "goodput, /s", ".1f", Basis.MODELLED),
+        Column("each", "each", ".2f", Basis.MODELLED),
+        Column("p99_s", "P99 below it, s", ".1f", Basis.MODELLED),
+    )
     for size in SIZES:
         load = load_of(workload, "7B", REQUESTS_EACH * size)
         for policy in POLICIES:
             points, p99 = [], 0.0
             for each in RATES_EACH:
-                runs = all_seeds(load, PREFILL_ONLY, policy, each * size, tell, size)
+                runs = all_seeds(load, PREFILL_ONLY, policy, each * size, given.tell, size)
                 points.append((each * size, mean(runs, "attainment")))
                 if points[-1][1] >= 0.9:
                     p99 = mean(runs, "p99_s")
-            rows.append(
-                {
-                    "instances": size,
-                    "policy": policy,
-                    "goodput": goodput(points),
-                    "each": goodput(points) / size,
-                    "p99_s": p99,
-                    "basis": basis(workload),
-                }
-            )
+            table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=basis(workload))
 
     def found(size: int, policy: str) -> float:
-        return number(next(row for row in rows if row["instances"] == size and row["policy"] == policy), "each")
+        return cell(table.rows, "each", instances=size, policy=policy)
 
     growth = found(SIZES[-1], DUALMAP) / max(1e-9, found(SIZES[0], DUALMAP))
     ahead = {
@@ -220,13 +210,6 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
         ),
     ]
-    columns = [
-        Column("instances", "instances", "d"),
-        Column("policy", "policy"),
-        Column("goodput", "goodput, /s", ".1f", Basis.MODELLED),
-        Column("each", "each", ".2f", Basis.MODELLED),
-        Column("p99_s", "P99 below it, s", ".1f", Basis.MODELLED),
-    ]
     courses = [
         Course(label(policy), [(size, size * found(size, policy)) for size in SIZES], dashed=policy != DUALMAP)
         for policy in POLICIES
@@ -238,7 +221,7 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
         MODEL_NOTE,
         SEEDS_NOTE,
     ]
-    return Result(columns, rows, claims, notes, Picture("DualMap Fig. 13: clusters that grow", [panel]))
+    return table.result("DualMap Fig. 13: clusters that grow", [panel], claims, notes)
 
 
 # -- A.6
@@ -248,31 +231,8 @@ SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 
 
 @figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
-def a6(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    roles = (Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES
-    for workload in workloads:
-        load, rate = load_of(workload, "7B"), SPLIT_RATE[workload.name]
-        for policy in POLICIES:
-            tell(f"{workload.name}: {policy}, {PREFILLS} for prompts, {DECODES} that decode")
-            cluster = cluster_of(load, System(DECODING, policy), roles=roles)
-            outcomes = cluster.run(at_rate(load.arrivals, rate))
-            told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "policy": policy,
-                    "rate": rate,
-                    "attainment": told["attainment"],
-                    "p90_s": told["p90_s"],
-                    "p99_s": told["p99_s"],
-                    "hits": told["hit_ratio"],
-                    "prefills": len({each.prefill for each in outcomes}),
-                    "basis": basis(workload),
-                }
-            )
-    claims = [_a6_claim(rows, workload.name) for workload in workloads]
-    columns = [
+def a6(given: Given) -> Result:
+    table = Table(
         Column("workload", "workload"),
         Column("policy", "policy"),
         Column("rate", "requests/s", ".1f"),
@@ -280,26 +240,36 @@ def a6(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("p90_s", "P90, s", ".2f", Basis.MODELLED),
         Column("p99_s", "P99, s", ".2f", Basis.MODELLED),
         Column("hits", "reused", ".1%", Basis.MODELLED),
-    ]
-    values: Mapping[str, Sequence[float | None]] = {
-        label(policy): [number(row, "attainment") for row in rows if row["policy"] == policy] for policy in POLICIES
-    }
-    panel = Bars("TTFT in time", "of the requests", [shown(each) for each in workloads], values)
+    )
+    roles = (Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES
+    for workload in given.workloads:
+        load, rate = load_of(workload, "7B"), SPLIT_RATE[workload.name]
+        for policy in POLICIES:
+            given.tell(f"{workload.name}: {policy}, {PREFILLS} for prompts, {DECODES} that decode")
+            cluster = cluster_of(load, System(DECODING, policy), roles=roles)
+            outcomes = cluster.run(at_rate(load.arrivals, rate))
+            told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
+            values = (told[key] for key in ("attainment", "p90_s", "p99_s", "hit_ratio"))
+            prefills = len({each.prefill for each in outcomes})
+            table.add(workload.name, policy, rate, *values, prefills=prefills, basis=basis(workload))
+    claims = []
+    for workload in given.workloads:
+        found = {str(row["policy"]): number(row, "attainment") for row in those(table.rows, workload=workload.name)}
+        claims.append(
+            Section("§A.6").says(
+                "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
+                "routing exclusively on the prefill instances",
+                ", ".join(f"{label(policy)} {share:.1%}" for policy, share in found.items()),
+                found[DUALMAP] > max(found["cache_affinity"], found["least_loaded"]),
+                f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
+            )
+        )
+    attained = {label(policy): column(table.rows, "attainment", policy=policy) for policy in POLICIES}
+    panel = Bars("TTFT in time", "of the requests", [shown(each) for each in given.workloads], attained)
     notes = [
         f"{PREFILLS} instances for prompts, among which the policy chooses, and {DECODES} that decode, chosen by their "
         "load; KV moves while it is computed, over 100 Gbit/s.",
         MODEL_NOTE,
         ONE_SEED_NOTE,
     ]
-    return Result(columns, rows, claims, notes, Picture("DualMap A.6: prefill and decode apart", [panel]))
-
-
-def _a6_claim(rows: Rows, workload: str) -> Claim:
-    found = {str(row["policy"]): number(row, "attainment") for row in rows if row["workload"] == workload}
-    return Section("§A.6").says(
-        "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs routing "
-        "exclusively on the prefill instances",
-        ", ".join(f"{label(policy)} {share:.1%}" for policy, share in found.items()),
-        found[DUALMAP] > max(found["cache_affinity"], found["least_loaded"]),
-        f"{workload}: agrees if it is ahead of cache affinity and least loaded there, too",
-    )
+    return table.result("DualMap A.6: prefill and decode apart", [panel], claims, notes)

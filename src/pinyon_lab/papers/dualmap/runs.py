@@ -12,7 +12,7 @@ from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Tell, Value
+from pinyon_lab.figures.figure import Tell
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
@@ -178,21 +178,15 @@ def _ran(load: Load, system: System, rate: float) -> Ran:
 
 
 def _summary(told: Mapping[str, float]) -> Ran:
-    return Ran(
-        told["attainment"],
-        told["attainment_last_quarter"],
-        told["attainment_longest_tenth"],
-        told["p50_s"],
-        told["p90_s"],
-        told["p99_s"],
-        told["hit_ratio"],
-    )
+    of_all, late, long = (told[f"attainment{of}"] for of in ("", "_last_quarter", "_longest_tenth"))
+    return Ran(of_all, late, long, told["p50_s"], told["p90_s"], told["p99_s"], told["hit_ratio"])
 
 
-def _settings(load: Load, instances: int) -> ClusterSettings:
+def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
+    """``changes``: of its settings."""
     machine = load_machine(MACHINES[load.size])
-    return ClusterSettings(
-        (Role.MIXED,) * instances,
+    settings = ClusterSettings(
+        (Role.MIXED,) * system.instances,
         load.block_tokens,
         machine.hbm_tokens,
         CACHE_TOKENS[load.size] - machine.hbm_tokens,
@@ -202,14 +196,8 @@ def _settings(load: Load, instances: int) -> ClusterSettings:
         service_order="fifo",
         slo_s=SLO_S,
     )
-
-
-def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
-    """``changes``: of its settings."""
-    machine = load_machine(MACHINES[load.size])
-    settings = replace(_settings(load, system.instances), **changes)
     policy = PLACEMENT_POLICIES.make(system.placement())
-    return Cluster(settings, machine, load_profile(machine.engine), policy, system.seed)
+    return Cluster(replace(settings, **changes), machine, load_profile(machine.engine), policy, system.seed)
 
 
 def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ran:
@@ -244,8 +232,8 @@ def mean(runs: Sequence[Ran], key: str) -> float:
     return sum(float(getattr(run, key)) for run in runs) / len(runs)
 
 
-def means(runs: Sequence[Ran], *keys: str) -> dict[str, Value]:
-    return {key: mean(runs, key) for key in keys}
+def means(runs: Sequence[Ran], *keys: str) -> list[float]:
+    return [mean(runs, key) for key in keys]
 
 
 def label(policy: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -46,8 +46,24 @@ def _settings(workloads: Sequence[Workload]) -> list[tuple[Workload, str, str]]:
 # -- Figs. 3 and 4
 
 
-def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> list[dict[str, Value]]:
-    rows: list[dict[str, Value]] = []
+def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> Table:
+    table = Table(
+        Column("workload", "workload"),
+        Column("model", "model"),
+        Column("kind", "simulated"),
+        Column("policy", "policy"),
+        Column("rate", "rate", ".1f"),
+        Column("attainment", "in time", ".1%", Basis.MODELLED),
+        Column("least", "least", ".1%", Basis.MODELLED),
+        Column("most", "most", ".1%", Basis.MODELLED),
+        Column("p99_s", "P99, s", ".1f", Basis.MODELLED),
+        Column("last_quarter", "last ¼", ".1%", Basis.MODELLED),
+        Column("longest_tenth", "longest", ".1%", Basis.MODELLED),
+        Column("p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
+        Column("p90_s", "P90", ".2f", Basis.MODELLED),
+        Column("e2e_p50_s", "E2E P50, s", ".1f", Basis.MODELLED),
+        Column("e2e_p90_s", "P90", ".1f", Basis.MODELLED),
+    )
     for workload, size, kind in _settings(workloads):
         if kind not in kinds:
             continue
@@ -55,31 +71,12 @@ def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> l
         for policy in POLICIES:
             for rate in RATES[workload.name, size, kind]:
                 runs = all_seeds(load, kind, policy, rate, tell)
-                rows.append(
-                    {
-                        "workload": workload.name,
-                        "model": size,
-                        "kind": kind,
-                        "policy": policy,
-                        "rate": rate,
-                        "attainment": mean(runs, "attainment"),
-                        "least": min(run.attainment for run in runs),
-                        "most": max(run.attainment for run in runs),
-                        **means(runs, "last_quarter", "longest_tenth", "p50_s", "p90_s", "p99_s", "hits"),
-                        **means(runs, "e2e_p50_s", "e2e_p90_s"),
-                        "basis": basis(workload),
-                    }
-                )
-    return rows
-
-
-_WHERE = [
-    Column("workload", "workload"),
-    Column("model", "model"),
-    Column("kind", "simulated"),
-    Column("policy", "policy"),
-    Column("rate", "rate", ".1f"),
-]
+                attained = [run.attainment for run in runs]
+                values = mean(runs, "attainment"), min(attained), max(attained)
+                others = means(runs, *[column.key for column in table.columns[8:]])
+                where = workload.name, size, kind, policy, rate
+                table.add(*where, *values, *others, hits=mean(runs, "hits"), basis=basis(workload))
+    return table
 
 
 def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
@@ -92,17 +89,9 @@ def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
 
 
 @figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
-def fig3(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = _rated(workloads, tell, (DECODING, PREFILL_ONLY))
-    columns = [
-        *_WHERE,
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("least", "least", ".1%", Basis.MODELLED),
-        Column("most", "most", ".1%", Basis.MODELLED),
-        Column("p99_s", "P99, s", ".1f", Basis.MODELLED),
-        Column("last_quarter", "last ¼", ".1%", Basis.MODELLED),
-        Column("longest_tenth", "longest", ".1%", Basis.MODELLED),
-    ]
+def fig3(given: Given) -> Result:
+    table = _rated(given.workloads, given.tell, (DECODING, PREFILL_ONLY))
+    rows, columns = table.rows, table.columns[:11]
     claims, panels = [], []
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
@@ -182,15 +171,9 @@ def _capacity_claim(rows: Rows, workload: str) -> Claim:
 
 
 @figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
-def fig4(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = _rated(workloads, tell, (DECODING,))
-    columns = [
-        *_WHERE,
-        Column("p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
-        Column("p90_s", "P90", ".2f", Basis.MODELLED),
-        Column("e2e_p50_s", "E2E P50, s", ".1f", Basis.MODELLED),
-        Column("e2e_p90_s", "P90", ".1f", Basis.MODELLED),
-    ]
+def fig4(given: Given) -> Result:
+    table = _rated(given.workloads, given.tell, (DECODING,))
+    rows, columns = table.rows, (*table.columns[:5], *table.columns[11:])
     panels = []
     cut: dict[str, list[float]] = {"p50_s": [], "p90_s": []}
     for workload, model, kind in _settings_of(rows):

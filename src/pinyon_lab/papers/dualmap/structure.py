@@ -4,18 +4,17 @@ worth (Fig. 15), and how large the scheduler's books are (A.4)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from random import Random
 
 from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.caches.cache import leading_run
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, cell, close, number, shown, those
+from pinyon_lab.caches.cache import endless_hits
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.rows import basis, close, column, number, shown, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.workload import key_of
 
 # -- Fig. 6
@@ -37,30 +36,22 @@ def _lengths(workload: Workload, settings: HotnessSettings) -> Counter[int]:
 
 
 @figure("dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",))
-def fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    for workload in workloads:
-        for rule, settings in RULES.items():
-            tell(f"key lengths: {workload.name}, {rule}")
-            lengths = _lengths(workload, settings)
-            total = max(1, lengths.total())
-            rows += [
-                {
-                    "workload": workload.name,
-                    "rule": rule,
-                    "blocks": blocks,
-                    "share": lengths[blocks] / total,
-                    "basis": basis(workload),
-                }
-                for blocks in sorted(lengths)
-                if lengths[blocks] / total >= 0.005
-            ]
-    columns = [
+def fig6(given: Given) -> Result:
+    table = Table(
         Column("workload", "workload"),
         Column("rule", "bounds of"),
         Column("blocks", "blocks", "d"),
         Column("share", "requests", ".1%", Basis.MEASURED),
-    ]
+    )
+    for workload in given.workloads:
+        for rule, settings in RULES.items():
+            given.tell(f"key lengths: {workload.name}, {rule}")
+            lengths = _lengths(workload, settings)
+            for blocks in sorted(lengths):
+                share = lengths[blocks] / max(1, lengths.total())
+                if share >= 0.005:
+                    table.add(workload.name, rule, blocks, share, basis=basis(workload))
+    rows = table.rows
     lengths_shown = sorted({int(number(row, "blocks")) for row in rows})
     panels = [
         Bars(
@@ -69,14 +60,14 @@ def fig6(workloads: Sequence[Workload], tell: Tell) -> Result:
             [str(blocks) for blocks in lengths_shown],
             {rule: [_share(rows, workload.name, rule, blocks) for blocks in lengths_shown] for rule in RULES},
         )
-        for workload in workloads
+        for workload in given.workloads
     ]
     notes = [
         "The text extends a prefix that more than 2/n of the requests in a window share and shortens it again below "
         "1/n (n = 8); the code published with the paper extends at 6.12% of the last 200 requests and shortens below "
         "2%. In time of the trace itself; at another rate a window of seconds has other requests."
     ]
-    return Result(columns, rows, _fig6_claims(rows), notes, Picture("DualMap Fig. 6: length of keys", panels))
+    return table.result("DualMap Fig. 6: length of keys", panels, _fig6_claims(rows), notes)
 
 
 def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
@@ -135,24 +126,21 @@ def _deviation(instances: int, choices: int, seed: int) -> int:
 
 
 @figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth")
-def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    for instances in SIZES:
-        tell(f"choices: {instances} instances")
-        for choices in CHOICES:
-            values = [_deviation(instances, choices, seed) for seed in range(SEEDS)]
-            rows.append({"instances": instances, "choices": choices, "deviation": sum(values) / SEEDS})
-    columns = [
+def fig15(given: Given) -> Result:
+    table = Table(
         Column("instances", "instances", "d"),
         Column("choices", "choices", "d"),
         Column("deviation", "above the mean", ".2f", Basis.MODELLED),
-    ]
-
-    def deviation(instances: int, choices: int) -> float:
-        return cell(rows, "deviation", instances=instances, choices=choices)
-
-    first = [deviation(each, 1) / deviation(each, 2) for each in SIZES]
-    later = [deviation(each, 2) - deviation(each, 3) for each in SIZES]
+    )
+    deviation: dict[tuple[int, int], float] = {}
+    for instances in SIZES:
+        given.tell(f"choices: {instances} instances")
+        for choices in CHOICES:
+            values = [_deviation(instances, choices, seed) for seed in range(SEEDS)]
+            deviation[instances, choices] = sum(values) / SEEDS
+            table.add(instances, choices, deviation[instances, choices])
+    first = [deviation[each, 1] / deviation[each, 2] for each in SIZES]
+    later = [deviation[each, 2] - deviation[each, 3] for each in SIZES]
     section = Section("§A.9")
     claims = [
         section.says(
@@ -164,17 +152,17 @@ def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
         section.says(
             "When d exceeds 2, the marginal benefit quickly tapers off",
             f"{min(later):.2f} to {max(later):.2f} requests of {PER_INSTANCE}",
-            all(less < (deviation(each, 1) - deviation(each, 2)) / 10 for each, less in zip(SIZES, later, strict=True)),
+            all(less < (deviation[each, 1] - deviation[each, 2]) / 10 for each, less in zip(SIZES, later, strict=True)),
             "from two to three choices, less than a tenth of what the second one brought",
         ),
     ]
     courses = [
-        Course(f"{instances} instances", [(choices, deviation(instances, choices)) for choices in CHOICES])
+        Course(f"{instances} instances", [(choices, deviation[instances, choices]) for choices in CHOICES])
         for instances in SIZES
     ]
     panel = Courses("The fullest instance", "choices", "requests above the mean", courses, form=".0f")
     note = f"Requests drawn evenly, {PER_INSTANCE} for each instance, none of which ends; prefixes are not even."
-    return Result(columns, rows, claims, [note], Picture("DualMap Fig. 15: choices", [panel]))
+    return table.result("DualMap Fig. 15: choices", [panel], claims, [note])
 
 
 # -- A.4
@@ -184,19 +172,18 @@ MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 
 
 @figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are")
-def a4(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    for name, machine in MODELS.items():
-        blocks = DRAM_BYTES // (BLOCK_TOKENS * load_machine(machine).kv_token_bytes)
-        kib = blocks * ENTRY_BYTES / 1024
-        rows.append({"model": name, "blocks": blocks, "kib": kib, "cluster_mib": CLUSTER * kib / 1024})
-    columns = [
+def a4(given: Given) -> Result:
+    table = Table(
         Column("model", "model"),
         Column("blocks", "blocks of 128", ",d"),
         Column("kib", "an instance, KiB", ".1f"),
         Column("cluster_mib", "32 instances, MiB", ".2f"),
-    ]
-    small, large = rows
+    )
+    for name, machine in MODELS.items():
+        blocks = DRAM_BYTES // (BLOCK_TOKENS * load_machine(machine).kv_token_bytes)
+        kib = blocks * ENTRY_BYTES / 1024
+        table.add(name, blocks, kib, CLUSTER * kib / 1024)
+    small, large = table.rows
 
     def claim(said: str, printed: float, ours: float, form: str, agrees: bool, why: str) -> Claim:
         return Section("§A.4.2").says(said, format(ours, form), agrees, why, printed=format(printed, form))
@@ -224,15 +211,9 @@ def a4(workloads: Sequence[Workload], tell: Tell) -> Result:
             f"{number(large, 'cluster_mib'):.2f} MiB, and 44 times 32 / 1,024 is 1.38",
         ),
     ]
-    panel = Bars(
-        "Books of an instance",
-        "KiB",
-        [str(row["model"]) for row in rows],
-        {"16 B a block": [kib, number(large, "kib")]},
-        ".1f",
-    )
+    panel = Bars("Books of an instance", "KiB", [*MODELS], {"16 B a block": [kib, number(large, "kib")]}, ".1f")
     note = "Our block index has an entry of its own kind: what it takes is measured in docs/benchmarks.md."
-    return Result(columns, rows, claims, [note], Picture("DualMap A.4: metadata", [panel]))
+    return table.result("DualMap A.4: metadata", [panel], claims, [note])
 
 
 # -- Table 1
@@ -242,32 +223,27 @@ PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 
 
 @figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",))
-def table1(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    for workload in workloads:
-        tell(f"statistics: {workload.name}")
+def table1(given: Given) -> Result:
+    table = Table(
+        Column("workload", "workload"),
+        Column("rows", "rows"),
+        Column("requests", "requests", ",d"),
+        Column("input", "input tokens", ",.0f", Basis.MEASURED),
+        Column("output", "output", ",.0f", Basis.MEASURED),
+        Column("reused", "blocks that hit", ".1%", Basis.MEASURED),
+    )
+    for workload in given.workloads:
+        given.tell(f"statistics: {workload.name}")
         first = workload.rows[: REQUESTS[workload.name]]
         for label, part in (("all", workload.rows), (f"first {len(first):,}", first)):
-            seen: set[int] = set()
-            asked = reused = 0
-            for row in part:
-                asked += len(row.blocks)
-                reused += leading_run(row.blocks, seen)
-                seen.update(row.blocks)
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "rows": label,
-                    "requests": len(part),
-                    "input": sum(row.input_tokens for row in part) / len(part),
-                    "output": sum(row.output_tokens for row in part) / len(part),
-                    "reused": reused / max(1, asked),
-                    "basis": basis(workload),
-                }
-            )
+            asked = sum(len(row.blocks) for row in part)
+            reused = sum(endless_hits(row.blocks for row in part)) / max(1, asked)
+            lengths = (sum(row.input_tokens for row in part), sum(row.output_tokens for row in part))
+            means = (tokens / len(part) for tokens in lengths)
+            table.add(workload.name, label, len(part), *means, reused, basis=basis(workload))
     claims = []
-    for workload in workloads:
-        whole, _ = (row for row in rows if row["workload"] == workload.name)
+    for workload in given.workloads:
+        whole, _ = those(table.rows, workload=workload.name)
         tokens, output, ratio = PRINTED[workload.name]
         ours = number(whole, "input"), number(whole, "output"), number(whole, "reused")
         said = {
@@ -284,16 +260,7 @@ def table1(workloads: Sequence[Workload], tell: Tell) -> Result:
                 basis=basis(workload),
             )
         )
-    columns = [
-        Column("workload", "workload"),
-        Column("rows", "rows"),
-        Column("requests", "requests", ",d"),
-        Column("input", "input tokens", ",.0f", Basis.MEASURED),
-        Column("output", "output", ",.0f", Basis.MEASURED),
-        Column("reused", "blocks that hit", ".1%", Basis.MEASURED),
-    ]
-    names = [shown(workload) for workload in workloads]
-    wholes = [row for row in rows if row["rows"] == "all"]
-    hits = {"all": [number(row, "reused") for row in wholes]}
+    names = [shown(workload) for workload in given.workloads]
+    hits = {"all": column(table.rows, "reused", rows="all")}
     panel = Bars("Blocks that an endless cache has", "of the blocks", names, hits)
-    return Result(columns, rows, claims, [], Picture("DualMap Table 1: workloads", [panel]))
+    return table.result("DualMap Table 1: workloads", [panel], claims)

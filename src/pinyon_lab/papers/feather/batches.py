@@ -3,10 +3,7 @@ smaller but share a prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Value, figure
 from pinyon_lab.papers.feather.locality import (
     BATCH,
     DECODED,
@@ -15,6 +12,7 @@ from pinyon_lab.papers.feather.locality import (
     OVERALL,
     REQUESTS,
     SUFFIX,
+    decoded,
     grouped,
     row,
 )
@@ -32,12 +30,12 @@ SHORT, DROP = 0.05, 0.2
 
 
 @figure("feather-fig3.8", PAPER, "§3.2, Fig. 3.8", "prefix lengths and groups, Qwen 0.5B")
-def fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_8(given: Given) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[tuple[int, int], float] = {}
     for length in LENGTHS:
         for groups in GROUPS:
-            tell(f"{groups} prefixes of {length} tokens")
+            given.tell(f"{groups} prefixes of {length} tokens")
             run = one_batch(grouped(REQUESTS, groups, length), OUTPUT_TOKENS, Server(machine=SMALL_MODEL))
             rate[length, groups] = run.decode_tokens_s
             rows.append(row(run, length=length, groups=groups, mb=12_288 * length * groups / 1e6))
@@ -50,10 +48,8 @@ def fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
     drops = {length: 1 - rate[length, 2] / rate[length, 1] for length in LENGTHS}
     told = ", ".join(f"{length:,}: {drop:.0%}" for length, drop in drops.items())
     after = max(abs(rate[length, groups] / rate[length, 2] - 1) for length in LENGTHS for groups in GROUPS[1:])
-    fell = all(
-        [rate[each, groups] for each in LENGTHS] == sorted([rate[each, groups] for each in LENGTHS], reverse=True)
-        for groups in GROUPS
-    )
+    by_groups = ([rate[length, groups] for length in LENGTHS] for groups in GROUPS)
+    fell = all(rates == sorted(rates, reverse=True) for rates in by_groups)
     section = Section("§3.2, Experiment 5")
     claims = [
         section.says(
@@ -83,13 +79,10 @@ def fig3_8(workloads: Sequence[Workload], tell: Tell) -> Result:
             basis=Basis.CONSTRUCTION,
         ),
     ]
-    bars = Bars(
-        "500 requests, Qwen 0.5B",
-        "decoded, tokens/s",
-        [f"{length:,}" for length in LENGTHS],
-        {f"{groups} prefix{'es' * (groups > 1)}": [rate[length, groups] for length in LENGTHS] for groups in GROUPS},
-        form=",.0f",
-    )
+    values = {
+        f"{groups} prefix{'es' * (groups > 1)}": [rate[length, groups] for length in LENGTHS] for groups in GROUPS
+    }
+    bars = decoded("500 requests, Qwen 0.5B", [f"{length:,}" for length in LENGTHS], values)
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.8: lengths and groups", [bars]))
 
 
@@ -110,12 +103,12 @@ def _mixed(first: float, second: float) -> list[Parts]:
 
 
 @figure("feather-fig3.9", PAPER, "§3.2, Fig. 3.9", "partly shared prompts")
-def fig3_9(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_9(given: Given) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[tuple[float, float], float] = {}
     for first in FIRSTS:
         for second in SECONDS:
-            tell(f"{first:.0%} shared by all, {second:.0%} with suffix A")
+            given.tell(f"{first:.0%} shared by all, {second:.0%} with suffix A")
             run = one_batch(_mixed(first, second), OUTPUT_TOKENS, Server())
             rate[first, second] = run.tokens_s
             rows.append(row(run, first=first, second=second))
@@ -163,12 +156,12 @@ SATURATED = 0.9
 
 
 @figure("feather-fig3.10", PAPER, "§3.3, Fig. 3.10", "throughput by batch size")
-def fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_10(given: Given) -> Result:
     rows: list[dict[str, Value]] = []
     rate: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
     for kind, groups in KINDS.items():
         for size in SIZES:
-            tell(f"{kind}, {size} requests")
+            given.tell(f"{kind}, {size} requests")
             run = one_batch(grouped(size, groups, LENGTH), OUTPUT_TOKENS, Server())
             rate[kind][size] = run.decode_tokens_s
             rows.append(row(run, kind=kind, size=size))
@@ -194,13 +187,8 @@ def fig3_10(workloads: Sequence[Workload], tell: Tell) -> Result:
             "Takeaway 7; where nine tenths of the most are reached. Tensor cores are not modelled",
         ),
     ]
-    bars = Bars(
-        "prefixes of 10,000 tokens",
-        "decoded, tokens/s",
-        [str(size) for size in SIZES],
-        {kind: [*rates.values()] for kind, rates in rate.items()},
-        form=",.0f",
-    )
+    values = {kind: [*rates.values()] for kind, rates in rate.items()}
+    bars = decoded("prefixes of 10,000 tokens", [str(size) for size in SIZES], values)
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.10: batch size", [bars]))
 
 
@@ -212,7 +200,7 @@ OUTPUTS = (1, 10, 20, 50, 100)
 
 
 @figure("feather-fig3.11", PAPER, "§3.3, Fig. 3.11", "small batches of one prefix")
-def fig3_11(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_11(given: Given) -> Result:
     count = PREFIXES * EACH
     prompts: list[Parts] = [[(f"prefix {place // EACH}", LENGTH), (f"own {place}", SUFFIX)] for place in range(count)]
     rows: list[dict[str, Value]] = []
@@ -220,7 +208,7 @@ def fig3_11(workloads: Sequence[Workload], tell: Tell) -> Result:
     for output_tokens in OUTPUTS:
         for split in SPLITS:
             size = count // split
-            tell(f"{split} x {size}, {output_tokens} tokens")
+            given.tell(f"{split} x {size}, {output_tokens} tokens")
             groups = [prompts[at : at + size] for at in range(0, count, size)]
             run = batches(groups, output_tokens, Server(max_batch=count))
             rate[split, output_tokens] = run.tokens_s

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
 from pinyon_lab.figures.tree_costs import ASKED, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, SEED, tokens_round
 from pinyon_lab.papers.feather.runs import BLOCK, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
 from pinyon_lab.papers.feather.sweeps import FEATHER
-from pinyon_lab.pictures import Bars, Picture
+from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 CHUNKS = (1, 16, 64)
@@ -25,16 +25,20 @@ CHUNKS_NOTE = (
 )
 
 
-@figure("feather-fig5.11", PAPER, "§5.3.3, Fig. 5.11", "tokens of a chunk")
-@Measure
-def fig5_11(tell: Tell, clock: Clock) -> Result:
-    rows: list[dict[str, Value]] = []
+@figure("feather-fig5.11", PAPER, "§5.3.3, Fig. 5.11", "tokens of a chunk", measures=True)
+def fig5_11(given: Given) -> Result:
+    table = Table(
+        Column("tokens", "prefix", ",d"),
+        Column("chunk", "tokens of a chunk", "d"),
+        Column("cpu_us", "CPU of the tree, µs per request", ",.0f", Basis.MEASURED),
+        Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
+    )
     cpu: dict[tuple[int, int], float] = {}
     rate: dict[tuple[int, int], float] = {}
     for tokens in PREFIXES:
         for chunk in CHUNKS:
-            tell(f"{tokens:,} tokens, chunks of {chunk}")
-            costs = tree_costs(TreeLoad(REQUESTS, tokens + OWN, OWN, chunk), SEED, 1, clock)
+            given.tell(f"{tokens:,} tokens, chunks of {chunk}")
+            costs = tree_costs(TreeLoad(REQUESTS, tokens + OWN, OWN, chunk), SEED, 1, given.clock)
             calls = {"insert": 1, "add": 1, "finish": 1, "find": ASKED}
             cpu[tokens, chunk] = sum(count * costs[operation].mean_us for operation, count in calls.items())
             server = Server(
@@ -42,23 +46,15 @@ def fig5_11(tell: Tell, clock: Clock) -> Result:
                 chunk_blocks=max(1, chunk // BLOCK),
                 scheduling=SchedulingCost(ENTER * cpu[tokens, chunk] / 1e6),
             )
-            run = served(Load(prefix_tokens=tokens), server, tell)
+            run = served(Load(prefix_tokens=tokens), server, given.tell)
             rate[tokens, chunk] = run.tokens_s
-            rows.append({"tokens": tokens, "chunk": chunk, "cpu_us": cpu[tokens, chunk], "tokens_s": run.tokens_s})
-    columns = [
-        Column("tokens", "prefix", ",d"),
-        Column("chunk", "tokens of a chunk", "d"),
-        Column("cpu_us", "CPU of the tree, µs per request", ",.0f", Basis.MEASURED),
-        Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
-    ]
-    tell("a radix tree")
+            table.add(tokens, chunk, cpu[tokens, chunk], run.tokens_s)
+    given.tell("a radix tree")
     most, largest = PREFIXES[-1], CHUNKS[-1]
-    radix = tokens_round("lpm", most, clock, by_tokens=True)
+    radix = tokens_round("lpm", most, given.clock, by_tokens=True)
     radix_us = 1e6 * radix.median_s / (ENTER * 5)
-    spread = {
-        tokens: max(rate[tokens, chunk] for chunk in CHUNKS) / min(rate[tokens, chunk] for chunk in CHUNKS)
-        for tokens in PREFIXES
-    }
+    by_length = {tokens: [rate[tokens, chunk] for chunk in CHUNKS] for tokens in PREFIXES}
+    spread = {tokens: max(rates) / min(rates) for tokens, rates in by_length.items()}
     gaps = [cpu[tokens, 1] - cpu[tokens, largest] for tokens in PREFIXES]
     section = Section("§5.3.3", Basis.MEASURED)
     claims = [
@@ -101,21 +97,13 @@ def fig5_11(tell: Tell, clock: Clock) -> Result:
             "half",
         ),
     ]
+    groups = [f"{tokens:,}" for tokens in PREFIXES]
+    taken, rates = (
+        {f"chunk {chunk}": [found[tokens, chunk] for tokens in PREFIXES] for chunk in CHUNKS} for found in (cpu, rate)
+    )
     panels = [
-        Bars(
-            "the tree's work for a request",
-            "CPU, µs",
-            [f"{tokens:,}" for tokens in PREFIXES],
-            {f"chunk {chunk}": [cpu[tokens, chunk] for tokens in PREFIXES] for chunk in CHUNKS},
-            form=",.0f",
-        ),
-        Bars(
-            "a server with that",
-            "tokens/s",
-            [f"{tokens:,}" for tokens in PREFIXES],
-            {f"chunk {chunk}": [rate[tokens, chunk] for tokens in PREFIXES] for chunk in CHUNKS},
-            form=",.0f",
-        ),
+        Bars("the tree's work for a request", "CPU, µs", groups, taken, form=",.0f"),
+        Bars("a server with that", "tokens/s", groups, rates, form=",.0f"),
     ]
     notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
-    return Result(columns, rows, claims, notes, Picture("FEATHER Fig. 5.11: chunks", panels))
+    return table.result("FEATHER Fig. 5.11: chunks", panels, claims, notes)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon.profiles.engine_profile import load_profile
-from pinyon_lab.figures.figure import Basis, Clock, Column, Measure, Result, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Clock, Column, Given, Result, Section, Table, Tell, figure
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
 from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.runs import FCFS, MACHINE, PAPER
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 COSTS_NOTE = (
@@ -53,34 +53,24 @@ def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dic
 # -- Fig. 5.9
 
 
-@figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies")
-@Measure
-def fig5_9(tell: Tell, clock: Clock) -> Result:
-    rows: list[dict[str, Value]] = []
-    ms: dict[str, dict[int, float]] = {}
-    share: dict[str, dict[int, float]] = {}
-    for tokens in LENGTHS:
-        for name in (*CHOICES, *(each + BY_TOKENS for each in PER_TOKEN)):
-            tell(f"{name}, {tokens:,} tokens")
-            costs = tokens_round(name.removesuffix(BY_TOKENS), tokens, clock, by_tokens=name.endswith(BY_TOKENS))
-            ms.setdefault(name, {})[tokens] = 1e3 * costs.median_s
-            share.setdefault(name, {})[tokens] = costs.of_engine_time
-            rows.append(
-                {
-                    "tokens": tokens,
-                    "policy": name,
-                    "cpu_ms": 1e3 * costs.median_s,
-                    "engine_ms": 1e3 * costs.engine_s,
-                    "share": costs.of_engine_time,
-                }
-            )
-    columns = [
+@figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies", measures=True)
+def fig5_9(given: Given) -> Result:
+    table = Table(
         Column("tokens", "prefix", ",d"),
         Column("policy", "policy"),
         Column("cpu_ms", "CPU, ms per round", ".2f", Basis.MEASURED),
         Column("engine_ms", "engine, ms per round of oracle", ",.0f", Basis.MODELLED),
         Column("share", "of the engine's", ".2%", Basis.MODELLED),
-    ]
+    )
+    ms: dict[str, dict[int, float]] = {}
+    share: dict[str, dict[int, float]] = {}
+    for tokens in LENGTHS:
+        for name in (*CHOICES, *(each + BY_TOKENS for each in PER_TOKEN)):
+            given.tell(f"{name}, {tokens:,} tokens")
+            costs = tokens_round(name.removesuffix(BY_TOKENS), tokens, given.clock, by_tokens=name.endswith(BY_TOKENS))
+            ms.setdefault(name, {})[tokens] = 1e3 * costs.median_s
+            share.setdefault(name, {})[tokens] = costs.of_engine_time
+            table.add(tokens, name, 1e3 * costs.median_s, 1e3 * costs.engine_s, costs.of_engine_time)
     most = max(LENGTHS)
     over = {name: ms[name + BY_TOKENS][most] / ms["feather"][most] for name in PER_TOKEN}
     exceed = max(share[name + BY_TOKENS][most] for name in PER_TOKEN)
@@ -132,7 +122,7 @@ def fig5_9(tell: Tell, clock: Clock) -> Result:
         "CPU, share of the engine's time",
         [Course(name, [*each.items()], dashed=not name.endswith(BY_TOKENS)) for name, each in share.items()],
     )
-    return Result(columns, rows, claims, [COSTS_NOTE], Picture("FEATHER Fig. 5.9: CPU overhead", [courses]))
+    return table.result("FEATHER Fig. 5.9: CPU overhead", [courses], claims, [COSTS_NOTE])
 
 
 def _told(found: Mapping[str, float], form: str, unit: str) -> str:
@@ -152,32 +142,23 @@ SAID = {
 }
 
 
-@figure("feather-table5.1", PAPER, "§5.3.4, Table 5.1", "CPU time of the tree's operations")
-@Measure
-def table5_1(tell: Tell, clock: Clock) -> Result:
-    tell(f"{TREE.requests:,} requests of {TREE.tokens:,} tokens")
-    costs = tree_costs(TREE, SEED, 1, clock)
+@figure("feather-table5.1", PAPER, "§5.3.4, Table 5.1", "CPU time of the tree's operations", measures=True)
+def table5_1(given: Given) -> Result:
+    given.tell(f"{TREE.requests:,} requests of {TREE.tokens:,} tokens")
+    costs = tree_costs(TREE, SEED, 1, given.clock)
     ours = {key: costs[key].mean_us for key in NAMES}
     total = {key: costs[key].calls * ours[key] for key in NAMES}
-    rows: list[dict[str, Value]] = [
-        {
-            "operation": name,
-            "calls": costs[key].calls,
-            "paper_ns": 1e3 * PRINTED_US[key],
-            "mean_ns": 1e3 * ours[key],
-            "p99_ns": 1e3 * costs[key].p99_us,
-            "total_ms": total[key] / 1e3,
-        }
-        for key, name in NAMES.items()
-    ]
-    columns = [
+    table = Table(
         Column("operation", "operation"),
         Column("calls", "calls", ",d", Basis.MEASURED),
         Column("paper_ns", "paper, mean, ns", ",.0f"),
         Column("mean_ns", "ours, mean, ns", ",.0f", Basis.MEASURED),
         Column("p99_ns", "P99, ns", ",.0f", Basis.MEASURED),
         Column("total_ms", "total, ms", ".1f", Basis.MEASURED),
-    ]
+    )
+    for key, name in NAMES.items():
+        ns = (1e3 * each for each in (PRINTED_US[key], ours[key], costs[key].p99_us))
+        table.add(name, costs[key].calls, *ns, total[key] / 1e3)
     claims = [
         Section("§5.3.4, Table 5.1").says(
             SAID[key],
@@ -219,4 +200,4 @@ def table5_1(tell: Tell, clock: Clock) -> Result:
         {"paper": [PRINTED_US[key] for key in NAMES], "ours": [ours[key] for key in NAMES]},
         form=".1f",
     )
-    return Result(columns, rows, claims, [COSTS_NOTE], Picture("FEATHER Table 5.1: tree operations", [bars]))
+    return table.result("FEATHER Table 5.1: tree operations", [bars], claims, [COSTS_NOTE])

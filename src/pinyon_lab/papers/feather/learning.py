@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Value, figure
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
-from pinyon_lab.papers.feather.sweeps import FEATHER, NOTES, columns, picture, ratios, sweep, told, value
+from pinyon_lab.papers.feather.sweeps import FEATHER, ratios, sweep, swept, told, value
 from pinyon_lab.pictures import Course, Courses, Picture
 
 # -- Fig. 5.12
@@ -35,18 +34,8 @@ def _windows(samples: Sequence[Sample], rate: float) -> list[dict[str, Value]]:
     rows: list[dict[str, Value]] = []
     for at in range(0, len(samples), WINDOW):
         part = samples[at : at + WINDOW]
-        mean = [sum(numbers) / len(part) for numbers in zip(*part, strict=True)]
-        _, tokens_s, batch, homogeneity, batches = mean
-        rows.append(
-            {
-                "time_s": part[-1].time_s,
-                "rate": rate,
-                "tokens_s": tokens_s,
-                "batch": batch,
-                "homogeneity": homogeneity,
-                "batches": batches,
-            }
-        )
+        means = {key: _mean(part, key) for key in Sample._fields}
+        rows.append({**means, "time_s": part[-1].time_s, "rate": rate})
     return rows
 
 
@@ -72,12 +61,12 @@ def _courses(title: str, courses: Sequence[tuple[str, Sequence[Sample]]]) -> Pic
 
 
 @figure("feather-fig5.12", PAPER, "§5.3.5, Fig. 5.12", "convergence of the bandit")
-def fig5_12(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig5_12(given: Given) -> Result:
     runs: dict[float, list[Sample]] = {}
     for rate in (CONVERGING.rate, 2 * CONVERGING.rate):
         load = Load(rate=rate, requests=round(CONVERGING_REQUESTS * rate / CONVERGING.rate))
         end_s = CONVERGING_REQUESTS / CONVERGING.rate
-        taken = served(load, Server(FEATHER), tell).samples
+        taken = served(load, Server(FEATHER), given.tell).samples
         runs[rate] = [each for each in taken if each.time_s <= end_s]
     rows = [row for rate, samples in runs.items() for row in _windows(samples, rate)]
     claims = []
@@ -120,8 +109,8 @@ PHASES = ((5.0, 200.0), (10.0, 100.0), (20.0, 50.0))
 
 
 @figure("feather-fig5.13", PAPER, "§5.3.6, Fig. 5.13", "the bandit as rates change")
-def fig5_13(workloads: Sequence[Workload], tell: Tell) -> Result:
-    samples = served(Load(rates=PHASES), Server(FEATHER), tell).samples
+def fig5_13(given: Given) -> Result:
+    samples = served(Load(rates=PHASES), Server(FEATHER), given.tell).samples
     rows, means, begin_s = [], [], 0.0
     for rate, seconds in PHASES:
         part = [each for each in samples if begin_s < each.time_s <= begin_s + seconds]
@@ -159,12 +148,12 @@ ALONE = (FCFS, "bandit", "q_learning", "heuristic", "sglang_fcfs")
 
 
 @figure("feather-fig5.14", PAPER, "§5.3.7, Fig. 5.14", "nothing shared")
-def fig5_14(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig5_14(given: Given) -> Result:
     points = {
         f"{rate}/s": Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS)
         for rate in ALONE_RATES
     }
-    rows = sweep(points, ALONE, tell)
+    rows = sweep(points, ALONE, given.tell)
     gains = {policy: ratios(rows, policy) for policy in ("bandit", "q_learning")}
     most = f"{max(ALONE_RATES)}/s"
     section = Section("§5.3.7")
@@ -187,7 +176,7 @@ def fig5_14(workloads: Sequence[Workload], tell: Tell) -> Result:
             "the two are one policy here",
         ),
     ]
-    return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.14: nothing shared", rows, "rate"))
+    return swept("FEATHER Fig. 5.14: nothing shared", "rate", rows, claims)
 
 
 # -- Fig. 5.17
@@ -198,8 +187,8 @@ BEYOND = 100
 
 
 @figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")
-def fig5_17(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = sweep({f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), tell)
+def fig5_17(given: Given) -> Result:
+    rows = sweep({f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), given.tell)
     gains = ratios(rows, FEATHER, NEVER)
     batch = ratios(rows, FEATHER, NEVER, "batch")
     low = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if rate < 5}
@@ -230,4 +219,4 @@ def fig5_17(workloads: Sequence[Workload], tell: Tell) -> Result:
             printed="500",
         ),
     ]
-    return Result(columns("rate"), rows, claims, NOTES, picture("FEATHER Fig. 5.17: without RL", rows, "rate"))
+    return swept("FEATHER Fig. 5.17: without RL", "rate", rows, claims)

@@ -3,12 +3,11 @@ many groups there are, and how they branch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from pinyon_lab.figures.figure import Basis, Column, Result, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import close, number
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Value, figure
+from pinyon_lab.figures.rows import close, column, number
 from pinyon_lab.papers.feather.runs import CHAPTER_3_NOTE, MAX_BATCH, PAPER, BatchRun, Parts, Server, one_batch, tree
 from pinyon_lab.pictures import Bars, Picture
 
@@ -30,6 +29,10 @@ def row(run: BatchRun, **what: Value) -> dict[str, Value]:
     return {**what, **run._asdict()}
 
 
+def decoded(title: str, groups: Sequence[str], values: Mapping[str, Sequence[float]]) -> Bars:
+    return Bars(title, "decoded, tokens/s", groups, values, form=",.0f")
+
+
 # -- Experiment 1
 
 SHARES = (0.0, 0.002, 0.1, 0.25, 0.5, 0.75, 0.9, 0.998, 1.0)
@@ -42,13 +45,13 @@ def _two(share: float) -> list[Parts]:
 
 
 @figure("feather-fig3.2", PAPER, "§3.2, Fig. 3.2", "two prefixes in a batch")
-def fig3_2(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_2(given: Given) -> Result:
     rows = []
     for share in SHARES:
-        tell(f"{share:.1%} on prefix A")
+        given.tell(f"{share:.1%} on prefix A")
         rows.append(row(one_batch(_two(share), OUTPUT_TOKENS, Server()), share=share))
     columns = [Column("share", "on prefix A", ".1%"), DECODED, KV, BATCH]
-    rates = [number(each, "decode_tokens_s") for each in rows]
+    rates = column(rows, "decode_tokens_s")
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop = min(same) / rates[1]
     read = number(rows[1], "kv_tokens") / number(rows[0], "kv_tokens")
@@ -77,13 +80,8 @@ def fig3_2(workloads: Sequence[Workload], tell: Tell) -> Result:
             "(over 40 %) and less data, the model has one number for both, so its 40 % cannot be compared",
         ),
     ]
-    bars = Bars(
-        "500 requests on two prefixes of 10,000 tokens",
-        "decoded, tokens/s",
-        [f"{share:g}" for share in SHARES],
-        {"tokens/s": rates},
-        form=",.0f",
-    )
+    title = "500 requests on two prefixes of 10,000 tokens"
+    bars = decoded(title, [f"{share:g}" for share in SHARES], {"tokens/s": rates})
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.2: two prefixes", [bars]))
 
 
@@ -102,13 +100,13 @@ def _partly(fraction: float) -> list[Parts]:
 
 
 @figure("feather-fig3.4", PAPER, "§3.2, Fig. 3.4", "how much of the prompt is shared")
-def fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_4(given: Given) -> Result:
     rows = []
     for fraction in FRACTIONS:
-        tell(f"{fraction:.0%} shared")
+        given.tell(f"{fraction:.0%} shared")
         rows.append(row(one_batch(_partly(fraction), OUTPUT_TOKENS, Server()), fraction=fraction))
     columns = [Column("fraction", "shared", ".0%"), DECODED, KV, EVICTED]
-    rates = [number(each, "decode_tokens_s") for each in rows]
+    rates = column(rows, "decode_tokens_s")
     gain = rates[-1] / rates[0] - 1
     steps = [after / before - 1 for before, after in pairwise(rates)]
     section = Section("§3.2, Experiment 2")
@@ -134,13 +132,8 @@ def fig3_4(workloads: Sequence[Workload], tell: Tell) -> Result:
             "219,922 tokens",
         ),
     ]
-    bars = Bars(
-        "100 requests of 2,000 tokens",
-        "decoded, tokens/s",
-        [f"{fraction:g}" for fraction in FRACTIONS],
-        {"tokens/s": rates},
-        form=",.0f",
-    )
+    names = [f"{fraction:g}" for fraction in FRACTIONS]
+    bars = decoded("100 requests of 2,000 tokens", names, {"tokens/s": rates})
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.4: fraction shared", [bars]))
 
 
@@ -154,10 +147,10 @@ def grouped(count: int, groups: int, prefix: int) -> list[Parts]:
 
 
 @figure("feather-fig3.5", PAPER, "§3.2, Fig. 3.5", "number of prefix groups")
-def fig3_5(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig3_5(given: Given) -> Result:
     rows = []
     for groups in GROUPS:
-        tell(f"{groups} prefixes")
+        given.tell(f"{groups} prefixes")
         rows.append(row(one_batch(grouped(REQUESTS, groups, PREFIX), OUTPUT_TOKENS, Server()), groups=groups))
     columns = [Column("groups", "prefixes", "d"), OVERALL, DECODED, BATCH, EVICTED]
     by = {int(number(each, "groups")): each for each in rows}
@@ -215,27 +208,23 @@ def _branched(levels: int, length: int) -> list[Parts]:
 
 
 @figure("feather-fig3.6", PAPER, "§3.2, Fig. 3.6", "trees of one to four levels")
-def fig3_6(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows = []
+def fig3_6(given: Given) -> Result:
+    rows, rate = [], {}
     for length in LENGTHS:
         for levels in LEVELS:
-            tell(f"{levels} levels of a prompt of {4 * length}")
+            given.tell(f"{levels} levels of a prompt of {4 * length}")
             run = one_batch(_branched(levels, length), OUTPUT_TOKENS, Server())
+            rate[length, levels] = run.decode_tokens_s
             rows.append(row(run, length=length, levels=levels))
     columns = [Column("length", "L", ",d"), Column("levels", "levels", "d"), DECODED, KV]
-    rate = {
-        (int(number(each, "length")), int(number(each, "levels"))): number(each, "decode_tokens_s") for each in rows
-    }
-    spread = [
-        max(rate[length, levels] for levels in LEVELS[1:]) / min(rate[length, levels] for levels in LEVELS[1:]) - 1
-        for length in LENGTHS
-    ]
+    deeper = {length: [rate[length, levels] for levels in LEVELS[1:]] for length in LENGTHS}
+    spread = [max(rates) / min(rates) - 1 for rates in deeper.values()]
     section = Section("§3.2, Experiment 4")
     claims = [
         section.says(
             "a single level of radix tree has the highest performance because of maximum locality",
             ", ".join(f"L = {length}: {rate[length, 1] / rate[length, 2]:.2f} times that of two" for length in LENGTHS),
-            all(rate[length, 1] > max(rate[length, levels] for levels in LEVELS[1:]) for length in LENGTHS),
+            all(rate[length, 1] > max(rates) for length, rates in deeper.items()),
             "of each L",
         ),
         section.says(
@@ -246,11 +235,6 @@ def fig3_6(workloads: Sequence[Workload], tell: Tell) -> Result:
             basis=Basis.CONSTRUCTION,
         ),
     ]
-    bars = Bars(
-        "500 requests of 4L tokens",
-        "decoded, tokens/s",
-        [f"L = {length:,}" for length in LENGTHS],
-        {f"{levels} level{'s' * (levels > 1)}": [rate[length, levels] for length in LENGTHS] for levels in LEVELS},
-        form=",.0f",
-    )
+    values = {f"{levels} level{'s' * (levels > 1)}": [rate[length, levels] for length in LENGTHS] for levels in LEVELS}
+    bars = decoded("500 requests of 4L tokens", [f"L = {length:,}" for length in LENGTHS], values)
     return Result(columns, rows, claims, [CHAPTER_3_NOTE], Picture("FEATHER Fig. 3.6: trees", [bars]))

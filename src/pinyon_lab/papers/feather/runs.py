@@ -16,7 +16,7 @@ from pinyon_lab.figures.figure import Tell
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import NO_COST, ClusterSettings, SchedulingCost
 from pinyon_lab.simulator.models import ClusterModel
-from pinyon_lab.simulator.outcome import FINISHED, Outcome
+from pinyon_lab.simulator.report import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival
 
 PAPER: Final = "FEATHER"
@@ -166,9 +166,9 @@ class BatchRun(NamedTuple):
 Parts = Sequence[tuple[str, int]]
 
 
-def one_batch(prompts: Sequence[Parts], output_tokens: int, server: Server, *, warm: bool = True) -> BatchRun:
-    """All at once."""
-    return batches([prompts], output_tokens, server, warm=warm)
+def one_batch(prompts: Sequence[Parts], output_tokens: int, server: Server) -> BatchRun:
+    """All at once, and sent once before."""
+    return batches([prompts], output_tokens, server, warm=True)
 
 
 def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Server, *, warm: bool = False) -> BatchRun:
@@ -315,15 +315,9 @@ class _Samples:
         steps, tokens, seconds = self._before
         self._before = sums.steps, sums.tokens, sums.seconds
         if sums.steps > steps:
-            self.taken.append(
-                Sample(
-                    cluster.time.now_s,
-                    (sums.tokens - tokens) / (sums.seconds - seconds),
-                    (sums.tokens - tokens) / (sums.steps - steps),
-                    formed.homogeneity,
-                    formed.batches,
-                )
-            )
+            tokens, seconds, steps = sums.tokens - tokens, sums.seconds - seconds, sums.steps - steps
+            rates = tokens / seconds, tokens / steps
+            self.taken.append(Sample(cluster.time.now_s, *rates, formed.homogeneity, formed.batches))
         if not cluster.front.over:
             cluster.time.after(SAMPLE_S, self._take)
 
@@ -347,7 +341,7 @@ def _served(load: Load, server: Server) -> Served:
     return Served(
         sum(each.output_tokens for each in outcomes) / seconds,
         sums.tokens / max(1, sums.steps),
-        _mean([_between(each) for each in outcomes]),
+        sum(map(_between, outcomes)) / len(outcomes),
         sorted(each.ttft_s for each in outcomes)[len(outcomes) // 2],
         cluster.evicted,
         1.0 - sum(each.hit_tokens for each in outcomes) / sum(each.tokens for each in outcomes),
@@ -363,7 +357,3 @@ def _served(load: Load, server: Server) -> Served:
 def _between(outcome: Outcome) -> float:
     """Tokens, on average."""
     return (outcome.e2e_s - outcome.ttft_s) / max(1, outcome.output_tokens - 1)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))

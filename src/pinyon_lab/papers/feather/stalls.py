@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pinyon_lab.figures.figure import Clock, Measure, Result, Section, Tell, figure
+from pinyon_lab.figures.figure import Given, Result, Section, figure
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.runs import FCFS, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Served, Server, label, served
 from pinyon_lab.papers.feather.sweeps import FEATHER, Runs, drawn, table, told
@@ -29,14 +29,13 @@ PREFIXES = (1_000, 2_000, 5_000)
 READERS = (FCFS, FEATHER, "lpm", "dfs_weight")
 
 
-@figure("feather-fig5.10", PAPER, "§5.3.2, Fig. 5.10", "memory read")
-@Measure
-def fig5_10(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.10", PAPER, "§5.3.2, Fig. 5.10", "memory read", measures=True)
+def fig5_10(given: Given) -> Result:
     runs = {}
     for tokens in PREFIXES:
-        costs = waits(READERS, tokens, tell, clock)
+        costs = waits(READERS, tokens, given.tell, given.clock)
         for policy in READERS:
-            run = served(Load(prefix_tokens=tokens), Server(policy, scheduling=costs[policy]), tell)
+            run = served(Load(prefix_tokens=tokens), Server(policy, scheduling=costs[policy]), given.tell)
             runs[f"{tokens:,}", label(policy)] = run
     columns, rows = table("prefix", runs, ("tokens_s", "stalled", "reading", "read_s"))
     reading = {policy: _of(runs, policy, "reading") for policy in READERS}
@@ -81,12 +80,11 @@ RATES = (5, 100)
 COMPUTING = (FCFS, FEATHER, "sglang_fcfs", "lpm", "dfs_weight")
 
 
-@figure("feather-fig5.15", PAPER, "§5.3.8, Fig. 5.15", "compute units by rate")
-@Measure
-def fig5_15(tell: Tell, clock: Clock) -> Result:
-    costs = waits(COMPUTING, Load().prefix_tokens, tell, clock)
+@figure("feather-fig5.15", PAPER, "§5.3.8, Fig. 5.15", "compute units by rate", measures=True)
+def fig5_15(given: Given) -> Result:
+    costs = waits(COMPUTING, Load().prefix_tokens, given.tell, given.clock)
     runs = {
-        (f"{rate}/s", label(policy)): served(Load(rate=rate), Server(policy, scheduling=costs[policy]), tell)
+        (f"{rate}/s", label(policy)): served(Load(rate=rate), Server(policy, scheduling=costs[policy]), given.tell)
         for rate in RATES
         for policy in COMPUTING
     }
@@ -135,15 +133,14 @@ TREE_PREFIXES = (1_000, 5_000, 10_000)
 TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}
 
 
-@figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree")
-@Measure
-def fig5_16(tell: Tell, clock: Clock) -> Result:
+@figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree", measures=True)
+def fig5_16(given: Given) -> Result:
     runs: dict[tuple[str, str], Served] = {}
     for tokens in TREE_PREFIXES:
-        costs: Mapping[str, SchedulingCost] = waits([*TREES.values()], tokens, tell, clock)
+        costs: Mapping[str, SchedulingCost] = waits([*TREES.values()], tokens, given.tell, given.clock)
         for name, policy in TREES.items():
             server = Server(FEATHER, scheduling=costs[policy])
-            runs[f"{tokens:,}", name] = served(Load(prefix_tokens=tokens), server, tell)
+            runs[f"{tokens:,}", name] = served(Load(prefix_tokens=tokens), server, given.tell)
     columns, rows = table("prefix", runs, ("tokens_s", "tbt_ms", "stalled"))
     hashed, radix = TREES
     at = [f"{tokens:,}" for tokens in TREE_PREFIXES]

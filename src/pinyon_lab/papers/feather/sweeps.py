@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Rows, Tell, Value
+from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Tell, Value
 from pinyon_lab.figures.rows import number
 from pinyon_lab.papers.feather.runs import (
     FCFS,
@@ -70,18 +70,9 @@ def table(varied: str, runs: Runs, keys: Sequence[str]) -> tuple[list[Column], l
     return [Column("at", varied), Column("policy", "policy"), *shown], rows
 
 
-def columns(varied: str) -> list[Column]:
-    return [Column("at", varied), Column("policy", "policy"), *SERVED]
-
-
 def value(rows: Rows, at: str, policy: str, key: str = "tokens_s") -> float:
     (row,) = [each for each in rows if each["at"] == at and each["policy"] == label(policy)]
     return number(row, key)
-
-
-def picture(title: str, rows: Rows, varied: str, keys: Sequence[str] = ("tokens_s", "batch", "tbt_ms")) -> Picture:
-    columns = {column.key: column for column in SERVED}
-    return drawn(title, varied, [columns[key] for key in keys], rows)
 
 
 def drawn(title: str, varied: str, columns: Sequence[Column], rows: Rows) -> Picture:
@@ -118,3 +109,11 @@ def apart(load: Load) -> float:
 
 
 NOTES = [MODEL_NOTE, SERVED_NOTE]
+
+
+def swept(
+    title: str, varied: str, rows: Rows, claims: Sequence[Claim], shown: Sequence[Column] = SERVED[:3], axis: str = ""
+) -> Result:
+    """Of what :func:`sweep` found; ``shown``: in the picture, in which ``varied`` may be said in other words."""
+    columns = [Column("at", varied), Column("policy", "policy"), *SERVED]
+    return Result(columns, rows, claims, NOTES, drawn(title, axis or varied, shown, rows))

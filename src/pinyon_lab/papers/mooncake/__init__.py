@@ -1,10 +1,9 @@
 """Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving. Its figures."""
 
 from pinyon_lab.papers.mooncake.capacity import fig1, fig6, fig7, fig15
-from pinyon_lab.papers.mooncake.figures import PAPER, fig9, fig10
+from pinyon_lab.papers.mooncake.figures import PAPER, fig9, fig10, table2
 from pinyon_lab.papers.mooncake.scheduling import fig5, fig8, fig11
 from pinyon_lab.papers.mooncake.transfer import eq2, fig13, fig14
-from pinyon_lab.papers.mooncake.workloads import table2
 
 __all__ = ["FIGURES", "PAPER"]
 

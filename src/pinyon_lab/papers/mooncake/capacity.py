@@ -1,17 +1,15 @@
-"""Mooncake §5.2.2, Figs. 1, 6 and 7: who is served in time by four systems of 16 nodes; §5.2.3, Fig. 8: what prompts
-cost there; §5.5, Fig. 15: how many nodes for prompts and how many to decode."""
+"""Mooncake §5.2.2, Figs. 1, 6 and 7: who is served in time by four systems of 16 nodes; §5.5, Fig. 15: how many nodes
+for prompts and how many to decode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, cell, close, number, points, shown, up_to
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.rows import basis, cell, close, column, number, points, shown, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
-from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster_settings import StepRule
 
 CHUNK_TOKENS = 512
@@ -24,10 +22,13 @@ RATES = (1.0, 1.5, 2.0)
 SERVED = 0.9
 """Ours: Mooncake serves a load if so many are effective."""
 
-MOONCAKE = [
-    System(f"Mooncake {prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS})
-    for prefills in (8, 10)
-]
+
+def _mooncake(prefills: int, name: str = "") -> System:
+    shares = f"{name}{prefills}P+{16 - prefills}D"
+    return System(shares, split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS})
+
+
+MOONCAKE = [_mooncake(prefills, "Mooncake ") for prefills in (8, 10)]
 WHOLE = {"step_rule": StepRule.PREFILL_FIRST, "whole_tokens": 131_072}
 """As many in a step as the longest context, of 128k tokens: vLLM's default."""
 CHUNKED = {"prefix_cache": False, "step_tokens": CHUNK_TOKENS, "chunk_tokens": CHUNK_TOKENS}
@@ -39,43 +40,28 @@ SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
 """In pictures: of Mooncake's two and the baselines."""
 
 
-def _capacity(workloads: Sequence[Workload], tell: Tell, name: str) -> Result:
-    (workload,) = workloads
-    rows: list[dict[str, Value]] = []
-    for times in RATES:
-        arrivals = arrivals_of(workload, times)
-        for system in (*MOONCAKE, *BASELINES):
-            outcomes = system.serve(workload, arrivals, tell)
-            rows.append(
-                {
-                    "system": system.name,
-                    "rate": times,
-                    **{f"at_{tbt_s}": effective(outcomes, TTFT_S, tbt_s) for tbt_s in TBTS_S},
-                    "slow": sum(each.tbt_s > TBTS_S[-1] for each in outcomes) / len(outcomes),
-                    "ttft_s": mean_ttft_s(outcomes),
-                    "reused": reused(outcomes),
-                    "basis": basis(workload),
-                }
-            )
-    columns = [
+def _capacity(given: Given, name: str) -> Result:
+    (workload,) = given.workloads
+    table = Table(
         Column("system", "system"),
         Column("rate", "rate", ".1f"),
         *(Column(f"at_{tbt_s}", f"{1000 * tbt_s:.0f} ms", ".1%", Basis.MODELLED) for tbt_s in TBTS_S),
         Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
         Column("reused", "reused", ".1%", Basis.MODELLED),
-    ]
-    panels = [
-        Bars(
-            f"{times:g} times the trace's rate",
-            "effective requests",
-            SHORT,
-            {
-                f"TBT {1000 * tbt_s:.0f} ms": [number(row, f"at_{tbt_s}") for row in rows if row["rate"] == times]
-                for tbt_s in TBTS_S
-            },
-        )
-        for times in RATES
-    ]
+    )
+    for times in RATES:
+        arrivals = arrivals_of(workload, times)
+        for system in (*MOONCAKE, *BASELINES):
+            outcomes = system.serve(workload, arrivals, given.tell)
+            shares = (effective(outcomes, TTFT_S, tbt_s) for tbt_s in TBTS_S)
+            slow = sum(each.tbt_s > TBTS_S[-1] for each in outcomes) / len(outcomes)
+            both = mean_ttft_s(outcomes), reused(outcomes)
+            table.add(system.name, times, *shares, *both, slow=slow, basis=basis(workload))
+    rows = table.rows
+    panels = []
+    for times in RATES:
+        values = {f"TBT {1000 * tbt_s:.0f} ms": column(rows, f"at_{tbt_s}", rate=times) for tbt_s in TBTS_S}
+        panels.append(Bars(f"{times:g} times the trace's rate", "effective requests", SHORT, values))
     notes = [
         "Effective: TTFT within 30 s, and TBT (the mean of a request's longest tenth of intervals, §5.1) within the "
         "threshold. Rates are multiples of the trace's own: which load the paper's bars are of is not stated.",
@@ -84,7 +70,7 @@ def _capacity(workloads: Sequence[Workload], tell: Tell, name: str) -> Result:
         MODEL_NOTE,
     ]
     claims = [claim for rate in dict.fromkeys((RATES[0], _load(rows))) for claim in CLAIMS[name](rows, rate)]
-    return Result(columns, rows, claims, notes, Picture(f"{PAPER}: {shown(workload)}", panels))
+    return table.result(f"{PAPER}: {shown(workload)}", panels, claims, notes)
 
 
 def _best(rows: Rows, tbt_s: float, rate: float) -> float:
@@ -213,35 +199,24 @@ PREFILLS = (4, 6, 7, 8, 9, 10, 12)
 
 
 @figure("mooncake-fig15", PAPER, "§5.5, Fig. 15", "prefill and decode nodes, 16 together", ("synthetic",))
-def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
+def fig15(given: Given) -> Result:
+    (workload,) = given.workloads
     arrivals = arrivals_of(workload)
-    rows: list[dict[str, Value]] = []
-    for prefills in PREFILLS:
-        system = System(
-            f"{prefills}P+{16 - prefills}D", split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS}
-        )
-        outcomes = system.serve(workload, arrivals, tell)
-        tbts = [each.tbt_s for each in outcomes]
-        rows.append(
-            {
-                "ratio": system.name,
-                "prefills": prefills,
-                "effective": effective(outcomes, RATIO_TTFT_S, RATIO_TBT_S),
-                "ttft_s": mean_ttft_s(outcomes),
-                "tbt_ms": 1000 * sum(tbts) / len(tbts),
-                "basis": basis(workload),
-            }
-        )
-    columns = [
+    table = Table(
         Column("ratio", "nodes"),
         Column("effective", "effective", ".1%", Basis.MODELLED),
         Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
         Column("tbt_ms", "mean TBT, ms", ".2f", Basis.MODELLED),
-    ]
+    )
+    for prefills in PREFILLS:
+        system = _mooncake(prefills)
+        outcomes = system.serve(workload, arrivals, given.tell)
+        tbts = [each.tbt_s for each in outcomes]
+        values = effective(outcomes, RATIO_TTFT_S, RATIO_TBT_S), mean_ttft_s(outcomes), 1000 * sum(tbts) / len(tbts)
+        table.add(system.name, *values, prefills=prefills, basis=basis(workload))
+    rows = table.rows
     best = max(rows, key=lambda row: number(row, "effective"))
-    ttfts = [number(row, "ttft_s") for row in rows]
-    tbts = [number(row, "tbt_ms") for row in rows]
+    ttfts, tbts = (column(rows, key) for key in ("ttft_s", "tbt_ms"))
     section = Section("§5.5")
     claims = [
         section.says(
@@ -263,7 +238,7 @@ def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
             "Effective requests",
             "TTFT within 10 s, TBT within 100 ms",
             [str(row["ratio"]) for row in rows],
-            {"effective": [number(row, "effective") for row in rows]},
+            {"effective": column(rows, "effective")},
         ),
         Courses(
             "Latency",
@@ -271,9 +246,9 @@ def fig15(workloads: Sequence[Workload], tell: Tell) -> Result:
             "mean TTFT in s, mean TBT in 10 ms",
             [
                 Course("TTFT, s", points(rows, "prefills", "ttft_s")),
-                Course("TBT, 10 ms", [(number(row, "prefills"), number(row, "tbt_ms") / 10) for row in rows]),
+                Course("TBT, 10 ms", [(nodes, tbt_ms / 10) for nodes, tbt_ms in points(rows, "prefills", "tbt_ms")]),
             ],
             form=".1f",
         ),
     ]
-    return Result(columns, rows, claims, [MODEL_NOTE], Picture("Mooncake Fig. 15: prefill and decode nodes", panels))
+    return table.result("Mooncake Fig. 15: prefill and decode nodes", panels, claims, [MODEL_NOTE])

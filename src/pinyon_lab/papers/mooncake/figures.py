@@ -1,4 +1,5 @@
-"""Mooncake §5.3: what a larger cache answers (Fig. 9), and one that all nodes share (Fig. 10)."""
+"""Mooncake §5.2.1, Table 2: what its workloads are; §5.3: what a larger cache answers (Fig. 9), and one that all nodes
+share (Fig. 10)."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
 
+from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, claimed, close, number, share, shown
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Value, figure
+from pinyon_lab.figures.rows import basis, claimed, close, column, number, share, shown, those
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 
@@ -80,37 +81,29 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
     ("conversation", "synthetic"),
     ("toolagent",),
 )
-def fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    courses = []
-    for workload in _with_combinations(workloads):
-        tell(f"LRU at every capacity: {workload.name}")
-        curve = LruCurve([row.blocks for row in workload.rows])
-        ratio = partial(_hit_ratio, curve, workload.block_tokens)
-        ideal = share(curve.ideal_hits, curve.blocks)
-        rows.append(
-            {
-                "workload": workload.name,
-                "unique_tokens_m": curve.unique_blocks * workload.block_tokens / M,
-                **{f"at_{millions}m": ratio(millions * M) for millions in CAPACITIES_M},
-                "ideal": ideal,
-                "node_of_ideal": share(ratio(NODE_TOKENS), ideal),
-                "nearly_of_ideal": share(ratio(NEARLY_ALL_TOKENS), ideal),
-                "basis": basis(workload),
-            }
-        )
-        low, high = CAPACITIES_M[0] * M / 2, CAPACITIES_M[-1] * M
-        steps = [low * (high / low) ** (step / CURVE_POINTS) for step in range(CURVE_POINTS + 1)]
-        courses.append(
-            Course(shown(workload), [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
-        )
-    columns = [
+def fig9(given: Given) -> Result:
+    table = Table(
         Column("workload", "workload"),
         *(Column(f"at_{millions}m", f"{millions}M", ".1%", Basis.MEASURED) for millions in CAPACITIES_M),
         Column("ideal", "ideal", ".1%", Basis.MEASURED),
         Column("node_of_ideal", "3M/ideal", ".1%", Basis.MEASURED),
         Column("nearly_of_ideal", "50M/ideal", ".1%", Basis.MEASURED),
-    ]
+    )
+    courses = []
+    for workload in _with_combinations(given.workloads):
+        given.tell(f"LRU at every capacity: {workload.name}")
+        curve = LruCurve([row.blocks for row in workload.rows])
+        ratio = partial(_hit_ratio, curve, workload.block_tokens)
+        ideal = share(curve.ideal_hits, curve.blocks)
+        by_capacity = (ratio(millions * M) for millions in CAPACITIES_M)
+        of_ideal = (share(ratio(tokens), ideal) for tokens in (NODE_TOKENS, NEARLY_ALL_TOKENS))
+        unique_m = curve.unique_blocks * workload.block_tokens / M
+        table.add(workload.name, *by_capacity, ideal, *of_ideal, unique_tokens_m=unique_m, basis=basis(workload))
+        low, high = CAPACITIES_M[0] * M / 2, CAPACITIES_M[-1] * M
+        steps = [low * (high / low) ** (step / CURVE_POINTS) for step in range(CURVE_POINTS + 1)]
+        courses.append(
+            Course(shown(workload), [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
+        )
     panel = Courses(
         "Hit ratio of LRU by capacity",
         "capacity in tokens",
@@ -118,8 +111,8 @@ def fig9(workloads: Sequence[Workload], tell: Tell) -> Result:
         courses,
         (Mark("3M: one node", NODE_TOKENS), Mark("50M", NEARLY_ALL_TOKENS)),
     )
-    picture = Picture("Mooncake Fig. 9: hit ratio over capacity", [panel])
-    return Result(columns, rows, _fig9_claims(rows), [COMBINED_NOTE, *_notes(workloads)], picture)
+    notes = [COMBINED_NOTE, *_notes(given.workloads)]
+    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], _fig9_claims(table.rows), notes)
 
 
 def _fig9_claims(rows: Rows) -> list[Claim]:
@@ -158,20 +151,15 @@ def _fig9_claims(rows: Rows) -> list[Claim]:
 # -- Fig. 10
 
 
-class _Setup(NamedTuple):
-    label: str
-    router: str
-
-
-LOCAL = _Setup("local, cache affinity", "cache_affinity")
-GLOBAL = _Setup("global", "global")
-SETUPS = (
-    _Setup("local, in turn", "round_robin"),
-    LOCAL,
-    _Setup("local, from half a prompt", "cache_affinity:min_share=0.5"),
-    _Setup("one each, coldest of two", "coldest"),
-    GLOBAL,
-)
+LOCAL, GLOBAL = "local, cache affinity", "global"
+SETUPS = {
+    "local, in turn": "round_robin",
+    LOCAL: "cache_affinity",
+    "local, from half a prompt": "cache_affinity:min_share=0.5",
+    "one each, coldest of two": "coldest",
+    GLOBAL: "global",
+}
+"""Routers by what rows call them."""
 
 
 def prefill_flops(tokens: int, prefix: int) -> float:
@@ -191,15 +179,15 @@ def prefill_flops(tokens: int, prefix: int) -> float:
     ("conversation", "synthetic"),
     ("toolagent",),
 )
-def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
+def fig10(given: Given) -> Result:
     rows: list[dict[str, Value]] = []
-    for workload in workloads:
+    for workload in given.workloads:
         requests = workload.asked()
         size = PoolSize(NODES, NODE_TOKENS // workload.block_tokens)
         blocks = sum(len(asked.blocks) for asked in requests)
         whole = sum(prefill_flops(row.input_tokens, 0) for row in workload.rows)
-        for label, router in SETUPS:
-            tell(f"{NODES} nodes: {workload.name}, {label}")
+        for label, router in SETUPS.items():
+            given.tell(f"{NODES} nodes: {workload.name}, {label}")
             cache, hits = replayed(requests, POLICY, pool(router, size))
             seen = cache.result()
             computed = sum(
@@ -219,7 +207,7 @@ def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
             )
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
-        ours = found[row["workload"], GLOBAL.label]
+        ours = found[row["workload"], GLOBAL]
         row["global_to_this"] = share(number(ours, "hit_ratio"), number(row, "hit_ratio"))
         row["saved"] = 1 - share(number(ours, "prefill"), number(row, "prefill"))
     columns = [
@@ -232,7 +220,25 @@ def fig10(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("busiest", "busiest", ".0%", Basis.MEASURED),
         Column("duplicates", "copies", ".1%", Basis.MEASURED),
     ]
-    return Result(columns, rows, _fig10_claims(rows), _fig10_notes(workloads), _fig10_picture(workloads, rows))
+    notes = [
+        "Service takes no time; what is generated is not cached. Local hits are counted on the node that a request "
+        "runs on, global ones anywhere. FLOP: of all prefills, as a share of what they were without reuse (Eq. 1 and "
+        "Table 1).",
+        'Cache affinity takes the paper literally ("direct requests to nodes with higher prefix match ratios"): the '
+        "longest run, then the node that was asked for the fewest blocks. From half a prompt: where less is held "
+        "anywhere, load alone decides; ours, to show what hangs on it.",
+        *_notes(given.workloads),
+    ]
+    hit_ratios, prefills = (
+        {setup: column(rows, key, setup=setup) for setup in SETUPS} for key in ("hit_ratio", "prefill")
+    )
+    names = [shown(workload) for workload in given.workloads]
+    panels = [
+        Bars("Hit ratio", "blocks that hit", names, hit_ratios),
+        Bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", names, prefills),
+    ]
+    picture = Picture("Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches", panels)
+    return Result(columns, rows, _fig10_claims(rows), notes, picture)
 
 
 def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
@@ -240,23 +246,8 @@ def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
     return share(max(asked), blocks) if asked else None
 
 
-def _fig10_picture(workloads: Sequence[Workload], rows: Rows) -> Picture:
-    names = [shown(workload) for workload in workloads]
-
-    def bars(key: str) -> dict[str, Sequence[float | None]]:
-        return {setup.label: [number(row, key) for row in rows if row["setup"] == setup.label] for setup in SETUPS}
-
-    return Picture(
-        "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches",
-        [
-            Bars("Hit ratio", "blocks that hit", names, bars("hit_ratio")),
-            Bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", names, bars("prefill")),
-        ],
-    )
-
-
 def _fig10_claims(rows: Rows) -> list[Claim]:
-    local = [row for row in rows if row["setup"] == LOCAL.label]
+    local = those(rows, setup=LOCAL)
     most = max(local, key=lambda row: number(row, "global_to_this"))
     saved = max(local, key=lambda row: number(row, "saved"))
     higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
@@ -300,13 +291,89 @@ def _by_router(rows: Rows, workload: Value) -> str:
     )
 
 
-def _fig10_notes(workloads: Sequence[Workload]) -> list[str]:
+# -- Table 2
+
+PRINTED: Mapping[str, Mapping[str, float]] = {
+    "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
+    "toolagent": {"requests": 23_608, "input": 8_596, "output": 182, "ratio": 0.59},
+    "synthetic": {"requests": 3_993, "input": 15_325, "output": 149, "ratio": 0.66},
+}
+LENGTH_CLOSE = 0.5
+"""Ours: printed are whole tokens."""
+RATIO_CLOSE = 0.01
+"""Ours: printed are whole points, and a block of 512 tokens hides some."""
+BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over the requests"
+
+
+@figure(
+    "mooncake-table2",
+    PAPER,
+    "§5.2.1, Table 2",
+    "requests, lengths and cache ratio",
+    ("conversation", "synthetic"),
+    ("toolagent",),
+)
+def table2(given: Given) -> Result:
+    table = Table(
+        Column("workload", "workload"),
+        Column("requests", "requests", ",", Basis.MEASURED),
+        Column("input", "input", ",.1f", Basis.MEASURED),
+        Column("output", "output", ",.1f", Basis.MEASURED),
+        *(Column(key, key, ".1%", Basis.MEASURED) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)),
+    )
+    for workload in given.workloads:
+        given.tell(f"an endless cache: {workload.name}")
+        rows, count = workload.rows, len(workload.rows)
+        hits = list(endless_hits(row.blocks for row in rows))
+        cached = [min(row.input_tokens, n * workload.block_tokens) for row, n in zip(rows, hits, strict=True)]
+        tokens, blocks = sum(row.input_tokens for row in rows), sum(len(row.blocks) for row in rows)
+        ratio = sum(n / max(1, row.input_tokens) for row, n in zip(rows, cached, strict=True)) / count
+        lengths = tokens / count, sum(row.output_tokens for row in rows) / count
+        ratios = sum(cached) / max(1, tokens), sum(hits) / max(1, blocks), ratio
+        table.add(workload.name, count, *lengths, *ratios, basis=basis(workload))
+    notes = [
+        "Cached: the longest leading run of blocks that earlier requests had, in a cache that forgets nothing. How the "
+        "paper counts its ratio is not stated: here are three ways.",
+        "A generated trace stands in the table alone: its statistics were put in.",
+        "Blocks are of 512 tokens, the paper's store has 256 (§5.1): what is shared inside a block is not seen.",
+    ]
+    named = [f"{row['workload']} ({row['basis']})" for row in table.rows]
+    bars: dict[str, Sequence[float | None]] = {
+        key: column(table.rows, key) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
+    }
+    bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
+    panel = Bars("Endless cache", "cached", named, bars, ".1%")
+    return table.result("Mooncake Table 2: cache ratio", [panel], _claims(table.rows), notes)
+
+
+def _claims(all_rows: Rows) -> list[Claim]:
+    """Of the published traces: a generated one has what was put in."""
+    rows = {str(row["workload"]): row for row in all_rows if row["basis"] == Basis.MEASURED}
+
+    def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> Claim:
+        values = {name: number(row, ours or key) for name, row in rows.items()}
+        return Section("Table 2", Basis.MEASURED).says(
+            said,
+            ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
+            all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
+            why,
+            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
+        )
+
+    others = "; ".join(
+        f"{name} {number(row, BY_BLOCKS):.1%} {BY_BLOCKS}, {number(row, BY_REQUEST):.1%} as {BY_REQUEST}"
+        for name, row in rows.items()
+    )
     return [
-        "Service takes no time; what is generated is not cached. Local hits are counted on the node that a request "
-        "runs on, global ones anywhere. FLOP: of all prefills, as a share of what they were without reuse (Eq. 1 and "
-        "Table 1).",
-        'Cache affinity takes the paper literally ("direct requests to nodes with higher prefix match ratios"): the '
-        "longest run, then the node that was asked for the fewest blocks. From half a prompt: where less is held "
-        "anywhere, load alone decides; ours, to show what hangs on it.",
-        *_notes(workloads),
+        claim("Num Requests 12031 23608 3993", "requests", ",.0f", 0),
+        claim("Avg Input Len 12035 8596 15325", "input", ",.1f", LENGTH_CLOSE, "a trace's mean, of whole prompts"),
+        claim("Avg Output Len 343 182 149", "output", ",.1f", LENGTH_CLOSE, "a trace's mean"),
+        claim(
+            "Cache Ratio 40% 59% 66%",
+            "ratio",
+            ".1%",
+            RATIO_CLOSE,
+            f"{BY_TOKENS}; {others}. Where a request's hits end inside a block of 512, up to 511 tokens are not seen",
+            BY_TOKENS,
+        ),
     ]

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, cell, close, number, shown, up_to
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.rows import basis, cell, close, column, number, shown, those, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split
-from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE, VLLM
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster import Cluster
 
 PREFILLS = 8
@@ -34,51 +33,36 @@ RATES = (1.0, 1.5)
 
 
 @figure("mooncake-fig5", PAPER, "§4.2, Fig. 5", "schedulers by TTFT", ("conversation",))
-def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
-    rows: list[dict[str, Value]] = []
-    for times in RATES:
-        arrivals = arrivals_of(workload, times)
-        for label, policy, meant in SCHEDULERS:
-            outcomes = System(label, split(PREFILLS), policy, LOCAL).serve(workload, arrivals, tell)
-            ttfts = sorted(each.ttft_s for each in outcomes if each.ttft_s >= 0)
-            rows.append(
-                {
-                    "scheduler": label,
-                    "rate": times,
-                    "meant": meant,
-                    "ttft_s": mean_ttft_s(outcomes),
-                    "p90_s": ttfts[9 * len(ttfts) // 10],
-                    "p99_s": ttfts[99 * len(ttfts) // 100],
-                    "reused": reused(outcomes),
-                    "basis": basis(workload),
-                }
-            )
-    columns = [
+def fig5(given: Given) -> Result:
+    (workload,) = given.workloads
+    table = Table(
         Column("scheduler", "scheduler"),
         Column("rate", "rate", ".1f"),
         Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
         Column("p90_s", "P90", ".2f", Basis.MODELLED),
         Column("p99_s", "P99", ".2f", Basis.MODELLED),
         Column("reused", "reused", ".1%", Basis.MODELLED),
-    ]
-    claims = [claim for times in RATES for claim in _fig5_claims([row for row in rows if row["rate"] == times], times)]
-    labels = [label for label, _, _ in SCHEDULERS]
-    values: dict[str, Sequence[float | None]] = {
-        f"{times:g} times": [number(row, "ttft_s") for row in rows if row["rate"] == times] for times in RATES
-    }
-    picture = Picture("Mooncake Fig. 5: schedulers", [Bars("Mean TTFT", "seconds", _short(labels), values, ".1f")])
+    )
+    for times in RATES:
+        arrivals = arrivals_of(workload, times)
+        for label, policy, meant in SCHEDULERS:
+            outcomes = System(label, split(PREFILLS), policy, LOCAL).serve(workload, arrivals, given.tell)
+            ttfts = sorted(each.ttft_s for each in outcomes if each.ttft_s >= 0)
+            latest = ttfts[9 * len(ttfts) // 10], ttfts[99 * len(ttfts) // 100]
+            values = mean_ttft_s(outcomes), *latest, reused(outcomes)
+            table.add(label, times, *values, meant=meant, basis=basis(workload))
+    by_rate = {times: those(table.rows, rate=times) for times in RATES}
+    claims = [claim for times, rows in by_rate.items() for claim in _fig5_claims(rows, times)]
+    ttft_s = {f"{times:g} times": column(rows, "ttft_s") for times, rows in by_rate.items()}
+    short = ("random", "load", "local", "Alg. 1", "sooner", "adapted")
     notes = [
         "Of the 16 nodes half are for prompts: which share the paper's had is not stated. Each instance caches in its "
         "own HBM and 3M tokens of DRAM. Local cache-aware is Algorithm 1 without lines 5 to 8. At the trace's own rate "
         "and at one and a half times that.",
         MODEL_NOTE,
     ]
-    return Result(columns, rows, claims, notes, picture)
-
-
-def _short(labels: Sequence[str]) -> list[str]:
-    return [("random", "load", "local", "Alg. 1", "sooner", "adapted")[at] for at in range(len(labels))]
+    panel = Bars("Mean TTFT", "seconds", short, ttft_s, ".1f")
+    return table.result("Mooncake Fig. 5: schedulers", [panel], claims, notes)
 
 
 def _fig5_claims(rows: Rows, times: float) -> list[Claim]:
@@ -117,44 +101,36 @@ HIGHER = {
 
 
 @figure("mooncake-fig8", PAPER, "§5.2.3, Fig. 8", "GPU time of prompts", ("conversation", "synthetic"), ("toolagent",))
-def fig8(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
-    mooncake = MOONCAKE[1]
-    for workload in workloads:
-        arrivals = arrivals_of(workload)
-        seconds: dict[str, float] = {}
-        for system in (mooncake, *BASELINES):
-            outcomes = system.serve(workload, arrivals, tell)
-            seconds[system.name] = sum(each.prefill_s for each in outcomes) / len(outcomes)
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "system": system.name,
-                    "prefill_s": seconds[system.name],
-                    "to_mooncake": seconds[system.name] / seconds[mooncake.name],
-                    "reused": reused(outcomes),
-                    "basis": basis(workload),
-                }
-            )
-    columns = [
+def fig8(given: Given) -> Result:
+    table = Table(
         Column("workload", "workload"),
         Column("system", "system"),
         Column("prefill_s", "GPU time, s", ".2f", Basis.MODELLED),
         Column("to_mooncake", "to Mooncake", ".2f", Basis.MODELLED),
         Column("reused", "reused", ".1%", Basis.MODELLED),
-    ]
-    names = [workload.name for workload in workloads]
+    )
+    mooncake = MOONCAKE[1]
+    for workload in given.workloads:
+        arrivals = arrivals_of(workload)
+        mooncake_s = 0.0
+        for system in (mooncake, *BASELINES):
+            outcomes = system.serve(workload, arrivals, given.tell)
+            prefill_s = sum(each.prefill_s for each in outcomes) / len(outcomes)
+            mooncake_s = mooncake_s or prefill_s
+            ratio = prefill_s / mooncake_s
+            table.add(workload.name, system.name, prefill_s, ratio, reused(outcomes), basis=basis(workload))
+    names = [workload.name for workload in given.workloads]
     values: dict[str, Sequence[float | None]] = {
-        system.name: [cell(rows, "prefill_s", workload=name, system=system.name) for name in names]
+        system.name: [cell(table.rows, "prefill_s", workload=name, system=system.name) for name in names]
         for system in (mooncake, *BASELINES)
     }
-    panel = Bars("GPU time of a prompt", "seconds", [shown(each) for each in workloads], values, ".2f")
+    panel = Bars("GPU time of a prompt", "seconds", [shown(each) for each in given.workloads], values, ".2f")
     notes = [
         "GPU time of a request: the steps with chunks of its prompt, of which prompts of one step have their share by "
         "tokens; what is decoded beside them counts as well. At each trace's own rate.",
         MODEL_NOTE,
     ]
-    return Result(columns, rows, _fig8_claims(rows, names), notes, Picture("Mooncake Fig. 8: GPU time", [panel]))
+    return table.result("Mooncake Fig. 8: GPU time", [panel], _fig8_claims(table.rows, names), notes)
 
 
 def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
@@ -253,11 +229,17 @@ class _Replicas:
 @figure(
     "mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", ("conversation", "synthetic"), ("toolagent",)
 )
-def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
+def fig11(given: Given) -> Result:
+    table = Table(
+        Column("workload", "workload"),
+        Column("rank", "rank", ",d"),
+        Column("mean", "mean", ".1f", Basis.MODELLED),
+        Column("least", "least", "d", Basis.MODELLED),
+        Column("most", "most", "d", Basis.MODELLED),
+    )
     panels = []
-    for workload in workloads:
-        tell(f"replicas: {workload.name}")
+    for workload in given.workloads:
+        given.tell(f"replicas: {workload.name}")
         arrivals = arrivals_of(workload)
         cluster = System("", split(PREFILLS), "algorithm1", LOCAL).cluster(workload.block_tokens)
         if arrivals[-1].time_s < SAMPLE_S:
@@ -276,35 +258,20 @@ def fig11(workloads: Sequence[Workload], tell: Tell) -> Result:
             courses.append(
                 Course(f"{rank:,}th", [(at, held[key]) for at, held in replicas.samples], dashed=rank > RANKS[1])
             )
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "rank": rank,
-                    "mean": sum(later) / max(1, len(later)),
-                    "least": min(later, default=0),
-                    "most": max(later, default=0),
-                    "basis": basis(workload),
-                }
-            )
+            mean = sum(later) / max(1, len(later))
+            table.add(workload.name, rank, mean, min(later, default=0), max(later, default=0), basis=basis(workload))
         panels.append(Courses(shown(workload), "time, s", "replicas", courses, form=".1f"))
-    columns = [
-        Column("workload", "workload"),
-        Column("rank", "rank", ",d"),
-        Column("mean", "mean", ".1f", Basis.MODELLED),
-        Column("least", "least", "d", Basis.MODELLED),
-        Column("most", "most", "d", Basis.MODELLED),
-    ]
     notes = [
         f"On how many of the {PREFILLS} prefill instances a key is, every 30 s, by rank of the sum over all samples; "
         "mean, least and most of the second half of the run. Algorithm 1 as it is printed.",
         MODEL_NOTE,
     ]
-    return Result(columns, rows, _fig11_claims(rows), notes, Picture("Mooncake Fig. 11: replicas", panels))
+    return table.result("Mooncake Fig. 11: replicas", panels, _fig11_claims(table.rows), notes)
 
 
 def _fig11_claims(rows: Rows) -> list[Claim]:
     def mean(workload: str, rank: int) -> float:
-        found = [number(row, "mean") for row in rows if row["workload"] == workload and row["rank"] == rank]
+        found = column(rows, "mean", workload=workload, rank=rank)
         return found[0] if found else 0.0
 
     hot = [str(row["workload"]) for row in rows if row["workload"] != "synthetic" and row["rank"] == RANKS[1]]

@@ -3,11 +3,11 @@ request's latency is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, counting, number
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.rows import basis, column, counting, number, points, those
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
     UTILISATION,
@@ -19,9 +19,8 @@ from pinyon_lab.figures.serving import (
     seldom,
     split,
 )
-from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Bars, Course, Courses
 
 GQA, ITEM_BYTES = 8, 2
 """Table 1: gqa, s."""
@@ -41,13 +40,11 @@ PREFIXES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 @figure("mooncake-eq2", PAPER, "§2.2, Eq. 2", "bandwidth from which on fetching is sooner")
-def eq2(workloads: Sequence[Workload], tell: Tell) -> Result:
+def eq2(given: Given) -> Result:
     machines = (("8 x A800", A800_FLOPS), ("8 x H800", H800_FLOPS))
-    rows: list[dict[str, Value]] = [
-        {"prefix": prefix, **{name: least_bytes_s(flops, prefix) / GB for name, flops in machines}}
-        for prefix in PREFIXES
-    ]
-    columns = [Column("prefix", "prefix", ",d"), *(Column(name, f"{name}, GB/s", ".2f") for name, _ in machines)]
+    table = Table(Column("prefix", "prefix", ",d"), *(Column(name, f"{name}, GB/s", ".2f") for name, _ in machines))
+    for prefix in PREFIXES:
+        table.add(prefix, *(least_bytes_s(flops, prefix) / GB for _, flops in machines))
 
     def claim(said: str, printed: float, flops: float) -> Claim:
         ours = least_bytes_s(flops, 8192) / GB
@@ -63,12 +60,10 @@ def eq2(workloads: Sequence[Workload], tell: Tell) -> Result:
         claim("Equation 2 yields a minimum required B of 6 GB/s", 6, A800_FLOPS),
         claim("The requirement for B will be enlarged to 19 GB/s for an $8 \\times H800$ machine", 19, H800_FLOPS),
     ]
-    courses = [
-        Course(name, [(prefix, least_bytes_s(flops, prefix) / GB) for prefix in PREFIXES]) for name, flops in machines
-    ]
+    courses = [Course(name, points(table.rows, "prefix", name)) for name, _ in machines]
     panel = Courses("From where on fetching is sooner", "prefix in tokens", "GB/s", courses, form=".0f")
     note = "The H800's throughput is NVIDIA's figure for dense 16 bit, 989 TFLOP/s; the paper does not print one."
-    return Result(columns, rows, claims, [note], Picture("Mooncake Eq. 2: bandwidth that is worth it", [panel]))
+    return table.result("Mooncake Eq. 2: bandwidth that is worth it", [panel], claims, [note])
 
 
 # -- Fig. 13
@@ -93,14 +88,6 @@ class _Seen(NamedTuple):
     alone_s: float
     """A fetch at the lowest bandwidth, and what it would take alone."""
 
-    def holds(self, recomputed_s: float) -> tuple[bool, bool, bool]:
-        """Each of the three statements."""
-        return (
-            self.most_s < SECONDS_MAX < recomputed_s,
-            self.slow_s > 2 * self.fast_s,
-            self.fetch_s > 1.5 * self.alone_s,
-        )
-
 
 def _seen(rows: Rows) -> _Seen:
     """``rows`` by bandwidth."""
@@ -111,34 +98,14 @@ def _seen(rows: Rows) -> _Seen:
 
 
 @figure("mooncake-fig13", PAPER, "§5.4.2, Fig. 13", "TTFT and transfers by bandwidth", ("synthetic",))
-def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
+def fig13(given: Given) -> Result:
+    (workload,) = given.workloads
     arrivals = arrivals_of(workload)
-    none = System("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(workload, arrivals, tell)
+    none = System("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(
+        workload, arrivals, given.tell
+    )
     recomputed_s = mean_ttft_s(none)
-    rows: list[dict[str, Value]] = []
-    for gbit in GBITS:
-        for policy in FETCHING:
-            text = f"{gbit} Gbit/s: {policy}"
-            tell(text)
-            bytes_s = gbit * GB / 8
-            system = System(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
-            cluster = system.cluster(workload.block_tokens)
-            outcomes = cluster.run(arrivals, progress=seldom(counting(tell, text, len(arrivals))))
-            moves = cluster.moves
-            rows.append(
-                {
-                    "gbit": gbit,
-                    "policy": policy,
-                    "ttft_s": mean_ttft_s(outcomes),
-                    "reused": reused(outcomes),
-                    "fetch_s": moves.fetch_s / max(1, moves.fetches),
-                    "theory_s": moves.fetched_bytes / bytes_s / max(1, moves.fetches),
-                    "fetches": moves.fetches,
-                    "basis": basis(workload),
-                }
-            )
-    columns = [
+    table = Table(
         Column("gbit", "Gbit/s", "d"),
         Column("policy", "scheduler"),
         Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
@@ -146,10 +113,21 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
         Column("theory_s", "alone, s", ".2f", Basis.MODELLED),
         Column("fetches", "fetches", ",d", Basis.MODELLED),
         Column("reused", "reused", ".1%", Basis.MODELLED),
-    ]
-    seen = {policy: _seen([row for row in rows if row["policy"] == policy]) for policy in FETCHING}
+    )
+    for gbit in GBITS:
+        for policy in FETCHING:
+            text = f"{gbit} Gbit/s: {policy}"
+            given.tell(text)
+            bytes_s = gbit * GB / 8
+            system = System(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
+            cluster = system.cluster(workload.block_tokens)
+            outcomes = cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals))))
+            moves, fetches = cluster.moves, cluster.moves.fetches
+            each_s = (seconds / max(1, fetches) for seconds in (moves.fetch_s, moves.fetched_bytes / bytes_s))
+            table.add(gbit, policy, mean_ttft_s(outcomes), *each_s, fetches, reused(outcomes), basis=basis(workload))
+    seen = {policy: _seen(those(table.rows, policy=policy)) for policy in FETCHING}
     judged = FETCHING[0]
-    held = seen[judged].holds(recomputed_s)
+    own = seen[judged]
 
     def both(text: Callable[[_Seen], str]) -> str:
         return "; ".join(f"{text(found)} ({policy})" for policy, found in seen.items())
@@ -160,21 +138,21 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             "When the total communication bandwidth exceeds 100 Gbps, the average TTFT remains below 2 s, "
             "significantly less than the TTFT of the recomputation baseline",
             f"at most {both(lambda found: f'{found.most_s:.2f} s')}; recomputation {recomputed_s:.2f} s",
-            held[0],
+            own.most_s < SECONDS_MAX < recomputed_s,
             f"from {RECOMMENDED_GBIT} Gbit/s on; the three statements are judged by {judged}, the paper's",
             printed="< 2 s",
         ),
         section.says(
             "when bandwidth falls below 100 Gbps, system performance is significantly compromised",
             both(lambda found: f"TTFT {found.slow_s:.2f} s at {GBITS[0]} Gbit/s, {found.fast_s:.2f} s at {GBITS[-1]}"),
-            held[1],
+            own.slow_s > 2 * own.fast_s,
             f"more than twice counts as significant; by {judged}",
         ),
         section.says(
             "network congestion, as demonstrated by the substantial divergence between actual and theoretical "
             "transfer times",
             both(lambda found: f"{found.fetch_s:.2f} s against {found.alone_s:.2f} s at {GBITS[0]} Gbit/s"),
-            held[2],
+            own.fetch_s > 1.5 * own.alone_s,
             f"a fetch, and what it would take alone; half as long again counts as substantial; by {judged}",
         ),
     ]
@@ -184,11 +162,7 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
             "Gbit/s",
             "seconds",
             [
-                Course(
-                    f"{policy}{more}",
-                    [(number(row, "gbit"), number(row, key)) for row in rows if row["policy"] == policy],
-                    thin,
-                )
+                Course(f"{policy}{more}", points(those(table.rows, policy=policy), "gbit", key), thin)
                 for policy in FETCHING
                 for key, more, thin in keys
             ],
@@ -205,7 +179,7 @@ def fig13(workloads: Sequence[Workload], tell: Tell) -> Result:
         "nodes as well, which hold what they decode; algorithm1 from the prefill node that holds most.",
         MODEL_NOTE,
     ]
-    return Result(columns, rows, claims, notes, Picture("Mooncake Fig. 13: network bandwidth", panels))
+    return table.result("Mooncake Fig. 13: network bandwidth", panels, claims, notes)
 
 
 # -- Fig. 14
@@ -231,15 +205,15 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
 
 
 @figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of")
-def fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = [
-        {"tokens": tokens, "ratio": ratio, **_parts(tokens, ratio)} for ratio in RATIOS for tokens in LENGTHS
-    ]
-    columns = [
+def fig14(given: Given) -> Result:
+    table = Table(
         Column("tokens", "tokens", ",d"),
         Column("ratio", "cached", ".0%"),
         *(Column(part, f"{part}, s", ".3f", Basis.MODELLED) for part in PARTS),
-    ]
+    )
+    for ratio in RATIOS:
+        for tokens in LENGTHS:
+            table.add(tokens, ratio, *_parts(tokens, ratio).values())
     without, cached = _parts(LENGTHS[-1], 0.0), _parts(LENGTHS[-1], 0.95)
     before_token = PARTS[:-1]
     prefill = 1 - cached["prefill"] / without["prefill"]
@@ -266,7 +240,7 @@ def fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
             f"{ratio:.0%} cached",
             "seconds",
             [f"{tokens // 1024}k" for tokens in LENGTHS],
-            {part: [number(row, part) for row in rows if row["ratio"] == ratio] for part in PARTS},
+            {part: column(table.rows, part, ratio=ratio) for part in PARTS},
             ".2f",
         )
         for ratio in RATIOS
@@ -275,4 +249,4 @@ def fig14(workloads: Sequence[Workload], tell: Tell) -> Result:
         f"A formula, not a run: Table 1 at a utilisation of {UTILISATION:g}, KV over all NICs at 800 Gbit/s, from DRAM "
         f"at 128 GB/s, {DECODED} tokens decoded alone. Scheduling: {1000 * SCHEDULE_S:g} ms, as a placement takes."
     ]
-    return Result(columns, rows, claims, notes, Picture("Mooncake Fig. 14: what latency is made of", panels))
+    return table.result("Mooncake Fig. 14: what latency is made of", panels, claims, notes)

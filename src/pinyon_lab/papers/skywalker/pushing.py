@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Column, Result, Section, Simulated, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
 from pinyon_lab.figures.rows import up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
-    LENGTHS_NOTE,
-    MODEL_NOTE,
     PAPER,
-    QUICK_NOTE,
     Load,
     Ran,
+    bars,
     gained,
+    notes,
     ran,
     row,
+    tokens,
     within,
 )
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Course, Courses, Picture
 from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
 
 # -- Fig. 4b
@@ -31,18 +30,23 @@ LEAST = 0.05
 """Of its memory: who holds less is idle, and no ratio to that means anything."""
 
 
-@figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin")
-@Simulated
-def fig4b(tell: Tell, quick: bool) -> Result:
-    load = LOAD4B.quickly(quick)
+@figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin", has_quick_way=True)
+def fig4b(given: Given) -> Result:
+    load = LOAD4B.quickly(given.quick)
     runs = {
-        name: ran(load, _in_one(name, policy), tell) for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))
+        name: ran(load, _in_one(name, policy), given.tell)
+        for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))
     }
-    rows: list[dict[str, Value]] = []
+    table = Table(
+        Column("system", "system"),
+        Column("instance", "instance", "d"),
+        Column("mean", "KV used, mean", ".0%", Basis.MODELLED),
+        Column("least", "least", ".0%", Basis.MODELLED),
+        Column("most", "most", ".0%", Basis.MODELLED),
+    )
     for name, found in runs.items():
         for place, used in enumerate(zip(*found.used, strict=True)):
-            mean = sum(used) / len(used)
-            rows.append({"system": name, "instance": place + 1, "mean": mean, "least": min(used), "most": max(used)})
+            table.add(name, place + 1, sum(used) / len(used), min(used), max(used))
     peaks, at_once = _peaks(runs["rr"]), _at_once(runs["rr"])
     claims = [
         Section("§3.3, Fig. 4b").says(
@@ -59,17 +63,8 @@ def fig4b(tell: Tell, quick: bool) -> Result:
         Course(f"instance {place + 1}", [(float(second), share) for second, share in enumerate(used)])
         for place, used in enumerate(zip(*runs["rr"].used, strict=True))
     ]
-    picture = Picture(
-        "SkyWalker Fig. 4b", [Courses("Round robin", "seconds", "KV memory that requests hold", courses, linear=True)]
-    )
-    columns = [
-        Column("system", "system"),
-        Column("instance", "instance", "d"),
-        Column("mean", "KV used, mean", ".0%", Basis.MODELLED),
-        Column("least", "least", ".0%", Basis.MODELLED),
-        Column("most", "most", ".0%", Basis.MODELLED),
-    ]
-    return Result(columns, rows, claims, [MODEL_NOTE, LENGTHS_NOTE, *([QUICK_NOTE] if quick else [])], picture)
+    panel = Courses("Round robin", "seconds", "KV memory that requests hold", courses, linear=True)
+    return table.result("SkyWalker Fig. 4b", [panel], claims, notes(given.quick))
 
 
 def _peaks(found: Ran) -> float:
@@ -104,39 +99,42 @@ PUSHING: Final = (
 )
 
 
-@figure("skywalker-fig9", PAPER, "§5.2, Fig. 9", "blind pushing, by outstanding and by pending requests")
-@Simulated
-def fig9(tell: Tell, quick: bool) -> Result:
+@figure(
+    "skywalker-fig9", PAPER, "§5.2, Fig. 9", "blind pushing, by outstanding and by pending requests", has_quick_way=True
+)
+def fig9(given: Given) -> Result:
     runs: dict[tuple[int, str], Ran] = {}
-    for clients in CLIENTS9[:1] if quick else CLIENTS9:
+    for clients in CLIENTS9[:1] if given.quick else CLIENTS9:
         load = Load("tree", (("us", 4),), (("us", clients),))
         for system in PUSHING:
-            runs[clients, system.name] = ran(load.quickly(quick), system, tell)
-    rows = [row({"clients": clients, "pushing": name}, found) for (clients, name), found in runs.items()]
+            runs[clients, system.name] = ran(load.quickly(given.quick), system, given.tell)
+    rows = [row({"clients": clients, "pushing": name}, each) for (clients, name), each in runs.items()]
     columns = [Column("clients", "clients", "d"), Column("pushing", "pushing"), *COLUMNS[:-1]]
     paper = CLIENTS9[0]
-    limited = {f"SP-O {limit}": _tokens(runs[paper, SP_P]) / _tokens(runs[paper, f"SP-O {limit}"]) for limit in LIMITS}
-    gain = _tokens(runs[paper, SP_P]) / _tokens(runs[paper, BP])
-    late = runs[paper, BP].measured.ttft.p90 / runs[paper, SP_P].measured.ttft.p90
-    hits = [runs[paper, name].measured.hits for name in (SP_P, BP)]
+    more = () if given.quick else CLIENTS9[1:]
+    found = {key: each.measured for key, each in runs.items()}
+
+    def over(clients: int, one: str, other: str = BP) -> float:
+        """Throughput."""
+        return tokens(found[clients, one]) / tokens(found[clients, other])
+
+    limited = {f"SP-O {limit}": over(paper, SP_P, f"SP-O {limit}") for limit in LIMITS}
+    gain = over(paper, SP_P)
+    late = found[paper, BP].ttft.p90 / found[paper, SP_P].ttft.p90
+    hits = [found[paper, name].hits for name in (SP_P, BP)]
     full = "; ".join(
-        f"with {clients} clients {_tokens(runs[clients, SP_P]) / _tokens(runs[clients, BP]):.2f}× and hits of "
-        f"{runs[clients, SP_P].measured.hits:.0%} against {runs[clients, BP].measured.hits:.0%}"
-        for clients in CLIENTS9[1:]
-        if not quick
+        f"with {clients} clients {over(clients, SP_P):.2f}× and hits of "
+        f"{found[clients, SP_P].hits:.0%} against {found[clients, BP].hits:.0%}"
+        for clients in more
     )
-    waiting = "; ".join(
-        f"{_tokens(runs[clients, CREDITS]) / _tokens(runs[clients, BP]):.2f}× with {clients} clients"
-        for clients in CLIENTS9[1:]
-        if not quick
-    )
+    waiting = "; ".join(f"{over(clients, CREDITS):.2f}× with {clients} clients" for clients in more)
     section = Section("§5.2")
     claims = [
         Section("§5.2, Fig. 9a").says(
             "SP-P improves service throughput by 1.27×",
             f"{gain:.2f}×",
             within([gain], 1.27, 1.27) and gain > 1.02,
-            f"with {paper} clients requests hold {runs[paper, BP].measured.used:.0%} of the memory here, and nobody "
+            f"with {paper} clients requests hold {found[paper, BP].used:.0%} of the memory here, and nobody "
             "waits for room: there is nothing for selective pushing to do. Where memory is full: "
             f"{full or 'not looked at, quick'}. A tree shares most of what it holds; who heads a "
             "queue in front of full instances goes to the first one that has room, not to the one that has "
@@ -181,21 +179,14 @@ def fig9(tell: Tell, quick: bool) -> Result:
         "at the full instance that alone has half of their prompt. `without room` are requests that were pushed and "
         "have none."
     )
-    groups = tuple(dict.fromkeys(clients for clients, _ in runs))
-    picture = Picture(
-        "SkyWalker Fig. 9",
-        [
-            _bars("Throughput", "thousand output tokens/s", groups, runs, lambda found: _tokens(found) / 1e3, ".1f"),
-            _bars("TTFT, P90", "seconds", groups, runs, lambda found: found.measured.ttft.p90, ".1f"),
-            _bars("End to end, P50", "seconds", groups, runs, lambda found: found.measured.e2e.p50, ".0f"),
-            _bars("Hits", "of prompt tokens", groups, runs, lambda found: found.measured.hits, ".0%"),
-        ],
-    )
-    return Result(columns, rows, claims, [MODEL_NOTE, LENGTHS_NOTE, note, *([QUICK_NOTE] if quick else [])], picture)
-
-
-def _tokens(found: Ran) -> float:
-    return found.measured.output_tokens_per_s
+    groups = {f"{clients} clients": clients for clients, _ in runs}
+    panels = [
+        bars("Throughput", "thousand output tokens/s", groups, runs, lambda each: tokens(each) / 1e3, ".1f"),
+        bars("TTFT, P90", "seconds", groups, runs, lambda each: each.ttft.p90, ".1f"),
+        bars("End to end, P50", "seconds", groups, runs, lambda each: each.e2e.p50, ".0f"),
+        bars("Hits", "of prompt tokens", groups, runs, lambda each: each.hits, ".0%"),
+    ]
+    return Result(columns, rows, claims, notes(given.quick, note), Picture("SkyWalker Fig. 9", panels))
 
 
 # -- Fig. 10
@@ -210,20 +201,21 @@ DRIFT: Final = (
 )
 
 
-@figure("skywalker-fig10", PAPER, "§5.2, Fig. 10", "one region busy: region-local and shared instances")
-@Simulated
-def fig10(tell: Tell, quick: bool) -> Result:
+@figure(
+    "skywalker-fig10", PAPER, "§5.2, Fig. 10", "one region busy: region-local and shared instances", has_quick_way=True
+)
+def fig10(given: Given) -> Result:
     runs: dict[tuple[int, str], Ran] = {}
-    for size in SIZES[1:3] if quick else SIZES:
+    for size in SIZES[1:3] if given.quick else SIZES:
         load = Load("wildchat", tuple((region, size // 3) for region, _ in CLIENTS10), CLIENTS10, 120.0, 720.0)
         for name in (LOCAL, SHARED, CREDITS):
-            runs[size, name] = ran(load.quickly(quick), name, tell)
+            runs[size, name] = ran(load.quickly(given.quick), name, given.tell)
     sizes = tuple(dict.fromkeys(size for size, _ in runs))
-    rows = [row({"instances": size, "system": name}, found) for (size, name), found in runs.items()]
-    gains = {size: _tokens(runs[size, SHARED]) / _tokens(runs[size, LOCAL]) for size in sizes}
-    nine = _tokens(runs[9, SHARED]) / _tokens(runs[12, LOCAL])
-    more = {size: runs[size, SHARED].measured.waiting for size in sizes}
-    fewer = {size: runs[size, CREDITS].measured.waiting for size in sizes}
+    rows = [row({"instances": size, "system": name}, each) for (size, name), each in runs.items()]
+    found = {key: each.measured for key, each in runs.items()}
+    gains = {size: tokens(found[size, SHARED]) / tokens(found[size, LOCAL]) for size in sizes}
+    nine = tokens(found[9, SHARED]) / tokens(found[12, LOCAL])
+    more, fewer = ({size: found[size, name].waiting for size in sizes} for name in (SHARED, CREDITS))
     shown = ", ".join(f"{size}: {gain:.2f}×" for size, gain in gains.items())
     section = Section("§5.2, Fig. 10")
     claims = [
@@ -254,24 +246,10 @@ def fig10(tell: Tell, quick: bool) -> Result:
             "where their prompt is. Not in the paper",
         ),
     ]
+    groups = {f"{size} instances": size for size in sizes}
     panels = [
-        _bars("Throughput", "output tokens/s", sizes, runs, _tokens, ",.0f", "instances"),
-        _bars("TTFT, P90", "seconds", sizes, runs, lambda found: found.measured.ttft.p90, ".1f", "instances"),
+        bars("Throughput", "output tokens/s", groups, runs, tokens, ",.0f"),
+        bars("TTFT, P90", "seconds", groups, runs, lambda each: each.ttft.p90, ".1f"),
     ]
     columns = [Column("instances", "instances", "d"), Column("system", "system"), *COLUMNS]
-    notes = [MODEL_NOTE, LENGTHS_NOTE, *([QUICK_NOTE] if quick else [])]
-    return Result(columns, rows, claims, notes, Picture("SkyWalker Fig. 10", panels))
-
-
-def _bars(
-    title: str,
-    label: str,
-    groups: Sequence[int],
-    runs: dict[tuple[int, str], Ran],
-    value: Callable[[Ran], float],
-    form: str,
-    what: str = "clients",
-) -> Bars:
-    names = dict.fromkeys(name for _, name in runs)
-    values = {name: [value(runs[group, name]) for group in groups] for name in names}
-    return Bars(title, label, [f"{group} {what}" for group in groups], values, form)
+    return Result(columns, rows, claims, notes(given.quick), Picture("SkyWalker Fig. 10", panels))

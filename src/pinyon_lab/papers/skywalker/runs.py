@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.figures.figure import Basis, Column, Row, Tell, Value
+from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import sources
@@ -101,6 +102,28 @@ def _ran(load: Load, system: System) -> Ran:
 def row(names: Row, found: Ran) -> dict[str, Value]:
     values = found.measured.as_dict()
     return {**names, **{column.key: values[column.key] for column in COLUMNS}}
+
+
+def notes(quick: bool, *more: str) -> list[str]:
+    return [MODEL_NOTE, LENGTHS_NOTE, *more, *([QUICK_NOTE] if quick else [])]
+
+
+def bars(
+    title: str,
+    label: str,
+    groups: Mapping[str, Any],
+    runs: Mapping[tuple[Any, str], Ran],
+    value: Callable[[Measured], float],
+    form: str,
+) -> Bars:
+    """By what the runs are of, and by system; ``groups`` by what they are called."""
+    names = dict.fromkeys(name for _, name in runs)
+    values = {name: [value(runs[group, name].measured) for group in groups.values()] for name in names}
+    return Bars(title, label, list(groups), values, form)
+
+
+def tokens(each: Measured) -> float:
+    return each.output_tokens_per_s
 
 
 def within(values: Sequence[float], low: float, high: float) -> bool:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Claim, Column, Result, Section, Simulated, Tell, Value, figure
+from pinyon_lab.figures.figure import Claim, Column, Given, Result, Section, Value, figure
 from pinyon_lab.figures.rows import up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
-    LENGTHS_NOTE,
-    MODEL_NOTE,
     PAPER,
-    QUICK_NOTE,
     Load,
     Ran,
+    bars,
     gained,
+    notes,
     ran,
     row,
+    tokens,
     within,
 )
-from pinyon_lab.pictures import Bars, Picture
+from pinyon_lab.pictures import Picture
 from pinyon_lab.simulator.regions.measures import Measured
 
 CHATS: Final = ("arena", "wildchat")
@@ -35,10 +35,6 @@ Runs = Mapping[tuple[str, str], Ran]
 """By workload and system."""
 
 
-def serving_claims(runs: Runs) -> list[Claim]:
-    return [*_conversations(runs), *_reuse(runs), *_balance(runs), *_trees(runs), *_latencies(runs)]
-
-
 def _claim(said: str, printed: Value, ours: Value, agrees: bool, why: str, order: bool = False) -> Claim:
     return Section("§5.1").says(said, ours, agrees, why, printed=printed, order=order)
 
@@ -47,16 +43,12 @@ def _of(runs: Runs, workload: str, system: str) -> Measured:
     return runs[workload, system].measured
 
 
-def _tokens(each: Measured) -> float:
-    return each.output_tokens_per_s
-
-
 def _ratios(
     runs: Runs,
     workloads: Collection[str],
     systems: Sequence[str],
     others: Sequence[str],
-    value: Callable[[Measured], float] = _tokens,
+    value: Callable[[Measured], float] = tokens,
 ) -> list[float]:
     return [
         value(_of(runs, workload, system)) / value(_of(runs, workload, other))
@@ -78,7 +70,7 @@ def _conversations(runs: Runs) -> list[Claim]:
     gains = _ratios(runs, CHATS, OURS, SINGLE)
     alone = {system: up_to(_ratios(runs, CHATS, (system,), SINGLE), ".2f") for system in ("skywalker", "pinyon")}
     gateway = _ratios(runs, CHATS, ("skywalker",), ("gateway",))
-    best = {workload: max(SINGLE, key=lambda each: _tokens(_of(runs, workload, each))) for workload in CHATS}
+    best = {workload: max(SINGLE, key=lambda each: tokens(_of(runs, workload, each))) for workload in CHATS}
     least = _ratios(runs, CHATS, ("ll",), ("skywalker",))
     ahead = _ratios(runs, WORKLOADS, ("skywalker",), ("skywalker-ch",))
     return [
@@ -303,27 +295,21 @@ LOAD_NOTE: Final = (
 )
 
 
-@figure("skywalker-fig8", PAPER, "§5.1, Fig. 8", "six systems and SkyWalker, four workloads")
-@Simulated
-def fig8(tell: Tell, quick: bool) -> Result:
-    runs = {(name, system): ran(load.quickly(quick), system, tell) for name, load in LOADS.items() for system in ALL}
+@figure("skywalker-fig8", PAPER, "§5.1, Fig. 8", "six systems and SkyWalker, four workloads", has_quick_way=True)
+def fig8(given: Given) -> Result:
+    runs = {
+        (name, system): ran(load.quickly(given.quick), system, given.tell)
+        for name, load in LOADS.items()
+        for system in ALL
+    }
     rows = [row({"workload": name, "system": system}, found) for (name, system), found in runs.items()]
     columns = [Column("workload", "workload"), Column("system", "system"), *COLUMNS]
-    notes = [MODEL_NOTE, LENGTHS_NOTE, LOAD_NOTE, *([QUICK_NOTE] if quick else [])]
-    return Result(columns, rows, serving_claims(runs), notes, _picture(runs))
-
-
-def _picture(runs: Runs) -> Picture:
-    def bars(title: str, label: str, value: Callable[[Measured], float], form: str) -> Bars:
-        values = {system: [value(runs[workload, system].measured) for workload in LOADS] for system in ALL}
-        return Bars(title, label, tuple(LOADS), values, form)
-
-    return Picture(
-        "SkyWalker Fig. 8",
-        [
-            bars("Throughput", "thousand output tokens/s", lambda each: each.output_tokens_per_s / 1e3, ".1f"),
-            bars("TTFT, mean", "seconds", lambda each: each.ttft.mean, ".1f"),
-            bars("TTFT, P90", "seconds", lambda each: each.ttft.p90, ".1f"),
-            bars("End to end, P50", "seconds", lambda each: each.e2e.p50, ".0f"),
-        ],
-    )
+    groups = {name: name for name in LOADS}
+    panels = [
+        bars("Throughput", "thousand output tokens/s", groups, runs, lambda each: tokens(each) / 1e3, ".1f"),
+        bars("TTFT, mean", "seconds", groups, runs, lambda each: each.ttft.mean, ".1f"),
+        bars("TTFT, P90", "seconds", groups, runs, lambda each: each.ttft.p90, ".1f"),
+        bars("End to end, P50", "seconds", groups, runs, lambda each: each.e2e.p50, ".0f"),
+    ]
+    claims = [*_conversations(runs), *_reuse(runs), *_balance(runs), *_trees(runs), *_latencies(runs)]
+    return Result(columns, rows, claims, notes(given.quick, LOAD_NOTE), Picture("SkyWalker Fig. 8", panels))

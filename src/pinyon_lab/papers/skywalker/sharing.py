@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Section, Simulated, Tell, Value, figure
-from pinyon_lab.figures.rows import number
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, figure
+from pinyon_lab.figures.rows import column
 from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, Ran, ran, within
-from pinyon_lab.pictures import Bars, Picture
+from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
+from pinyon_lab.simulator.regions.programs import Program, Step
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, System
-from pinyon_lab.simulator.regions.similarity import similarities
 from pinyon_lab.simulator.regions.workloads import sources
+
+PAIRS = 200_000
+"""That are looked at of each kind, at most."""
+
+
+class Similarities(NamedTuple):
+    """In the mean over pairs; -1: there are none."""
+
+    within_user: float
+    across_users: float
+    across_regions: float
+
+
+def similarity(one: Step, other: Step, block_tokens: int, skipped: int) -> float:
+    """How much of the shorter prompt the other one begins with: ``len(common prefix) / min(len)``.
+
+    In whole blocks, without the first ``skipped`` tokens: a template that all have.
+    """
+    shared = 0
+    for mine, theirs in zip(one.keys, other.keys, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    tokens = max(1, min(one.tokens, other.tokens) - skipped)
+    return min(1.0, max(0, shared * block_tokens - skipped) / tokens)
+
+
+def similarities(
+    programs: Mapping[str, Sequence[Program]], block_tokens: int, skipped: int, rng: Random
+) -> Similarities:
+    """Of all requests, by region."""
+    everyone = [
+        (region, program.user, step) for region, some in programs.items() for program in some for step in program.steps
+    ]
+    by_user: dict[str, list[Step]] = {}
+    for _, user, step in everyone:
+        by_user.setdefault(user, []).append(step)
+    same = [(one, other) for steps in by_user.values() for place, one in enumerate(steps) for other in steps[:place]]
+    if len(same) > PAIRS:
+        same = rng.sample(same, PAIRS)
+    across: list[float] = []
+    far: list[float] = []
+    for _ in range(PAIRS):
+        (here, user, one), (there, another, other) = rng.choice(everyone), rng.choice(everyone)
+        if user != another:
+            alike = similarity(one, other, block_tokens, skipped)
+            across.append(alike)
+            if here != there:
+                far.append(alike)
+    return Similarities(
+        _mean([similarity(one, other, block_tokens, skipped) for one, other in same]), _mean(across), _mean(far)
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else -1.0
+
 
 # -- Fig. 5
 
@@ -26,12 +82,17 @@ FAR = 0.025
 
 
 @figure("skywalker-fig5", PAPER, "§3.2, Fig. 5", "prefix similarity of users and regions")
-def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
-    rows: list[dict[str, Value]] = []
+def fig5(given: Given) -> Result:
+    keys = ("within_user", "across_users", "across_regions")
+    table = Table(
+        Column("data", "data set"),
+        *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
+        Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
+    )
     claims: list[Claim] = []
     section = Section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
     for workload, name, printed in PRINTED5:
-        tell(f"{name}: pairs of requests")
+        given.tell(f"{name}: pairs of requests")
         by_region = sources(workload, REGIONS, Random(f"{SEED} {workload}"))
         programs = {}
         for region, source in by_region.items():
@@ -39,7 +100,7 @@ def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
             programs[region] = [source.program(rng) for _ in range(PROGRAMS)]
         found = similarities(programs, BLOCK_TOKENS, TEMPLATE_TOKENS, Random(SEED))
         ratio = found.within_user / found.across_users
-        rows.append({"data": name, **found._asdict(), "ratio": ratio, "basis": Basis.CONSTRUCTION})
+        table.add(name, *found, ratio, basis=Basis.CONSTRUCTION)
         claims.append(
             section.says(
                 f"{printed:.2f}× for {name}",
@@ -60,19 +121,13 @@ def fig5(workloads: Sequence[Workload], tell: Tell) -> Result:
                     printed="2.5%",
                 )
             )
-    keys = ("within_user", "across_users", "across_regions")
-    columns = [
-        Column("data", "data set"),
-        *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
-        Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
-    ]
-    values = {key.replace("_", " "): [number(each, key) for each in rows] for key in keys}
+    values = {key.replace("_", " "): column(table.rows, key) for key in keys}
     bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
         "all have. The heat map of Fig. 5b shows the same by user."
     )
-    return Result(columns, rows, claims, [LENGTHS_NOTE, note], Picture("SkyWalker Fig. 5", [bars]))
+    return table.result("SkyWalker Fig. 5", [bars], claims, [LENGTHS_NOTE, note])
 
 
 # -- Fig. 6
@@ -99,22 +154,25 @@ WHY: Final = {
 }
 
 
-@figure("skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum")
-@Simulated
-def fig6(tell: Tell, quick: bool) -> Result:
+@figure("skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum", has_quick_way=True)
+def fig6(given: Given) -> Result:
     runs: dict[tuple[str, str], Ran] = {}
     for workload, _, _, clients in PRINTED6:
         load = Load(workload, (("us", 4),), (("us", clients),), 120.0, 720.0)
         for system in SYSTEMS6:
-            runs[workload, system.name] = ran(load.quickly(quick), system, tell)
+            runs[workload, system.name] = ran(load.quickly(given.quick), system, given.tell)
     hits = {key: found.measured.hits for key, found in runs.items()}
-    rows: list[dict[str, Value]] = []
+    table = Table(
+        Column("workload", "workload"),
+        *(Column(system.name, system.name, ".1%", Basis.MODELLED) for system in SYSTEMS6),
+        Column("gap", "optimum − ch", ".1%", Basis.MODELLED),
+        Column("used", "KV used", ".0%", Basis.MODELLED),
+    )
     claims = []
     for workload, said, printed, _ in PRINTED6:
         gap = hits[workload, OPTIMUM] - hits[workload, CH]
-        here = {system.name: hits[workload, system.name] for system in SYSTEMS6}
-        used = runs[workload, CH].measured.used
-        rows.append({"workload": workload, **here, "gap": gap, "used": used})
+        here = (hits[workload, system.name] for system in SYSTEMS6)
+        table.add(workload, *here, gap, runs[workload, CH].measured.used)
         claims.append(
             Section("§3.2, Fig. 6").says(
                 said,
@@ -135,12 +193,6 @@ def fig6(tell: Tell, quick: bool) -> Result:
             "CH pushes blindly, the others by pending requests",
         )
     )
-    columns = [
-        Column("workload", "workload"),
-        *(Column(system.name, system.name, ".1%", Basis.MODELLED) for system in SYSTEMS6),
-        Column("gap", "optimum − ch", ".1%", Basis.MODELLED),
-        Column("used", "KV used", ".0%", Basis.MODELLED),
-    ]
     groups = tuple(workload for workload, *_ in PRINTED6)
     values = {system.name: [hits[workload, system.name] for workload in groups] for system in SYSTEMS6}
     note = (
@@ -150,5 +202,5 @@ def fig6(tell: Tell, quick: bool) -> Result:
         "user's own, and one to four requests of one user at once (§3.2: up to 4×). Heterogeneous: four at once, with "
         "any of the 150."
     )
-    picture = Picture("SkyWalker Fig. 6", [Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")])
-    return Result(columns, rows, claims, [MODEL_NOTE, note], picture)
+    panel = Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")
+    return table.result("SkyWalker Fig. 6", [panel], claims, [MODEL_NOTE, note])

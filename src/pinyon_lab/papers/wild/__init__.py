@@ -2,8 +2,7 @@
 
 from pinyon_lab.papers.wild.ablation import fig28
 from pinyon_lab.papers.wild.days import fig29
-from pinyon_lab.papers.wild.figures import BY_RATIO, PAPER
-from pinyon_lab.papers.wild.qttft import qttft
+from pinyon_lab.papers.wild.figures import BY_RATIO, PAPER, qttft
 
 __all__ = ["FIGURES", "PAPER"]
 

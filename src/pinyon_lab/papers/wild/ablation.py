@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Row, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, claimed, close, counting, number, share, shown
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Row, Rows, Section, Table, figure
+from pinyon_lab.figures.rows import basis, claimed, close, column, counting, number, share, shown, those
 from pinyon_lab.figures.testbed import capacity_blocks, served
-from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
-from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
+from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
 from pinyon_lab.traces.analysis.models import MODELS
 
 MODEL = MODELS[0]
@@ -52,48 +51,47 @@ class HeadFirst:
 
 
 @figure("wild-fig28", PAPER, "§4.3, Fig. 28", f"what each technique gives, {MODEL.name}, CPU cache = HBM", ("qwen-a",))
-def fig28(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
+def fig28(given: Given) -> Result:
+    (workload,) = given.workloads
     part = served(workload, MODEL, random.Random(SEED))
     requests = part.asked()
     capacity = max(1, capacity_blocks(MODEL, part.block_tokens, RATIO))
     blocks = sum(len(asked.blocks) for asked in requests)
 
-    def hit_ratio(choice: str, cache: Callable[[EvictionPolicy[int], int], CacheReplay | HeadFirst]) -> float:
+    def hit_ratio(choice: str, cache: type[CacheReplay | HeadFirst]) -> float:
         without = ", without ②" * (cache is HeadFirst)
-        heard = counting(tell, f"{choice}{without}", len(requests))
+        heard = counting(given.tell, f"{choice}{without}", len(requests))
         return share(sum(replayed(requests, choice, lambda make: cache(make(), capacity), heard)[1]), blocks)
 
-    rows: list[dict[str, Value]] = []
-    for choice in (*LABELS, *(each for each in SWEEP if each != LABELS[WHOLE]), BELADY):
-        ratio = hit_ratio(choice, CacheReplay)
-        plain = hit_ratio(choice, HeadFirst) if choice in LABELS else None
-        rows.append(
-            {
-                "workload": part.name,
-                "policy": LABELS.get(choice, choice),
-                "hit_ratio": ratio,
-                "without_offset": plain,
-                "offset_gives": None if plain is None else ratio - plain,
-                "capacity_blocks": capacity,
-                "requests": len(requests),
-                "basis": basis(part),
-            }
-        )
-    for row in rows:
-        row["over_gdfs"] = number(row, "hit_ratio") - number(_of(rows, "gdfs"), "hit_ratio")
-    columns = [
+    table = Table(
         Column("policy", "policy"),
         Column("hit_ratio", "hits", ".1%", Basis.MEASURED),
         Column("over_gdfs", "over gdfs", "+.1%", Basis.MEASURED),
         Column("without_offset", "without ②", ".1%", Basis.MEASURED),
         Column("offset_gives", "② gives", "+.1%", Basis.MEASURED),
+    )
+    choices = (*LABELS, *(each for each in SWEEP if each != LABELS[WHOLE]), BELADY)
+    ratios = {choice: hit_ratio(choice, CacheReplay) for choice in choices}
+    for choice, ratio in ratios.items():
+        plain = hit_ratio(choice, HeadFirst) if choice in LABELS else None
+        gives = plain, None if plain is None else ratio - plain
+        values = ratio, ratio - ratios["gdfs"], *gives
+        sizes = {"capacity_blocks": capacity, "requests": len(requests)}
+        table.add(LABELS.get(choice, choice), *values, **sizes, workload=part.name, basis=basis(part))
+    notes = [
+        f"{MODEL.name}, CPU cache = HBM for KV, trace A. ① fitted distributions, ② the head of a prompt before its "
+        "end, ③ life (Table 2). Without ① and ③ only the time since the last use decides.",
+        "② in the replays (it is applied to all policies, §4.3): lru, fifo, sieve and s3fifo hear of the end of a "
+        "prompt first, so that of one request it goes first; lfu and gdfs have it as the second key, before the time "
+        "of the last use; so does workload_aware, as published. Without ②: told from the head on, without places.",
+        *TESTBED_NOTES,
     ]
-    return Result(columns, rows, claims(rows), _notes(), _picture(part, rows))
+    title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(part)}"
+    return table.result(title, _panels(table.rows), claims(table.rows), notes)
 
 
 def _of(rows: Rows, policy: str) -> Row:
-    return next(row for row in rows if row["policy"] == policy)
+    return those(rows, policy=policy)[0]
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -126,23 +124,12 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def _notes() -> list[str]:
-    return [
-        f"{MODEL.name}, CPU cache = HBM for KV, trace A. ① fitted distributions, ② the head of a prompt before its "
-        "end, ③ life (Table 2). Without ① and ③ only the time since the last use decides.",
-        "② in the replays (it is applied to all policies, §4.3): lru, fifo, sieve and s3fifo hear of the end of a "
-        "prompt first, so that of one request it goes first; lfu and gdfs have it as the second key, before the time "
-        "of the last use; so does workload_aware, as published. Without ②: told from the head on, without places.",
-        *TESTBED_NOTES,
-    ]
-
-
-def _picture(workload: Workload, rows: Rows) -> Picture:
+def _panels(rows: Rows) -> list[Panel]:
     labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # which is lru
     both = [_of(rows, label) for label in labels]
     bars: dict[str, Sequence[float | None]] = {
-        "with ②": [number(row, "hit_ratio") for row in both],
-        "without ②": [number(row, "without_offset") for row in both],
+        "with ②": column(both, "hit_ratio"),
+        "without ②": column(both, "without_offset"),
     }
     by_life = [(life, number(_of(rows, choice), "hit_ratio")) for choice, life in SWEEP.items()]
     ends = by_life[0][0], by_life[-1][0]
@@ -150,16 +137,8 @@ def _picture(workload: Workload, rows: Rows) -> Picture:
         Course(label, [(x, number(_of(rows, label), "hit_ratio")) for x in ends], dashed=True)
         for label in ("lru", "gdfs", LABELS[FITTED], BELADY)
     ]
-    return Picture(
-        f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(workload)}",
-        [
-            Bars("Policies", "blocks that hit", labels, bars),
-            Courses(
-                "Life",
-                "life, s",
-                "blocks that hit",
-                [Course("WA ① ③ by life", by_life), *flat],
-                (Mark(f"{LIFE_S:g} s: the default", LIFE_S),),
-            ),
-        ],
-    )
+    courses, default = [Course("WA ① ③ by life", by_life), *flat], Mark(f"{LIFE_S:g} s: the default", LIFE_S)
+    return [
+        Bars("Policies", "blocks that hit", labels, bars),
+        Courses("Life", "life, s", "blocks that hit", courses, (default,)),
+    ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
-from pinyon.eviction.policy import EvictionPolicy
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Result, Rows, Section, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Tell, Value, figure
 from pinyon_lab.figures.rows import basis, number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course, Courses, Picture
@@ -45,6 +43,13 @@ SHUFFLES, SEED = 40, 29
 
 LRU, ONLINE, BOTH, LAST, OWN = "LRU", "online", "last day, online", "last day", "same day"
 """``OWN`` knows the future: of rare categories, what becomes of the very blocks at hand."""
+CHOICES = {
+    LRU: "lru",
+    ONLINE: "workload_aware",
+    BOTH: "workload_aware:fits={last}",
+    LAST: "workload_aware:fitted=false,fits={last}",
+    OWN: "workload_aware:fitted=false,fits={day}",
+}
 
 
 class _Sample(NamedTuple):
@@ -110,8 +115,8 @@ def _by_chance(one: _Sample, other: _Sample, rng: np.random.Generator) -> float:
 
 
 @figure("wild-fig29", PAPER, "§A.1, Fig. 29", "reuse on five workdays, and fits of the last day", ("qwen_a_5d",))
-def fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
-    (workload,) = workloads
+def fig29(given: Given) -> Result:
+    (workload,) = given.workloads
     count = int(workload.rows[-1].time_s // DAY_S) + 1
     if not 2 <= count <= DAYS_MAX:
         raise InvalidArgument(
@@ -119,10 +124,11 @@ def fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
         )
     days = []
     for day in range(count):
-        tell(f"day {day + 1} of {count}: when blocks are used again")
+        given.tell(f"day {day + 1} of {count}: when blocks are used again")
         days.append(_Day(workload, day))
     rests_on = basis(workload)
-    capacity = max(1, round(CAPACITY_SHARE * np.mean([_unlike(day) for day in days[1:]])))
+    unlike = [len({block for asked in day.asked for block in asked.blocks}) for day in days[1:]]
+    capacity = max(1, round(CAPACITY_SHARE * np.mean(unlike)))
     reuse = _reuse(days)
     if not any(row["hour"] == SHOWN[0] for row in reuse):
         raise InvalidArgument(
@@ -130,7 +136,7 @@ def fig29(workloads: Sequence[Workload], tell: Tell) -> Result:
             "successive days",
             field="trace",
         )
-    hits = _hits(days, capacity, tell)
+    hits = _hits(days, capacity, given.tell)
     found = [*reuse]
     found += [{"what": name, "hour": hour, "hits": ratio} for (name, hour), ratio in hits.items()]
     columns = [
@@ -169,37 +175,20 @@ def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:
     return rows
 
 
-def _unlike(day: _Day) -> int:
-    return len({block for asked in day.asked for block in asked.blocks})
-
-
 def _hits(days: Sequence[_Day], capacity: int, tell: Tell) -> Mapping[tuple[str, int], float]:
     """By policy and hour: hits of all days but the first one, together."""
     found: dict[tuple[str, int], float] = {}
-    for name in (LRU, ONLINE, BOTH, LAST, OWN):
+    for name, choice in CHOICES.items():
         blocks, hits = dict.fromkeys(REPLAYED, 0), dict.fromkeys(REPLAYED, 0)
         for place, (last, day) in enumerate(pairwise(days), 2):
             tell(f"day {place} in a cache: {name}")
-            _, several = replayed(day.asked, _choice(name, last, day), partial(_cache, capacity))
+            chosen = choice.format(last=last.fits, day=day.fits)
+            _, several = replayed(day.asked, chosen, lambda make: CacheReplay(make(), capacity))
             for asked, count in zip(day.asked, several, strict=True):
                 blocks[_hour(asked.now_s)] += len(asked.blocks)
                 hits[_hour(asked.now_s)] += count
         found.update({(name, hour): hits[hour] / max(1, blocks[hour]) for hour in REPLAYED})
     return found
-
-
-def _cache(capacity: int, make: Callable[[], EvictionPolicy[int]]) -> CacheReplay:
-    return CacheReplay(make(), capacity)
-
-
-def _choice(name: str, last: _Day, day: _Day) -> str:
-    return {
-        LRU: "lru",
-        ONLINE: "workload_aware",
-        BOTH: f"workload_aware:fits={last.fits}",
-        LAST: f"workload_aware:fitted=false,fits={last.fits}",
-        OWN: f"workload_aware:fitted=false,fits={day.fits}",
-    }[name]
 
 
 def _claims(reuse: Rows, hits: Mapping[tuple[str, int], float], rests_on: Basis) -> list[Claim]:
@@ -208,6 +197,7 @@ def _claims(reuse: Rows, hits: Mapping[tuple[str, int], float], rests_on: Basis)
     mean, chance = (sum(number(row, key) for row in nine.values()) / len(nine) for key in ("distance", "chance"))
     lost = max(hits[ONLINE, hour] - hits[LAST, hour] for hour in REPLAYED)
     others = max(far, key=lambda name: (name != IMAGE, far[name]))
+    by_hour = {name: ", ".join(f"{hits[name, hour]:.2%}" for hour in REPLAYED) for name in CHOICES}
     section = Section("§A.1", rests_on)
     return [
         section.says(
@@ -223,7 +213,7 @@ def _claims(reuse: Rows, hits: Mapping[tuple[str, int], float], rests_on: Basis)
             f"{100 * lost:.1f} points of hits below fits to what is seen, at most",
             lost <= COST_MAX,
             f"up to {100 * COST_MAX} taken as predicted. From {START} to {END} a.m., by hour: "
-            + "; ".join(f"{_by_hour(hits, name)} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
+            + "; ".join(f"{by_hour[name]} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
         ),
         section.says(
             'the reuse probability of "image" type is harder to predict than other categories',
@@ -233,10 +223,6 @@ def _claims(reuse: Rows, hits: Mapping[tuple[str, int], float], rests_on: Basis)
             "days",
         ),
     ]
-
-
-def _by_hour(hits: Mapping[tuple[str, int], float], name: str) -> str:
-    return ", ".join(f"{hits[name, hour]:.2%}" for hour in REPLAYED)
 
 
 def _notes(count: int, capacity: int) -> list[str]:

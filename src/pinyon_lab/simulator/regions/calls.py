@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pinyon.routing.layer import Layer
@@ -28,59 +29,44 @@ class Hop:
             Layer.ended(self.target)
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """``ended`` is called once, at the client, with whether it has an answer."""
 
-    __slots__ = (
-        "ended",
-        "ends",
-        "epoch",
-        "exclude",
-        "first_s",
-        "forwards",
-        "front",
-        "hits",
-        "hops",
-        "number",
-        "region",
-        "request",
-        "routed",
-        "sent_s",
-        "step",
-        "tries",
-    )  # fmt: skip
+    number: int
+    region: str
+    user: str
+    step: Step
+    sent_s: float
+    ended: Callable[[bool], None]
+    ends: list[str] = field(default_factory=list)
+    """How it ended; exactly one when all is over."""
+    first_s: float = -1.0
+    """When its first token was at the client; -1: not yet."""
+    epoch: int = 0
+    """Grows whenever its way breaks: what was on that is of no concern any more."""
+    tries: int = 0
+    forwards: int = 0
+    """Of all its ways: how often it went to another region."""
+    front: str = ""
+    """The region of the load balancer that the client sent it to; "": none."""
+    hops: list[Hop] = field(default_factory=list)
+    exclude: tuple[str, ...] = ()
+    """What it broke at last."""
+    hits: int = -1
+    """Tokens of its prompt that the first instance had; -1: it was at none."""
+    routed: Routed = field(init=False)
+    request: Request = field(init=False)
 
-    def __init__(
-        self, number: int, region: str, user: str, step: Step, now_s: float, ended: Callable[[bool], None]
-    ) -> None:
-        self.number, self.region, self.step, self.sent_s = number, region, step, now_s
-        self.routed = Routed(routing_keys(step.keys), user)
-        self.ended = ended
-        self.ends: list[str] = []
-        """How it ended; exactly one when all is over."""
-        self.first_s = -1.0
-        """When its first token was at the client; -1: not yet."""
-        self.epoch = 0
-        """Grows whenever its way breaks: what was on that is of no concern any more."""
-        self.tries = 0
-        self.forwards = 0
-        """Of all its ways: how often it went to another region."""
-        self.front = ""
-        """The region of the load balancer that the client sent it to; "": none."""
-        self.hops: list[Hop] = []
-        self.exclude: tuple[str, ...] = ()
-        """What it broke at last."""
-        self.hits = -1
-        """Tokens of its prompt that the first instance had; -1: it was at none."""
-        self.request = self._fresh(now_s)
-
-    def _fresh(self, now_s: float) -> Request:
-        step = self.step
-        return Request(self.number, step.keys, step.tokens, max(1, step.output_tokens), now_s, answer=step.answer)
+    def __post_init__(self) -> None:
+        self.routed = Routed(routing_keys(self.step.keys), self.user)
+        self.restart(self.sent_s)
 
     def restart(self, now_s: float) -> None:
         """Nobody knows any more what was generated."""
-        self.request = self._fresh(now_s)
+        step = self.step
+        tokens, output_tokens = step.tokens, max(1, step.output_tokens)
+        self.request = Request(self.number, step.keys, tokens, output_tokens, now_s, answer=step.answer)
 
     def forwarded_to(self, region: str) -> bool:
         """It is in that one because another one's load balancer sent it there."""

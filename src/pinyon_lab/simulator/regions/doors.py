@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.layer import Layer
@@ -58,14 +58,12 @@ ELSEWHERE = "elsewhere"
 """Where a call that may go no further came from; there is no law here."""
 
 
-class _Demand:
+class _Demand(NamedTuple):
     """Calls that may go to the same places: all that have come from another region stay here, and nobody goes where he
     failed."""
 
-    __slots__ = ("exclude", "forwarded")
-
-    def __init__(self, forwarded: bool, exclude: tuple[str, ...]) -> None:
-        self.forwarded, self.exclude = forwarded, exclude
+    forwarded: bool
+    exclude: tuple[str, ...]
 
 
 class Door:
@@ -95,8 +93,7 @@ class Door:
         self._waiting: dict[int, tuple[Call, float]] = {}
         """And since when."""
         self._demands: list[_Demand] = []
-        self._numbers: dict[tuple[bool, tuple[str, ...]], int] = {}
-        """Of demands."""
+        self._numbers: dict[_Demand, int] = {}
         self._received: dict[str, int] = {}
         """From each other region, in all."""
 
@@ -134,10 +131,10 @@ class Door:
             self._time.after(self._wait_s, partial(self._expire, call, now_s))
 
     def _demand(self, forwarded: bool, exclude: tuple[str, ...]) -> int:
-        kind = (forwarded or not self._system.forwards, exclude)
-        number = self._numbers.setdefault(kind, len(self._demands))
+        demand = _Demand(forwarded or not self._system.forwards, exclude)
+        number = self._numbers.setdefault(demand, len(self._demands))
         if number == len(self._demands):
-            self._demands.append(_Demand(*kind))
+            self._demands.append(demand)
         return number
 
     def _open(self, number: int) -> bool:

@@ -8,8 +8,7 @@ from typing import Protocol
 from pinyon.routing.target import Report
 from pinyon_lab.simulator.regions.doors import Door
 from pinyon_lab.simulator.regions.instances import Instances
-from pinyon_lab.simulator.regions.network import Network
-from pinyon_lab.simulator.regions.settings import System, WorldSettings
+from pinyon_lab.simulator.regions.settings import Network, System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 

@@ -17,21 +17,21 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.regions.breaks import Breaks
 from pinyon_lab.simulator.regions.calls import Call, Hop, Served
 from pinyon_lab.simulator.regions.clients import Clients
 from pinyon_lab.simulator.regions.doors import Door, GlobalView
 from pinyon_lab.simulator.regions.instances import Instances
-from pinyon_lab.simulator.regions.network import Network
 from pinyon_lab.simulator.regions.probes import Probes
 from pinyon_lab.simulator.regions.programs import Program, Source
-from pinyon_lab.simulator.regions.settings import System, WorldSettings
+from pinyon_lab.simulator.regions.settings import Network, System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults
 
 WATCH_S = 5.0
 AGAIN_S = 1.0
 """Until a client that found no load balancer looks for one again."""
+FORGIVEN_S = 1.0
+"""Until what a call broke at last is asked again."""
 
 
 class World:
@@ -65,12 +65,12 @@ class World:
             for region in settings.regions
             if system.alone in ("", region)
         }
-        self.probes, self.breaks = Probes(self), Breaks(self)
+        self.probes = Probes(self)
         for region, number in settings.instances.items():
             for place in range(number):
                 self.home[f"{region}-{place}"] = region
         for name in self.home:
-            self.breaks.boot(name)
+            self.boot(name)
         for door in self.doors.values():
             self.probes.meet(door)
 
@@ -118,20 +118,20 @@ class World:
         call = Call(next(self._numbers), region, program.user, program.steps[place], self.time.now_s, ended)
         self.calls[call.number] = call
         if not self.instances.fits(call.request):
-            self.end(call, "too long")
+            self._end(call, "too long")
             return
-        self.enter(call)
+        self._enter(call)
 
-    def enter(self, call: Call) -> None:
+    def _enter(self, call: Call) -> None:
         """It goes to the nearest load balancer that lives, as a name server would say (§4.1)."""
         network, region = self.network, call.region
         near = [door for door in self.doors.values() if door.alive and network.reaches(region, door.region)]
         if not near:
-            self.later(call, AGAIN_S, lambda: self.breaks.retry(call, 0))
+            self._later(call, AGAIN_S, lambda: self._retry(call, 0))
             return
         door = min(near, key=lambda each: (network.one_way_s(region, each.region), each.region))
         call.front = door.region
-        self.later(call, network.one_way_s(region, door.region), lambda: door.arrive(call, ""))
+        self._later(call, network.one_way_s(region, door.region), lambda: door.arrive(call, ""))
 
     def _push(self, door: Door, call: Call) -> None:
         name = call.hops[-1].name
@@ -147,21 +147,21 @@ class World:
 
     def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
         if self.network.reaches(sender, receiver):
-            self.later(call, self.network.one_way_s(sender, receiver), then)
+            self._later(call, self.network.one_way_s(sender, receiver), then)
         else:
-            self.breaks.broken(call, len(call.hops))
+            self._broken(call, len(call.hops))
 
     def _at_door(self, door: Door, call: Call, sender: str) -> None:
         if door.alive:
             door.arrive(call, sender)
         else:
-            self.breaks.broken(call, len(call.hops))
+            self._broken(call, len(call.hops))
 
     def _at_instance(self, door: Door, call: Call, name: str) -> None:
         if not self.instances.submit(call.request, name, door.region):
-            self.breaks.broken(call, len(call.hops))
+            self._broken(call, len(call.hops))
 
-    def later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
+    def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
         """Unless its way breaks until then."""
         epoch = call.epoch
 
@@ -191,11 +191,11 @@ class World:
             self.time.after(delay_s, lambda hop=hop: self._freed(hop))  # type: ignore[misc]
         if self.system.told:
             self._told(call)
-        self.later(call, self._way_back_s(call), lambda: self.end(call, "finished"))
+        self._later(call, self._way_back_s(call), lambda: self._end(call, "finished"))
 
     def failed(self, request: Request, name: str) -> None:
         call = self.calls[request.number]
-        self.breaks.broken(call, len(call.hops))
+        self._broken(call, len(call.hops))
 
     def _way_back_s(self, call: Call) -> float:
         stops = [self.home[call.instance()], *[hop.region for hop in reversed(call.hops)], call.region]
@@ -213,9 +213,9 @@ class World:
 
     def _give_up(self, call: Call) -> None:
         call.epoch += 1
-        self.end(call, "unavailable")
+        self._end(call, "unavailable")
 
-    def end(self, call: Call, how: str) -> None:
+    def _end(self, call: Call, how: str) -> None:
         for hop in call.hops:
             hop.end()
         call.ends.append(how)
@@ -230,6 +230,53 @@ class World:
             )
         )  # fmt: skip
         call.ended(how == "finished")
+
+    # -- what goes wrong: whoever is left of a call's way sends it on again, as much later as it takes to notice
+
+    def _broken(self, call: Call, kept: int) -> None:
+        """Its way is gone but for that many of its load balancers, the last of which sends it on again; 0: the client
+        does, which has to begin anew."""
+        self.counts["broken"] += 1
+        call.epoch += 1
+        call.tries += 1
+        self.instances.cancel(call.request)
+        lost = call.hops[max(0, kept - 1) :]
+        del call.hops[max(0, kept - 1) :]
+        for region in (call.front, *[hop.name for hop in lost]):
+            if region in self.doors:
+                self.doors[region].forget(call)
+        for hop in lost:
+            hop.end()
+            self.time.after(0.0, self.doors[hop.region].pump)
+        call.exclude = tuple([hop.name for hop in lost[:1]]) if kept else ()
+        if call.tries >= self.settings.tries:
+            self._later(call, self.settings.notice_s, lambda: self._end(call, "failed"))
+        else:
+            self._later(call, self.settings.notice_s, lambda: self._retry(call, kept))
+
+    def _retry(self, call: Call, kept: int) -> None:
+        if not kept:
+            call.restart(self.time.now_s)
+            self._enter(call)
+            return
+        request = call.request
+        request.generated = min(request.generated, request.max_tokens - 1)  # the last one did not get through
+        door = self.doors[call.hops[kept - 2].name] if kept > 1 else self.doors[call.front]
+        sender = call.hops[kept - 2].region if kept > 1 else ""
+        self._later(call, FORGIVEN_S, lambda: self._forgive(call, door))
+        door.arrive(call, sender, again=True)
+
+    def _forgive(self, call: Call, door: Door) -> None:
+        call.exclude = ()
+        door.pump()
+
+    def boot(self, name: str) -> None:
+        """An instance comes, or comes back, empty."""
+        if self.instances.engine(name) is None:
+            self.instances.boot(name)
+            self.probes.booted(name)
+
+    # -- afterwards
 
     def check_over(self) -> None:
         """Raises if a call has not ended, or anything is left anywhere."""

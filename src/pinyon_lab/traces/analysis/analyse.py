@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.traces.analysis.capacity import ideal_capacity, request_sizes
-from pinyon_lab.traces.analysis.categories import Categories
 from pinyon_lab.traces.analysis.columns import Columns
 from pinyon_lab.traces.analysis.figure import Figure
-from pinyon_lab.traces.analysis.hits import hit_ratio, request_types, shared_prefix
-from pinyon_lab.traces.analysis.lifespans import lifespans, lifespans_by_category
+from pinyon_lab.traces.analysis.groups import Categories, Windows
+from pinyon_lab.traces.analysis.hits import (
+    CrossUser,
+    hit_ratio,
+    hits_by_user,
+    request_types,
+    requests_by_user,
+    shared_prefix,
+)
 from pinyon_lab.traces.analysis.locality import Locality
+from pinyon_lab.traces.analysis.memory import ideal_capacity, lifespans, lifespans_by_category, request_sizes
 from pinyon_lab.traces.analysis.reuse_times import ReuseTimes
 from pinyon_lab.traces.analysis.turns import next_turns, turn_numbers, turns_by_user
-from pinyon_lab.traces.analysis.users import CrossUser, hits_by_user, requests_by_user
 from pinyon_lab.traces.analysis.uses import Survey, Taker
-from pinyon_lab.traces.analysis.windows import Windows
 
 FIGURES = (*map(str, range(4, 23)), "dualmap-14")
 WITHOUT_BLOCKS = {"8", "9", "10", "11", "21"}

@@ -125,10 +125,6 @@ class Columns:
         return np.diff(self.starts)
 
     @property
-    def has_kinds(self) -> bool:
-        return self.kinds != [""]
-
-    @property
     def has_turns(self) -> bool:
         return bool(self.turn.any())
 

@@ -1,14 +1,15 @@
-"""What an unlimited cache would answer: Figs. 4 and 5 (§3.2), and DualMap's Fig. 14 (A.5)."""
+"""What an unlimited cache would answer, and to whom: Figs. 4 to 8 (§3.2), and DualMap's Fig. 14 (A.5)."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pinyon_lab.pictures import Bars, Courses
-from pinyon_lab.traces.analysis.columns import NO_TURNS
+from pinyon_lab.pictures import Bars, Courses, Heat
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
-from pinyon_lab.traces.analysis.uses import Survey
-from pinyon_lab.traces.analysis.windows import Windows
+from pinyon_lab.traces.analysis.groups import Windows
+from pinyon_lab.traces.analysis.uses import Step, Survey
 
 CDF_POINTS = 101
 
@@ -115,3 +116,135 @@ def shared_prefix(survey: Survey) -> Figure:
     lines = [course("requests", points, cdf)]
     figure.plots.append(Courses("Shared prefix rate", "share of the prompt", "requests up to that", lines, linear=True))
     return figure
+
+
+GRID = 40
+NO_USERS = "the trace names no users"
+Floats = NDArray[np.float64]
+
+
+def share_with(values: Floats, share: float) -> float | None:
+    """The least share of all elements that together have ``share`` of the sum."""
+    total = values.sum()
+    if not total:
+        return None
+    ranked = np.cumsum(np.sort(values)[::-1])
+    return float((np.searchsorted(ranked, share * total * (1 - 1e-12)) + 1) / len(values))
+
+
+def _by_user(columns: Columns, values: NDArray[np.int32] | None = None) -> Floats:
+    known = columns.user >= 0
+    weights = None if values is None else values[known]
+    return np.bincount(columns.user[known], weights, columns.users).astype(np.float64)
+
+
+def _cumulative(values: Floats) -> tuple[list[float], list[float]]:
+    """At most some 200 points of the cumulative share, greatest first."""
+    ranked = np.cumsum(np.sort(values)[::-1]) / max(1.0, float(values.sum()))
+    at = np.unique(np.linspace(0, len(values) - 1, 201).astype(np.int64))
+    return [0.0, *((at + 1) / len(values)).tolist()], [0.0, *ranked[at].tolist()]
+
+
+class CrossUser:
+    """Fig. 6: whose blocks a user hits. A block is of the user whose request stored it, the first that had it."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._user = columns.user
+        self._users = columns.users
+        requests = _by_user(columns)
+        rank = np.empty(columns.users, np.int64)
+        rank[np.argsort(-requests, kind="stable")] = np.arange(columns.users)
+        self._size = min(GRID, columns.users)
+        self._group = rank * self._size // max(1, columns.users)
+        """Of each user: those with the most requests are in the first, all are equally large."""
+        self._grid = np.zeros(self._size * self._size)
+        self._own = self._other = 0
+
+    def take(self, step: Step) -> None:
+        """See :class:`Taker`."""
+        runs = step.runs
+        user, owner = self._user[runs.row], self._user[runs.stored]
+        known = (user >= 0) & (owner >= 0)
+        user, owner, count = user[known], owner[known], runs.blocks[known]
+        own = int(count[user == owner].sum())
+        self._own += own
+        self._other += int(count.sum()) - own
+        cell = self._group[user] * self._size + self._group[owner]
+        self._grid += np.bincount(cell, count, len(self._grid))
+
+    def figure(self) -> Figure:
+        """Of what was taken."""
+        figure = Figure("6", "hits on what another user stored")
+        if not self._users:
+            return figure.without(NO_USERS)
+        total = self._own + self._other
+        figure.fact("users", "users", self._users, ",")
+        figure.fact("own", "hits on blocks that the same user stored", self._own / max(1, total), ".1%", "most (§3.2)")
+        figure.fact("other", "hits on another user's blocks", self._other / max(1, total), ".1%", "rare (§3.2)")
+        grid = (self._grid / max(1.0, self._grid.max())).reshape(self._size, self._size)
+        heads = (Column("by", "group"), *(Column(f"of_{at}", str(at), ".3f") for at in range(self._size)))
+        rows = [(at, *line) for at, line in enumerate(grid.tolist())]
+        each = self._users / self._size
+        title = f"hits by a group of users (down) on blocks of another (across), 1 = most; {each:.3g} users a group"
+        figure.tables.append(Table("grid", title, heads, rows))
+        figure.notes.append(
+            f"Users are ranked by requests and put into {self._size} groups of equal size; the diagonal holds hits "
+            "within a group, the facts above tell users apart. Colours are those of the square root, so that what is "
+            "rare shows."
+        )
+        drawn = [(str(at) if at % 5 == 0 else "", np.sqrt(line).tolist()) for at, line in enumerate(grid)]
+        across = [str(at) if at % 5 == 0 else "" for at in range(self._size)]
+        figure.plots.append(Heat("Who hits whose blocks", "stored by (group of users)", "√ of hits", across, drawn))
+        return figure
+
+
+def hits_by_user(survey: Survey) -> Figure:
+    """Fig. 7: how few have how much of the hits; and the skew of blocks (§1)."""
+    columns = survey.columns
+    figure = Figure("7", "hits by user")
+    reuses = survey.blocks.uses[survey.blocks.uses > 0] - 1
+    top, total = max(1, round(len(reuses) / 10)), int(reuses.sum())
+    reuses.partition(len(reuses) - top)
+    most = float(reuses[-top:].sum() / total) if total else None
+    figure.fact("top_tenth_of_blocks", "reuses on the most reused 10 % of the blocks", most, ".1%", "77 % (§1)")
+    by_request = survey.hits.astype(np.float64)
+    figure.fact("requests_for_90", "requests with 90 % of the hits", share_with(by_request, 0.9), ".1%")
+    lines = [course("requests", *_cumulative(by_request))]
+    if columns.users:
+        by_user = _by_user(columns, survey.hits)
+        printed = "A 19 %, B 4 % (§3.2)"
+        figure.fact("users", "users", columns.users, ",")
+        figure.fact("users_for_90", "users with 90 % of the hits", share_with(by_user, 0.9), ".1%", printed)
+        figure.fact("users_for_50", "users with 50 % of the hits", share_with(by_user, 0.5), ".1%")
+        lines.append(course("users", *_cumulative(by_user)))
+        figure.tables.append(_ranked("hits", by_user))
+        figure.notes.append(
+            "The paper says “of the user requests”: both users and requests, each ranked by hits, are given."
+        )
+    else:
+        figure.notes.append(NO_USERS[0].upper() + NO_USERS[1:] + ": only requests and blocks are ranked.")
+    figure.plots.append(Courses("Cumulative hits", "share, most hits first", "of the hits", lines, linear=True))
+    return figure
+
+
+def requests_by_user(columns: Columns) -> Figure:
+    """Fig. 8."""
+    figure = Figure("8", "requests by user")
+    if not columns.users:
+        return figure.without(NO_USERS)
+    requests = _by_user(columns)
+    figure.fact("users", "users", columns.users, ",")
+    figure.fact("users_for_50", "users with 50 % of the requests", share_with(requests, 0.5), ".1%", "A 19 % (§3.2)")
+    printed = "A 72 %, B 15 % (§3.2)"
+    figure.fact("users_for_90", "users with 90 % of the requests", share_with(requests, 0.9), ".1%", printed)
+    figure.tables.append(_ranked("requests", requests))
+    lines = [course("requests", *_cumulative(requests))]
+    title, users = "Cumulative requests", "users, most requests first"
+    figure.plots.append(Courses(title, users, "of the requests", lines, linear=True))
+    return figure
+
+
+def _ranked(what: str, values: Floats) -> Table:
+    x, y = _cumulative(values)
+    heads = (Column("users", "users", ".1%"), Column(what, f"of the {what}", ".1%"))
+    return Table("cumulative", f"most {what} first", heads, list(zip(x, y, strict=True)))

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Heat
-from pinyon_lab.traces.analysis.categories import types_by_turn
 from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table
+from pinyon_lab.traces.analysis.groups import types_by_turn
 from pinyon_lab.traces.analysis.uses import PARTS, Step
 
 SETS = 1 << PARTS

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Courses
-from pinyon_lab.traces.analysis.categories import OTHER, Categories
 from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
+from pinyon_lab.traces.analysis.groups import OTHER, Categories, Windows
 from pinyon_lab.traces.analysis.uses import Step
-from pinyon_lab.traces.analysis.windows import Windows
 
 PER_DECADE = 256
 LEAST_S = 1e-3

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Course, Courses, Heat
-from pinyon_lab.traces.analysis.categories import Categories
 from pinyon_lab.traces.analysis.columns import Columns
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
-from pinyon_lab.traces.analysis.users import NO_USERS
-from pinyon_lab.traces.analysis.windows import Windows
+from pinyon_lab.traces.analysis.groups import Categories, Windows
+from pinyon_lab.traces.analysis.hits import NO_USERS
 
 NO_SESSIONS = "the trace names no chats, so that it has no sessions"
 SHARES = (0.5, 0.9, 0.99, 1.0)

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from pinyon_lab.traces.generate.draws import exponential, log_normal
 from pinyon_lab.traces.generate.profile import Chats, Profile
-from pinyon_lab.traces.generate.source import Ids, Made
-from pinyon_lab.traces.generate.users import Users
+from pinyon_lab.traces.generate.source import Ids, Made, Users
 
 ANSWER_S_PER_TOKEN = 0.02
 
 
+@dataclass(eq=False, slots=True)
 class _Chat:
-    __slots__ = ("again", "blocks", "factor", "last", "prompt", "system", "turn", "user")
-
-    def __init__(self, user: int, factor: float, again: float, system: list[int], prompt: int) -> None:
-        self.user = user
-        self.factor = factor
-        """On what its turns add."""
-        self.again = again
-        """Probability of one more after the second and later turns."""
-        self.system = system
-        self.blocks = system
-        """Of the last prompt,"""
-        self.prompt = prompt
-        """which has this many tokens,"""
-        self.last = ""
-        """and whose name this is."""
-        self.turn = 0
+    user: int
+    factor: float
+    """On what its turns add."""
+    again: float
+    """Probability of one more after the second and later turns."""
+    system: list[int]
+    blocks: list[int]
+    """Of the last prompt,"""
+    prompt: int
+    """which has this many tokens,"""
+    last: str = ""
+    """and whose name this is."""
+    turn: int = 0
 
 
 class ChatSource:
@@ -61,7 +59,7 @@ class ChatSource:
         factor = log_normal(rng, chats.spread)
         again = chats.long_again if rng.random() < chats.long_share else chats.again_later
         system = self._system_at(now_s) if rng.random() < chats.system_known else []
-        chat = _Chat(self._users.pick(rng), factor, again, system, len(system) * self._ids.block_tokens)
+        chat = _Chat(self._users.pick(rng), factor, again, system, system, len(system) * self._ids.block_tokens)
         return self._turn(chat, chats.first.at(rng.random()), now_s, rng)
 
     def _system_at(self, now_s: float) -> list[int]:

@@ -11,8 +11,7 @@ from pinyon_lab.traces.generate.chats import ChatSource
 from pinyon_lab.traces.generate.draws import exponential
 from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile
 from pinyon_lab.traces.generate.programs import ProgramSource
-from pinyon_lab.traces.generate.source import Ids, Made, Source, Then
-from pinyon_lab.traces.generate.users import Users, weights
+from pinyon_lab.traces.generate.source import Ids, Made, Source, Then, Users, weights
 from pinyon_lab.traces.row import TraceRow
 
 

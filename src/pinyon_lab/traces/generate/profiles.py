@@ -9,6 +9,7 @@ probabilities of 0.5 and 0.8 (§3.3) would make 71 % multi-turn requests, not 46
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.near import did_you_mean
@@ -46,48 +47,38 @@ def _qwen_a(free: Mapping[str, float]) -> Profile:
         system_tokens=int(free["system_tokens"]),
         system_life_s=system_life_s,
     )
-    file = Chats(
-        "file",
-        0.04,
+    file = replace(
+        text,
+        kind="file",
+        share=0.04,
         again_first=0.38,
         again_later=0.63,
-        long_share=long_share,
-        long_again=long_again,
         first=Quantiles((0, 500), (0.5, 4000), (0.9, 12000), (0.99, 24000), (1, 30000)),
         more=more(300),
-        output=answers,
         think_s=think_s * 1.9,  # Fig. 14: the longest, then search, then text, then multimodal
-        think_later=free["think_later"],
-        spread=free["spread"],
+        system_tokens=0,
     )
-    multimodal = Chats(
-        "multimodal",
-        0.03,
+    multimodal = replace(
+        text,
+        kind="multimodal",
+        share=0.03,
         again_first=0.085,
         again_later=0.3,
         long_share=0.0,
-        long_again=0.5,
         first=Quantiles((0, 60), (0.5, 300), (0.9, 900), (0.99, 2400), (1, 6000)),
         more=more(250),
         output=Quantiles((0, 5), (0.5, 90), (0.9, 300), (0.99, 900), (1, 2000)),
         think_s=think_s * 0.5,
-        think_later=free["think_later"],
-        system_tokens=int(free["system_tokens"]),
-        system_life_s=system_life_s,
+        spread=0.0,
     )
-    search = Chats(
-        "search",
-        0.15,
+    search = replace(
+        file,
+        kind="search",
+        share=0.15,
         again_first=0.35,
-        again_later=0.63,
-        long_share=long_share,
-        long_again=long_again,
         first=Quantiles((0, 200), (0.5, 2200), (0.9, 7000), (0.99, 16000), (1, 20000)),
         more=more(700),
-        output=answers,
         think_s=think_s * 1.4,
-        think_later=free["think_later"],
-        spread=free["spread"],
     )
     return Profile(
         "qwen-a",

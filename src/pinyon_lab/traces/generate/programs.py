@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from pinyon_lab.traces.generate.draws import exponential, log_normal
 from pinyon_lab.traces.generate.profile import Profile, Programs
-from pinyon_lab.traces.generate.source import Ids, Made
-from pinyon_lab.traces.generate.users import Users
+from pinyon_lab.traces.generate.source import Ids, Made, Users
 
 TEXTS_MAX = 4096
 """Of a program, those that may be asked again."""

@@ -1,0 +1,276 @@
+"""Placement policies to compare with: baselines of papers, and pinyon's own ones less a part of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+
+from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.policies import check_bounds
+from pinyon.placement.at_one import at_one
+from pinyon.placement.costs import Costs, CostTerms
+from pinyon.placement.decode_selection import select_decode
+from pinyon.placement.dualmap import DualMap, DualMapSettings, less_loaded, reuses_more
+from pinyon.placement.fetch_time import fetch_s
+from pinyon.placement.instances import InstanceState
+from pinyon.placement.pairs import SEED_MAX, PoolRings
+from pinyon.placement.pinyon import Pinyon, PinyonSettings
+from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Queues, Times
+from pinyon.placement.prefix_match import PrefixMatch
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm1Settings:
+    """``balancing_threshold``: as there, "adjusted manually"; the paper names no value."""
+
+    balancing_threshold: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.balancing_threshold >= 1:
+            raise ValueError(f"balancing_threshold must be at least 1, got {self.balancing_threshold}")
+
+
+class Algorithm1:
+    """Mooncake's Algorithm 1 to the letter; what runs by default is
+    :class:`pinyon.placement.kvcache_centric.KvCacheCentric`. The instance with the least sum of transfer, queue and
+    prefill times (lines 4 to 16); of equals the first one.
+
+    ``FindBestPrefixMatch`` is the one instance that holds most. Where its prefix is more than the threshold times the
+    local one, it is fetched, whether that is sooner or not (lines 5 to 8, 20, 21). best_len / 0 is infinite when
+    best_len > 0, else 0: the paper leaves that open. Prefixes are those that are held, none that are being computed,
+    and there are no stores besides the instances. Line 18 is :mod:`pinyon.placement.admission`'s.
+    """
+
+    name: ClassVar[str] = "algorithm1"
+    settings_type: ClassVar[type[Algorithm1Settings]] = Algorithm1Settings
+
+    def __init__(self, settings: Algorithm1Settings = Algorithm1Settings()) -> None:
+        self._threshold = settings.balancing_threshold
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        held = {state: match.held_by(state) for state in pool.prefills}
+        best_len, best_instance = 0, pool.prefills[0]
+        for state, blocks in held.items():
+            if blocks > best_len:
+                best_len, best_instance = blocks, state
+        block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
+        ttft_s = inf
+        chosen: tuple[InstanceState, int, float, float, float] | None = None
+        for state, local in held.items():
+            prefix, transfer_s = local, 0.0
+            if best_len > self._threshold * local:
+                prefix = best_len
+                transfer_s = fetch_s(state, [(best_instance, (best_len - local) * block_bytes)])
+            queue_s = state.prefill_queue_s(now_s)
+            prefill_s = state.prefill_model.predict_s(request.prompt_tokens, prefix * block_tokens)
+            wait_s = state.wait_s(now_s)
+            if transfer_s + wait_s + prefill_s < ttft_s:
+                ttft_s = transfer_s + wait_s + prefill_s
+                chosen = state, prefix, queue_s, transfer_s, prefill_s
+        assert chosen is not None, "a pool has at least one prefill instance"
+        state, prefix, queue_s, transfer_s, prefill_s = chosen
+        local = held[state]
+        fetches = (Fetch(best_instance, local, prefix - local),) if prefix > local else ()
+        decode = select_decode(request, pool, match, state, now_s)
+        times = Times(queue_s, transfer_s, prefill_s)
+        return PlacementDecision(state, decode, local, fetches, times, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAffinitySettings:
+    """``key_blocks``: so many leading blocks of ``key_tokens`` each are hashed to an instance; 0: the one that holds
+    most of the prompt, of equals the least loaded. The paper describes both ("a prompt-aware mapping function", §1;
+    "the highest expected cache reuse", §3.2); the second one sends everything to one instance where all prompts begin
+    alike. ``virtual_nodes`` and ``seed`` are the ring's."""
+
+    key_blocks: int = 2
+    virtual_nodes: int = 128
+    seed: int = 0
+    key_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            self, key_blocks=(0, 1 << 20), virtual_nodes=(1, 4096), seed=(0, SEED_MAX), key_tokens=(1, 1 << 20)
+        )
+
+
+class CacheAffinity:
+    """Where the cache is, whatever the load: DualMap's baseline (§1, §2.2)."""
+
+    name: ClassVar[str] = "cache_affinity"
+    settings_type: ClassVar[type[CacheAffinitySettings]] = CacheAffinitySettings
+
+    def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
+        self._settings = settings
+        self._rings = PoolRings(settings.virtual_nodes, (settings.seed,))
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        return at_one(self.name, request, pool, match, self._prefill(request, pool, match, now_s), now_s)
+
+    def _prefill(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> InstanceState:
+        settings = self._settings
+        if not settings.key_blocks:
+            costs_s = pool.queues_s(now_s)
+            reused = pool.reused_tokens(request, match.soon)
+            costs_s[reused < reused.max()] = np.inf
+            return pool.lowest(costs_s)
+        (ring,) = self._rings.of(pool)
+        stride = pool.stride(settings.key_tokens)
+        strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
+        end = strides * stride * KEY_BYTES or KEY_BYTES  # what is shorter goes by its first block
+        key = request.block_keys[end - KEY_BYTES : end] or request.request_id.encode()
+        name = ring.owner(key, among=pool.place_of)
+        assert name is not None, "a pool has at least one prefill instance"
+        return pool.prefills[pool.place_of[name]]
+
+
+@dataclass(frozen=True, slots=True)
+class PrebleSettings:
+    """``share``: of the prompt; whoever holds more of it gets it. ``combined``: else "a combination of request
+    inference cost and current instance load" decides (appendix B), or else load alone."""
+
+    share: float = 0.5
+    combined: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds(self, share=(0, 1))
+
+
+class Preble:
+    """Preble (Srivatsa et al.), as DualMap's appendix B describes it: exploit a prefix that is long, else explore. The
+    instance that holds most of the prompt, of equals the least loaded, if that is more than a share of it."""
+
+    name: ClassVar[str] = "preble"
+    settings_type: ClassVar[type[PrebleSettings]] = PrebleSettings
+
+    def __init__(self, settings: PrebleSettings = PrebleSettings()) -> None:
+        self._share = settings.share
+        self._combined = settings.combined
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        reused = pool.reused_tokens(request, match.soon)
+        costs_s = pool.waits_s(now_s)
+        most = reused.max()
+        if most > self._share * request.prompt_tokens:
+            costs_s[reused < most] = np.inf
+        elif self._combined:
+            costs_s += pool.prefills_s(request.prompt_tokens, reused)
+        return at_one(self.name, request, pool, match, pool.lowest(costs_s), now_s)
+
+
+LEAST_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoSettings:
+    """``load_weight``: of the load, which is an instance's share of the longest queue there is, and its wait for KV
+    memory as such a share, two at most. The appendix names neither weight nor unit."""
+
+    load_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, load_weight=(0, 1e6))
+
+
+class Dynamo:
+    """Dynamo's cost function as DualMap's appendix B prints it: the share of the prompt that is held less the load. The
+    instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
+
+    name: ClassVar[str] = "dynamo"
+    settings_type: ClassVar[type[DynamoSettings]] = DynamoSettings
+
+    def __init__(self, settings: DynamoSettings = DynamoSettings()) -> None:
+        self._weight = settings.load_weight
+
+    def place(
+        self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
+    ) -> PlacementDecision:
+        queues_s, rooms_s = pool.queues_s(now_s), pool.rooms_s
+        # By the longest queue: one instance without memory must not make the others look idle.
+        longest_s = max(queues_s.max(), LEAST_S)
+        loads = queues_s / longest_s + np.minimum(rooms_s / longest_s, 2.0)
+        score = pool.reused_tokens(request, match.soon) / request.prompt_tokens - self._weight * loads
+        return at_one(self.name, request, pool, match, pool.lowest(-score), now_s)
+
+
+class Choice(StrEnum):
+    """Which of the two."""
+
+    SLO = "slo"
+    CACHE_AFFINITY = "cache_affinity"
+    LEAST_LOADED = "least_loaded"
+    MIN_TTFT = "min_ttft"
+
+
+@dataclass(frozen=True, slots=True)
+class LabDualMapSettings(DualMapSettings):
+    """``choice``: of the two. ``rebalance``: whether what waits may move."""
+
+    choice: Choice = Choice.SLO
+    rebalance: bool = True
+
+
+class LabDualMap(DualMap):
+    """Less a part of it, as its paper compares it (Fig. 5): see :class:`LabDualMapSettings`."""
+
+    settings_type: ClassVar[type[LabDualMapSettings]] = LabDualMapSettings
+
+    def __init__(self, settings: LabDualMapSettings = LabDualMapSettings()) -> None:
+        super().__init__(settings)
+        self._choice, self._rebalance = settings.choice, settings.rebalance
+
+    def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
+        match self._choice:
+            case Choice.SLO:
+                return super()._taken(request, both)
+            case Choice.MIN_TTFT:
+                return int(round(both[1].ttft_s, 9) < round(both[0].ttft_s, 9))
+            case Choice.CACHE_AFFINITY if (more := reuses_more(both)) is not None:
+                return more
+        return less_loaded(both)
+
+    def moves(
+        self,
+        request: PlacementRequest,
+        decision: PlacementDecision,
+        pool: Pool,
+        queues: Queues,
+        match: Callable[[PlacementRequest], PrefixMatch],
+        now_s: float,
+    ) -> list[Move]:
+        return super().moves(request, decision, pool, queues, match, now_s) if self._rebalance else []
+
+
+@dataclass(frozen=True, slots=True)
+class LabPinyonSettings(PinyonSettings):
+    """``fetch``, ``order``, ``pair``: whether prefixes are fetched, whether the order of service is looked at, and
+    whether pairs are preferred."""
+
+    fetch: bool = True
+    order: bool = True
+    pair: bool = True
+
+
+class LabPinyon(Pinyon):
+    """Less a part of it, to see what that is worth: see :class:`LabPinyonSettings`."""
+
+    settings_type: ClassVar[type[LabPinyonSettings]] = LabPinyonSettings
+
+    def __init__(self, settings: LabPinyonSettings = LabPinyonSettings()) -> None:
+        super().__init__(settings, CostTerms(settings.others, settings.fetch, settings.order))
+        self._prefers_pairs = settings.pair
+
+    def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
+        return super()._of_pair(request, pool, costs, place, now_s) if self._prefers_pairs else place
