@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
-from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
+from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, PinyonError
 from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX, TokenLogprob
 from pinyon.core.orders import GenerateOrder, PrefillOrder, Tokens, tokens_of
@@ -134,7 +134,7 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
         raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
     try:
         return segment_from_proto(message.segment)
-    except InvalidArgument as error:
+    except PinyonError as error:  # compiled, ``InvalidArgument as`` takes no class of the transfer engine's
         raise InvalidArgument(error.message, field="hello.segment") from error
 
 
@@ -195,7 +195,7 @@ def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, s
         return PushTarget(segment, b"", first, ())
     try:
         region = region_from_proto(message.target_region)
-    except InvalidArgument as error:
+    except PinyonError as error:  # see above
         raise InvalidArgument(error.message, field="target_region") from error
     if max(offsets) + layout.block_bytes > region.length:
         raise InvalidArgument("a target lies outside the region", field="target_offsets_bytes")

@@ -223,11 +223,12 @@ class Pool:
     """Of the prefill instances."""
 
     # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
-    _place_of: Mapping[str, int] | None = field(default=None, init=False, repr=False, compare=False)
-    _decode_place_of: Mapping[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
+    _decode_place_of: Mapping[int, int] | None = field(init=False, repr=False, compare=False)
     _places_near: dict[int, vec[i64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._place_of = self._decode_place_of = None  # mypyc sets no default of a field that is not of the constructor
         rows = [state.row for state in self.prefills]
         self.row_numbers, self.last_row = vec[i64](rows), max(rows, default=-1)
         self.decode_row_numbers = vec[i64]([state.row for state in self.decodes])

@@ -82,6 +82,7 @@ class TokenizerProcess:
     # -- in the thread
 
     def _ask(self, prompt: PromptInput, rendering: Rendering) -> bytes:
+        overdue = False
         try:
             process = self._process
             if process is None:
@@ -96,10 +97,12 @@ class TokenizerProcess:
                 _write(process.stdin, pickle.dumps((prompt, rendering), protocol=5))
                 answer = _read(process.stdout)
             finally:
+                overdue = late.finished.is_set()
                 late.cancel()
         except (OSError, EOFError) as error:
             if not self._closed:
-                _log.error("the tokenizer's process failed: %r", error)
+                why = f"no answer within {ANSWER_S:g} s" if overdue else repr(error)
+                _log.error("the tokenizer's process failed: %s", why)
             self._end()
             raise Unavailable("The prompt could not be tokenized.", retry_after_s=1.0) from None
         if answer[0] == TOKENS:

@@ -51,8 +51,9 @@ STATE_TICKS_MAX = 5
 """A state is a sign of life, too: one comes at least every so many times."""
 REQUESTS_MAX = 4096
 """Of one session at once."""
-MESSAGES_MAX = 1024
-"""That wait for a caller who takes none."""
+MESSAGES_MAX = 16
+"""That wait for a caller who takes none, of 2 MiB at most and so many parts."""
+PARTS_MAX = 4096
 WRITE_S = 5.0
 FIRST_S = 5.0
 SESSIONS_MAX = 256
@@ -159,7 +160,9 @@ class Inbound(Generic[S]):
         self._silent = self._version = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         pace = Pace(lambda: len(self._tasks), serving.clock)
-        self._outgoing: Outgoing[peer_pb2.SessionResponse] = Outgoing(peer_pb2.SessionResponse, pace, MESSAGES_MAX)
+        self._outgoing: Outgoing[peer_pb2.SessionResponse] = Outgoing(
+            peer_pb2.SessionResponse, pace, MESSAGES_MAX, PARTS_MAX
+        )
         self._stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest] | None = None
 
     @property
@@ -276,7 +279,7 @@ class Inbound(Generic[S]):
 
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         self._silent = 0
-        if message.probe:
+        if message.probe and self._outgoing.has_room:
             self._outgoing.message(FRAME_BYTES).probe = message.probe
         self.take(message)
         for stream_id in message.cancel_stream_ids:
@@ -303,7 +306,7 @@ class Inbound(Generic[S]):
                 return
             state = self._now()
             ticks += 1
-            if last is None or ticks >= STATE_TICKS_MAX or state != last:
+            if self._outgoing.has_room and (last is None or ticks >= STATE_TICKS_MAX or state != last):
                 last, ticks = state, 0
                 self._version += 1
                 told = self._outgoing.message(state.ByteSize() + 2 * FRAME_BYTES).state
