@@ -241,6 +241,16 @@ async def test_nothing_is_left(fleet, phase, how):
     await fleet.idle()
 
 
+async def test_a_request_is_given_up_when_its_time_is_over(fleet):
+    mixed = await fleet.start("mixed", "m0")
+    client = await fleet.client(mixed)
+    mixed.engine.hold()
+    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=mixed, decode=mixed, timeout_ms=200))
+    await answer.wait()
+    assert (answer.last.error.code, answer.last.error.message) == ("DEADLINE_EXCEEDED", "not finished within 0.2 s")
+    await fleet.idle()
+
+
 async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
     p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
     client = await fleet.client(d)

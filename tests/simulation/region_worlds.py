@@ -41,7 +41,7 @@ SHORT = ChatSettings(
 
 
 class Misfortune:
-    """See :class:`pinyon_lab.simulator.engine.Faults`."""
+    """See :class:`pinyon_lab.simulator.world.Faults`."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -64,7 +64,7 @@ class Plan:
 
 
 class Misfortune:
-    """See :class:`pinyon_lab.simulator.engine.Faults`."""
+    """See :class:`pinyon_lab.simulator.world.Faults`."""
 
     def __init__(self, plan: Plan, rng: random.Random) -> None:
         self._plan, self._rng = plan, rng

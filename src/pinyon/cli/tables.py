@@ -8,8 +8,14 @@ from rich.table import Table
 
 
 def table(*columns: str, title: str = "", right: Collection[str] = (), whole: bool = False) -> Table:
-    """``right``: columns of numbers. ``whole``: no cell is broken where the terminal is narrow."""
+    """``right``: columns of numbers. ``whole``: where the terminal is narrow, a cell is cut, with a sign of it, and not
+    broken into lines."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=whole, overflow="fold")
+        made.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=whole,
+            overflow="ellipsis" if whole else "fold",
+        )
     return made

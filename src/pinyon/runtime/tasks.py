@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from pinyon.runtime.logging import get_logger
+
+_log = get_logger("tasks")
+
 
 async def ended(*tasks: asyncio.Task[Any] | None) -> None:
-    """They are cancelled, and over."""
+    """They are cancelled, and over. What one of them died of before that is logged."""
     there = [task for task in tasks if task is not None]
     for task in there:
-        task.cancel()
+        if not task.cancel() and not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s had ended", task.get_name(), exc_info=error)
     if there:
         await asyncio.wait(there)

@@ -91,10 +91,12 @@ def test_an_id_needs_room_for_the_number() -> None:
 def test_keys_with_limits_per_minute_are_refused(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text('{"k": "a", "l": {"tenant": "b", "rpm": 0, "tpm": 0}}')
-    assert load_api_keys(str(keys), shared=True).client("Bearer l").tenant == "b"
+    loaded = load_api_keys(str(keys), shared=True)
+    assert [loaded.client(f"Bearer {key}").tenant for key in "kl"] == ["a", "b"]
     for limit in ("rpm", "tpm"):
         keys.write_text(json.dumps({"k": "a", "l": {"tenant": "b", limit: 1}}))
-        assert load_api_keys(str(keys)).client("Bearer l").tenant == "b"
+        loaded = load_api_keys(str(keys))
+        assert [loaded.client(f"Bearer {key}").tenant for key in "kl"] == ["a", "b"]
         with pytest.raises(InvalidArgument, match="API keys file"):
             load_api_keys(str(keys), shared=True)
 

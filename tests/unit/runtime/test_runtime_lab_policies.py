@@ -69,8 +69,8 @@ def test_a_running_service_takes_them_as_it_takes_anybodys(monkeypatch: pytest.M
     monkeypatch.setenv("PINYON_POLICY_MODULES", "pinyon_lab.policies")
     for name in ("Dynamic:tbt_s=0.2", "Feather:stop=q_learning", "Lpm", "Oracle", "SglangDfsWeight", "SglangFcfs"):
         assert BATCHING_POLICIES.checked(f"pinyon_lab.policies.batching:{name}")
-    for name in ("algorithm1:Algorithm1", "cache_affinity:CacheAffinity", "dynamo:Dynamo", "preble:Preble:share=0.4"):
-        assert PLACEMENT_POLICIES.checked(f"pinyon_lab.policies.{name}")
+    for name in ("Algorithm1", "CacheAffinity", "Dynamo", "LabDualMap", "LabPinyon:fetch=false", "Preble:share=0.4"):
+        assert PLACEMENT_POLICIES.checked(f"pinyon_lab.policies.placement:{name}")
     for name in ("plain:MinTtft", "plain:RandomChoice"):
         assert PLACEMENT_POLICIES.make(f"pinyon_lab.policies.{name}") is not None
     for name in ("eviction:Fifo", "eviction:Gdfs", "eviction:Lfu", "s3fifo:S3Fifo", "sieve:SievePolicy"):

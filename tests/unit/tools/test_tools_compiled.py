@@ -5,6 +5,7 @@ Skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
 import re
@@ -70,6 +71,19 @@ def test_the_lists_name_what_is_there() -> None:
     assert "pinyon/core/compiled.py" in chosen, "it speaks for the others"
     assert "pinyon_lab/simulator/virtual_time.py" in chosen
     assert not any(path.endswith(("/__init__.py", "/policies.py")) for path in chosen)
+
+
+def test_fields_that_no_constructor_sets_have_no_default() -> None:
+    """mypyc sets none of them: the attribute would be missing where the class is compiled."""
+    wrong = []
+    modules = [ROOT / "src" / path for path in compiled_modules(ROOT / "src")]
+    for path in [*modules, *(ROOT / path for path in compiled_services(ROOT / "services"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != "field":
+                continue
+            if {"init", "default"} <= {keyword.arg for keyword in node.keywords}:
+                wrong.append(f"{path}:{node.lineno}")
+    assert wrong == []
 
 
 def test_nothing_compiled_lies_beside_the_sources() -> None:

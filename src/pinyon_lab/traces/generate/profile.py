@@ -37,7 +37,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class UserGroups:
-    """See :func:`pinyon_lab.traces.generate.users.weights`."""
+    """See :func:`pinyon_lab.traces.generate.source.weights`."""
 
     number: int
     points: tuple[tuple[float, float], ...]
