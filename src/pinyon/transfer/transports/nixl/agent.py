@@ -252,7 +252,7 @@ class NixlAgent:
         return None if attempts is None else attempts.refusal(connected=connected)
 
     def _attempts_with(self, name: str) -> _Attempts:
-        """Lock held. For another one."""
+        """Lock held. To count one more."""
         attempts = self._attempts.setdefault(name, _Attempts())
         self._attempts.move_to_end(name)
         if len(self._attempts) > _MOST_REMEMBERED:
