@@ -151,19 +151,24 @@ async def test_a_reader_whose_key_was_taken_back_has_a_miss_and_asks_again(redis
         class TooLate:
             """Moves bytes when the lease is over already."""
 
+            results: Sequence[TransferResult] = ()
+
             async def transfer_async(
                 self, requests: Sequence[TransferRequest], timeout_s: float | None = None
             ) -> list[TransferResult]:
                 assert node.node.release(lease_id)
-                return await client.engine.transfer_async(requests, timeout_s)
+                self.results = await client.engine.transfer_async(requests, timeout_s)
+                return list(self.results)
 
         probe = await acquire(node, 0)
         lease_id = probe.lease_id + 1
         assert await release(node, probe)
-        offsets = [0, OBJECT]
+        offsets, mover = [0, OBJECT], TooLate()
         result = await client.reader.read(
-            node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=TooLate()
+            node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=mover
         )
+        assert mover.results
+        assert all(each.reason.is_stale for each in mover.results)
         assert result.arrived == [False, False]
         assert result.worked is None
         result.raise_for_failure()  # a miss is no failure

@@ -28,14 +28,20 @@ class Background:
         task.add_done_callback(self._done)
         return task
 
-    async def answer(self, question: Coroutine[Any, Any, T], give_back: Callable[[T], Coroutine[Any, Any, None]]) -> T:
+    async def answer(
+        self,
+        name: str,
+        question: Coroutine[Any, Any, T],
+        return_name: str,
+        give_back: Callable[[T], Coroutine[Any, Any, None]],
+    ) -> T:
         """To a question that somebody waits for. It is shielded: what is granted while he gives up would else be known
-        to nobody; ``give_back`` has that."""
-        asking: asyncio.Task[T] = self.run(question, "question")
+        to nobody; ``give_back`` has that. The names are for log lines."""
+        asking: asyncio.Task[T] = self.run(question, name)
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self.run(_unwanted(asking, give_back), "giving back")
+            self.run(_unwanted(asking, give_back), return_name)
             raise
 
     def _done(self, task: asyncio.Task[Any]) -> None:

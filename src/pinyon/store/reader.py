@@ -157,7 +157,10 @@ class BlockReader:
             return unknown
         request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
         reply: kvstore_pb2.AcquireResponse = await self._duties.answer(
-            self._call(address, "Acquire", request, left_s), lambda reply: self._release(address, reply.lease_id)
+            "acquire",
+            self._call(address, "Acquire", request, left_s),
+            "release",
+            lambda reply: self._release(address, reply.lease_id),
         )
         if not reply.lease_id:
             return nothing

@@ -86,7 +86,10 @@ class BlockWriter:
             places=places,
         )
         reply = await self._duties.answer(
-            self._call(address, "PutStart", request, timeout_s), lambda reply: self._abort(address, reply.put_id)
+            "put start",
+            self._call(address, "PutStart", request, timeout_s),
+            "put abort",
+            lambda reply: self._abort(address, reply.put_id),
         )
         confirmed = False
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from math import inf
+import weakref
+from collections.abc import Callable, Sequence
 
 from pinyon.transfer.chains.chain import UNDER_WAY, Outcome
 from pinyon.transfer.handle import TransferHandle
@@ -20,6 +20,10 @@ _GRACE_S = 1.0
 """A loop that is only busy notices within this time that a deadline has passed."""
 
 
+def _nobody() -> None:
+    """In place of a reference to a loop."""
+
+
 class AwaitedTransfers:
     """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
     no thread takes part. Local memory is touched by the loop's thread alone."""
@@ -30,16 +34,24 @@ class AwaitedTransfers:
         self._peers = peers
         self._limits = context.limits
         self._clock = context.clock
-        self._under_way: dict[Trip, None] = {}
+        self._under_way: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
+        """With whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out, which is
+        atomic, has its endpoint to himself, and puts it back or ends it."""
 
     def end_orphans(self, now: float) -> None:
-        """End what nobody goes on with: it was thrown away, or its loop does not run, so that it has missed the
-        deadline. From any thread."""
+        """End what nobody goes on with: its loop is gone, or does not run, so that it has missed the deadline. From any
+        thread."""
         for trip in list(self._under_way):
-            if now < trip.deadline + _GRACE_S or self._peers.moving.pop(trip.endpoint, None) is None:
+            whose = self._under_way.get(trip)
+            if whose is None:  # its loop is at it, or has ended it
                 continue
-            self._under_way.pop(trip, None)
-            if trip.deadline == -inf:
+            loop = whose()  # which lives on for as long as this takes
+            gone = loop is None or loop.is_closed()
+            if not gone and now < trip.deadline + _GRACE_S:
+                continue
+            if self._under_way.pop(trip, None) is None or self._peers.moving.pop(trip.endpoint, None) is None:
+                continue
+            if gone:
                 trip.way.endpoints.discard(trip.endpoint)
                 self._small.ended(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
             else:
@@ -63,13 +75,16 @@ class AwaitedTransfers:
         try:
             outcome = small.run(trip, waits=False)
             if outcome is UNDER_WAY:
-                self._under_way[trip] = None
+                self._under_way[trip] = weakref.ref(asyncio.get_running_loop())
                 outcome = await self._answer(trip)
                 endpoint.link.stream.waits_itself()
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
         except GeneratorExit:  # perhaps by the collector, in the midst of anything: the books have locks, so they wait
-            trip.deadline = -inf
+            if self._under_way.pop(trip, None) is None:  # it was given up
+                endpoint.close(hard=True)
+            else:
+                self._under_way[trip] = _nobody
             raise
         except BaseException as error:  # the task is cancelled, or a defect
             self._under_way.pop(trip, None)
@@ -87,7 +102,7 @@ class AwaitedTransfers:
 
         Raises: what ``Endpoint.proceed`` raises, Stalled, DeadlineReached
         """
-        loop = asyncio.get_running_loop()
+        loop, under_way = asyncio.get_running_loop(), self._under_way
         endpoint, deadline = trip.endpoint, trip.deadline
         ended: asyncio.Future[Outcome] = loop.create_future()
         clock, stall_s = self._clock, self._limits.stall_s
@@ -98,13 +113,17 @@ class AwaitedTransfers:
             nonlocal moved_at
             if ended.done():
                 return
+            whose = under_way.pop(trip, None)
+            if whose is None:  # it was given up
+                ended.set_exception(DeadlineReached())
+                return
             try:
-                if endpoint.aborted:  # given up, perhaps: what has come is not taken in
-                    raise ConnectionAbortedError("the request was stopped")
                 outcome = endpoint.proceed()
             except Exception as error:
                 ended.set_exception(error)
                 return
+            finally:
+                under_way[trip] = whose
             moved_at = clock()
             if outcome is not None:
                 ended.set_result(outcome)

@@ -13,7 +13,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
-from pinyon.transfer.types.limits import MAX_BATCH_REQUESTS, MAX_REQUEST_BYTES
+from pinyon.transfer.types.limits import MAX_BATCH_REQUESTS, MAX_REQUEST_BYTES, MAX_SUBMISSIONS
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
@@ -96,6 +96,8 @@ class Submissions:
                 raise EngineClosed("the engine is not running")
             if self._inflight_requests + len(requests) > self._limits.max_inflight_requests:
                 raise TransferLimitReached(f"{self._inflight_requests} requests are in flight")
+            if len(self._live) >= MAX_SUBMISSIONS:
+                raise TransferLimitReached(f"{len(self._live)} submissions are in flight")
             budget = timeout_s if timeout_s is not None else self._limits.budget_s(nbytes + self.queued_bytes)
             deadline = now + budget
             handle = TransferHandle(lengths, now if began is None else began, deadline, self._chain_done, self._clock)

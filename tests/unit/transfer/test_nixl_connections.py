@@ -198,8 +198,15 @@ def test_what_is_remembered_of_attempts_is_bounded(fake: FakeNixl, monkeypatch: 
         agent.proved("b", well=False)
     with pytest.raises(NixlError, match="not any more"):
         agent.check("b")
-    agent.check("c")
+    for stranger in "cde":
+        agent.check(stranger)  # who is only asked for pushes nobody out
+    with pytest.raises(NixlError, match="not any more"):
+        agent.check("a")
+    agent.meet("c", told["c"])
+    agent.leave("c")
     agent.check("a")  # tried least recently
+    with pytest.raises(NixlError, match="not any more"):
+        agent.check("b")
     agent.close()
 
 

@@ -21,6 +21,7 @@ from pinyon.transfer import (
     Reason,
     SegmentDescriptor,
     TransferEngine,
+    TransferLimitReached,
     TransferRequest,
     TransferResult,
     TransferStatus,
@@ -28,6 +29,7 @@ from pinyon.transfer import (
 from pinyon.transfer import submissions as submissions_module
 from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.types.limits import MAX_SUBMISSIONS
 from pinyon.transfer.types.path import Path
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
@@ -361,6 +363,21 @@ def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch
             assert engine.stats().requests_now == 0
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_submissions_in_flight_are_bounded() -> None:
+    """Each may be of one request: what waits takes memory by submissions too."""
+    with TransferEngine(transports=("tcp",), limits=PATIENT) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
+        local = engine.register_local_memory(bytearray(1))
+        peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)
+        request = TransferRequest(WRITE, local.key, 0, peer, bytes(16), 0, 1)
+        handles = [engine.submit([request]) for _ in range(MAX_SUBMISSIONS)]
+        for ask in (engine.submit, engine.transfer):
+            with pytest.raises(TransferLimitReached, match=f"{MAX_SUBMISSIONS} submissions are in flight"):
+                ask([request])
+        handles[-1].cancel()
+        assert engine.submit([request])
+        mute.close()
 
 
 def test_limits_of_a_stopped_engine_are_free_again() -> None:

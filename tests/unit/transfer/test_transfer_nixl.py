@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,11 +32,20 @@ from pinyon.transfer import (
     Transports,
     WireError,
 )
+from pinyon.transfer.chains.chain import Chain
+from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake
+from pinyon.transfer.links.context import EngineContext
+from pinyon.transfer.links.dialer import Link
+from pinyon.transfer.links.endpoint import TryAgain
+from pinyon.transfer.links.stream import Stream
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, PeerPaths, Reach
 from pinyon.transfer.transports.nixl import agent as nixl_agent
 from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
 from pinyon.transfer.transports.nixl import wire
+from pinyon.transfer.transports.nixl.agent import NixlAgent
+from pinyon.transfer.transports.nixl.endpoint import NixlEndpoint
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
 from pinyon.transfer.types.options import NIXL_MODES
 from pinyon.transfer.types.path import Path
@@ -69,7 +79,10 @@ def test_only_reads_that_are_measured_to_be_better_off_go_by_nixl() -> None:
 def test_its_path_comes_first_for_what_goes_by_it() -> None:
     paths = PeerPaths(reach("prefer"), SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=True))
     where = "cpu:0", "cpu:0"
+    for _ in range(2):  # who asks without the lock finds nothing out
+        assert not paths.known_by_nixl(*where, READ, 1)
     assert [paths.by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
+    assert [paths.known_by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
     assert paths.tiers(*where, by_nixl=True) == ((NIXL,), *paths.tiers(*where))
     paths.exclude(bytes(16), "nixl")
     assert paths.tiers(*where, [bytes(16)], by_nixl=True) == paths.tiers(*where) == (TIERS["tcp"],)
@@ -509,6 +522,24 @@ def test_an_initiator_that_never_ends_its_pairing_holds_up_others_for_a_while(pa
         assert wire.parse_answer(sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL), Op.READY).code is Code.OK
         assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert pair.near[:4096] == pair.far[:4096]
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_a_link_may_end_between_an_answers_header_and_its_body(fake: FakeNixl, reused: bool) -> None:
+    context = EngineContext(b"a" * 16, MemoryTable(), PATIENT)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    endpoint = NixlEndpoint(context, Link(Stream(ours, GENEROUS_S, 1 << 16), 1), NixlAgent("here"), "there")
+    endpoint.reused = reused
+    with theirs:
+        theirs.sendall(wire.pack_answer(Op.RESOLVE, Code.OK, bytes(100))[: wire.HEADER_BYTES])
+        theirs.shutdown(socket.SHUT_WR)
+        plan = ChainPlan(SegmentDescriptor("10.0.0.1", 1, bytes(16)), READ, [Slice(0, b"", 0, bytes(16), 0, 1)], 1)
+        chain = Chain(plan, {}, time.monotonic() + GENEROUS_S, lambda chain, outcome: None)
+        with pytest.raises(TryAgain if reused else ConnectionResetError):
+            endpoint.prepare(chain)
+    endpoint.close(hard=True)
 
 
 def test_descriptors_say_who_has_nixl() -> None:

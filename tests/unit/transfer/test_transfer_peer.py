@@ -17,15 +17,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.context import EngineContext
+from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.peer import Retired
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.types.path import Path
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
+from tests.unit.transfer.fake_device import fake_device
 
 MIB = 1 << 20
 BOOT = b"p" * 16
@@ -142,7 +144,8 @@ class Bench:
         self.tcp, self.shm = Scripted(), Scripted("shm")
         self.limits = TransferLimits(connections_per_peer=ROOM, **limits)
         self.reach = Reach(("shm", "tcp"), nics("n", rails), topology, b"i" * 16, "this host", self.limits, 8)
-        context = EngineContext(b"i" * 16, MemoryTable(), self.limits, clock=lambda: self.now)
+        self.memory = MemoryTable()
+        context = EngineContext(b"i" * 16, self.memory, self.limits, clock=lambda: self.now)
         self.meter, self.rng = context.meter, random.Random(1)
         transports = {"tcp": self.tcp, "shm": self.shm}
         self.tended: list[float] = []
@@ -518,6 +521,26 @@ def test_what_finds_no_room_goes_over_another_transport_and_blames_nobody(
     bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0])  # which is as good as before for the next one
     assert bench.results(bench.chains) == {DONE: 3}
+
+
+def test_device_memory_that_waits_for_an_endpoint_blames_nobody(bench: Bench) -> None:
+    with fake_device() as driver:
+        chain = bench.chain(100, "fake:0")
+        chain.regions[b""] = bench.memory.register(driver.tensor(bytearray(100)), None, Access.READ)
+        waited: list[tuple[Path, list[Outcome]]] = []
+
+        def expire(path: Path) -> None:
+            bench.now = chain.deadline + 1
+            chain.stop(LATE)
+            waited.append((path, list(bench.ended[chain])))
+
+        bench.tcp.on_dial = expire
+        bench.peers.submit(chain)
+        bench.settle()
+        ((path, ended_at_once),) = waited
+        assert ended_at_once == [LATE]
+        assert path in bench.usable()
+        assert not driver.copies["out"]
 
 
 def test_what_finds_no_room_waits_where_nothing_else_is_usable(make_bench: Callable[..., Bench]) -> None:

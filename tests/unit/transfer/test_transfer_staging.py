@@ -318,7 +318,7 @@ def test_a_failing_device_fails_the_chain(driver, opcode, direction, caplog) -> 
     assert "as told" in caplog.text
     assert staged.idle()
     assert not staged.wire.aborted
-    assert staged.wire.claims == ([True, True] if opcode is READ else [True])
+    assert staged.wire.claims == ([True, True] if opcode is READ else [True, False])
     chain.finish(outcome)
     assert staged.ended == [outcome]
 
@@ -369,6 +369,7 @@ def test_a_chain_that_ends_before_the_transport_claims_it_is_left_alone(driver) 
     staged.wire.before_claim = lambda part: (chain.shut(), None)[1]
     assert staged.run(chain).status is TransferStatus.CANCELLED
     assert staged.wire.claims == [False]
+    assert not driver.copies["out"]
     assert staged.idle()
 
 
@@ -385,7 +386,7 @@ def test_stopping_aborts_the_endpoint_only_while_the_transport_uses_it(driver, o
     assert sum(driver.copies.values()) == 1  # the second one did not begin
     if opcode is WRITE:
         assert staged.near == before
-        assert staged.wire.claims == []
+        assert staged.wire.claims == [False]
     assert not staged.ended  # the device's memory was in use until now
     chain.finish(outcome)
     assert [one.reason for one in staged.ended] == [Reason.SHUTDOWN]
@@ -397,6 +398,25 @@ def test_stopping_aborts_the_endpoint_only_while_the_transport_uses_it(driver, o
     assert staged.run(chain).status is TransferStatus.CANCELLED
     assert staged.wire.aborted == 1
     assert staged.wire.unclaims[-1] is False
+    assert staged.idle()
+
+
+def test_a_path_that_is_gone_does_not_undo_what_has_arrived(driver) -> None:
+    staged = Staged(driver, READ)
+    chain = staged.chain((staged.region, 0, 0, PAGE), (staged.region, 2 * PAGE, 2 * PAGE, PAGE))
+    driver.on_copy = lambda direction: chain.interrupt()
+    assert staged.run(chain) == Outcome(COMPLETED)
+    assert driver.copies["in"] == 2
+    assert not staged.wire.aborted
+    assert staged.idle()
+
+
+def test_what_is_stopped_while_the_wire_runs_is_not_copied_in(driver) -> None:
+    staged = Staged(driver, READ)
+    chain = staged.chain((staged.region, 0, 0, PAGE))
+    staged.wire.between = lambda part: chain.shut()
+    assert staged.run(chain).status is TransferStatus.CANCELLED
+    assert not driver.copies["in"]
     assert staged.idle()
 
 

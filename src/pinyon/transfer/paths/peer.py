@@ -86,7 +86,11 @@ class Peer:
         paths = self.paths
         if paths.beyond or (remote is not paths.remote and paths.is_news(remote)):
             return None
-        by_nixl = paths.has_nixl and self._by_nixl(local_location, remote_location, opcode, nbytes)
+        by_nixl = (
+            paths.has_nixl
+            and paths.known_by_nixl(local_location, remote_location, opcode, nbytes)
+            and self.board.usable(NIXL)
+        )
         return self._short.get((local_location, remote_location, by_nixl))
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
@@ -134,7 +138,7 @@ class Peer:
         return self.paths.tiers(*where, regions, by_nixl=by_nixl)
 
     def _by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """Is it the better road, and not avoided?"""
+        """Lock held. Is it the better road, and not avoided?"""
         return self.paths.by_nixl(local_location, remote_location, opcode, nbytes) and self.board.usable(NIXL)
 
     def carries(self, tiers: Tiers) -> bool:

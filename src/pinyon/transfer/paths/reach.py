@@ -182,7 +182,8 @@ class Reach:
 
 
 class PeerPaths:
-    """The paths to one peer, as far as it has told about itself. The caller serialises the calls."""
+    """The paths to one peer, as far as it has told about itself. The caller serialises the calls; ``is_news`` and
+    ``known_by_nixl`` need not be."""
 
     def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:
         self.remote = remote
@@ -215,6 +216,11 @@ class PeerPaths:
     def by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
         """Is NIXL the better road for this, between these memory locations?"""
         return opcode is Opcode.READ and nbytes <= self._between(local_location, remote_location)[1]
+
+    def known_by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
+        """:meth:`by_nixl`, as far as is known; any number of threads may ask at once."""
+        known = self._known.get((local_location, remote_location))
+        return known is not None and opcode is Opcode.READ and nbytes <= known[1]
 
     def tiers(
         self, local_location: str, remote_location: str, regions: Iterable[bytes] = (), *, by_nixl: bool = False

@@ -62,11 +62,18 @@ class ControlEndpoint(Endpoint, Generic[P]):
         """The header of the peer's answer. Raises TryAgain, OSError, Stalled, DeadlineReached."""
         try:
             self._say(question, deadline)
-            header = self.link.stream.receive_bytes(header_bytes, deadline)
         except OSError:
             self._link_ended()
+        header = self._receive(header_bytes, deadline)
         self.answered = True
         return header
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        """So much of the peer's answer. Raises like :meth:`_answer`."""
+        try:
+            return self.link.stream.receive_bytes(count, deadline)
+        except OSError:
+            self._link_ended()
 
     def _say(self, message: bytes, deadline: float) -> None:
         """Raises OSError, Stalled, DeadlineReached."""

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chains.chain import GONE, LATE, LOST, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
@@ -82,7 +82,7 @@ def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool
         try:
             buffer = pool.acquire(nbytes, chain.deadline, lambda: chain.done) if nbytes else None
         except DeviceError as error:
-            _log.error("a transfer of device memory cannot be staged: %s", error)
+            _log.error("a transfer of device memory failed: %s", error)
             return _INTERNAL
         if nbytes and buffer is None:
             return GONE if chain.done else LATE if pool.clock() >= chain.deadline else SHUTDOWN
@@ -125,66 +125,107 @@ def _pieces(chain: Chain, most: int) -> Iterator[tuple[list[int], list[Slice], i
 def _run_piece(
     transport: Transport, chain: Chain, path: Path, parts: list[Slice], buffer: StagingBuffer | None
 ) -> Outcome:
-    """The real chain is claimed meanwhile: it may end only when the copies have. Who stops it stops the substitute."""
-    substitute = _substitute(chain, parts, buffer)
-    if not chain.claim(lambda: substitute.stop(GONE)):
-        return GONE
+    staged = _StagedChain(chain, parts, buffer)
     try:
-        outcome = _move(transport, chain, path, substitute, parts, buffer)
+        outcome = transport.run(staged, path)
+        chain.fence = staged.fence
+        if staged.failed:
+            return _INTERNAL
+        if outcome.status is TransferStatus.COMPLETED and chain.opcode is Opcode.READ:
+            return outcome if staged.land(outcome.refusals) else GONE
     except DeviceError as error:
-        _log.error("a transfer of device memory failed: %s", error)
+        _log.error("copying to a device failed: %s", error)
         outcome = _INTERNAL
     finally:
-        chain.fence = substitute.fence
-        stopped = not chain.unclaim()
-    if stopped:
-        return GONE
-    return LOST if outcome is GONE else outcome  # its path is gone: it goes on over another one
+        stopped = staged.claimed and not chain.unclaim()
+    return GONE if stopped else outcome
 
 
-def _substitute(chain: Chain, parts: list[Slice], buffer: StagingBuffer | None) -> Chain:
-    """What the transport sees: in place of device memory, the pool's."""
-    regions = dict(chain.regions)
-    slices: list[Slice] = []
-    at = buffer.start if buffer is not None else 0
-    for part in parts:
-        if buffer is None or chain.regions[part.local].device is None:
-            slices.append(part)
-        else:
-            slices.append(part._replace(local=buffer.region.key, local_offset=at))
-            at += part.length
-    if buffer is not None:
-        regions[buffer.region.key] = buffer.region
-    plan = ChainPlan(chain.remote, chain.opcode, slices, sum(part.length for part in parts))
-    substitute = Chain(plan, regions, chain.deadline, _ignore)
-    substitute.fence, substitute.elsewhere = chain.fence, chain.elsewhere
-    return substitute
+class _StagedChain(Chain):
+    """What a transport sees of a chain, or a piece of it, whose local memory is on a device.
+
+    From the transport's claim until the copies back have ended the real chain is claimed: it may end only then. Only
+    while the transport itself holds the claim may its endpoint be aborted for it.
+    """
+
+    __slots__ = ("_buffer", "_parts", "_whole", "claimed", "failed")
+
+    def __init__(self, whole: Chain, parts: list[Slice], buffer: StagingBuffer | None) -> None:
+        self._whole = whole
+        self._parts = parts
+        self._buffer = buffer
+        self.claimed = False
+        """The real chain is, through us."""
+        self.failed = False
+        """The device did not give its bytes."""
+        regions = dict(whole.regions)
+        slices: list[Slice] = []
+        at = buffer.start if buffer is not None else 0
+        for part in parts:
+            if buffer is None or whole.regions[part.local].device is None:
+                slices.append(part)
+            else:
+                slices.append(part._replace(local=buffer.region.key, local_offset=at))
+                at += part.length
+        if buffer is not None:
+            regions[buffer.region.key] = buffer.region
+        plan = ChainPlan(whole.remote, whole.opcode, slices, sum(part.length for part in parts))
+        super().__init__(plan, regions, whole.deadline, _ignore)
+        self.fence = whole.fence
+        self.elsewhere = whole.elsewhere
+
+    def _copies(self, refusals: bytes | None) -> _Copies:
+        copies = _Copies()
+        for position, (part, staged) in enumerate(zip(self._parts, self.slices, strict=True)):
+            device = self._whole.regions[part.local].device
+            if device is not None and not (refusals is not None and refusals[position]):
+                copies.add(device, part.local_offset, staged.local_offset, part.length)
+        return copies
+
+    def _stopped(self) -> bool:
+        return self._whole.stopped
+
+    @property
+    def done(self) -> bool:
+        """Somebody ended the real chain, so whoever waits on its behalf may stop."""
+        return self._whole.done
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        return  # the base class starts with False, which the real chain says itself
+
+    def claim(self, abort: Callable[[], None]) -> bool:
+        """Claim the real chain and stage what is to be WRITTEN."""
+        if not self._whole.claim(_nothing):
+            return False
+        again, self.claimed = self.claimed, True
+        if self.opcode is Opcode.WRITE and self._buffer is not None and not again:
+            try:
+                if not self._copies(None).run(self._buffer, self._stopped, into=False):
+                    return False
+            except DeviceError as error:
+                _log.error("copying from a device failed: %s", error)
+                self.failed = True
+                return False
+        # An endpoint must not be aborted for a chain that does not run on it, so it is named only now.
+        self._whole.claim(abort)
+        if self._whole.stopped:
+            abort()  # in case that came before the line above
+        return True
+
+    def unclaim(self) -> bool:
+        """The transport is out of it; the real chain stays claimed."""
+        self._whole.claim(_nothing)
+        return not self._whole.stopped
+
+    def land(self, refusals: bytes | None) -> bool:
+        """Copy what was READ to the device, without the refused slices. False: the chain was stopped. Raises
+        DeviceError."""
+        return self._buffer is None or self._copies(refusals).run(self._buffer, self._stopped, into=True)
 
 
-def _move(
-    transport: Transport, chain: Chain, path: Path, substitute: Chain, parts: list[Slice], buffer: StagingBuffer | None
-) -> Outcome:
-    """Raises DeviceError."""
-    if chain.opcode is Opcode.WRITE and not _copy(chain, substitute, parts, None, buffer):
-        return GONE
-    outcome = transport.run(substitute, path)
-    if chain.opcode is Opcode.READ and outcome.status is TransferStatus.COMPLETED:
-        return outcome if _copy(chain, substitute, parts, outcome.refusals, buffer) else GONE
-    return outcome
-
-
-def _copy(
-    chain: Chain, substitute: Chain, parts: list[Slice], refusals: bytes | None, buffer: StagingBuffer | None
-) -> bool:
-    """What was READ to the devices, what is to be WRITTEN from them, without what was refused. False: stopped. Raises
-    DeviceError."""
-    copies = _Copies()
-    for position, (part, staged) in enumerate(zip(parts, substitute.slices, strict=True)):
-        device = chain.regions[part.local].device
-        if device is not None and not (refusals is not None and refusals[position]):
-            copies.add(device, part.local_offset, staged.local_offset, part.length)
-    reading = chain.opcode is Opcode.READ
-    return buffer is None or copies.run(buffer, lambda: substitute.done, into=reading)
+def _nothing() -> None:
+    return
 
 
 def _ignore(chain: Chain, outcome: Outcome) -> None:

@@ -10,6 +10,8 @@ _MIB = 1 << 20
 MAX_FRAME_BYTES = 64 * _MIB
 MAX_FRAME_REQUESTS = 1024
 """What the protocols between peers allow in one frame."""
+MAX_SUBMISSIONS = 4096
+"""In flight at a time, whatever they hold: each has a handle and chains of its own."""
 MAX_BATCH_REQUESTS = 65536
 MAX_REQUEST_BYTES = 1 << 36
 

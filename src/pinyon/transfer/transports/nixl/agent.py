@@ -243,11 +243,16 @@ class NixlAgent:
             raise NixlError("earlier transfers from this peer do not end")
         peer = self._peers.get(name)
         connected = peer is not None and not (peer.spoiled and not peer.endpoints)
-        if (reason := self._attempts_with(name).refusal(connected=connected)) is not None:
+        if (reason := self._refusal(name, connected=connected)) is not None:
             raise NixlError(f"not any more with the process {name}: {reason}")
 
+    def _refusal(self, name: str, *, connected: bool) -> str | None:
+        """Lock held. See ``_Attempts.refusal``; nothing is remembered of who was only asked for."""
+        attempts = self._attempts.get(name)
+        return None if attempts is None else attempts.refusal(connected=connected)
+
     def _attempts_with(self, name: str) -> _Attempts:
-        """Lock held."""
+        """Lock held. To count one more."""
         attempts = self._attempts.setdefault(name, _Attempts())
         self._attempts.move_to_end(name)
         if len(self._attempts) > _MOST_REMEMBERED:
@@ -304,7 +309,7 @@ class NixlAgent:
         endpoint that speaks to it is closed."""
         with self._lock:
             peer = self._peers.get(name)
-            if peer is None or peer.endpoints != 1 or self._attempts_with(name).refusal(connected=False) is not None:
+            if peer is None or peer.endpoints != 1 or self._refusal(name, connected=False) is not None:
                 return False
             peer.spoiled = True
             return True
@@ -334,7 +339,7 @@ class NixlAgent:
                 return
             if peer.spoiled:
                 self._forget(name)
-                if (reason := self._attempts_with(name).refusal(connected=False)) is not None:
+                if (reason := self._refusal(name, connected=False)) is not None:
                     _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
                 return
             self._idle[name] = None

@@ -133,7 +133,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
 
     def _answer_to(self, op: Op, body: bytes, deadline: float) -> tuple[Code, bytes]:
         answer = wire.parse_answer(self._answer(wire.pack_request(op, body), wire.HEADER_BYTES, deadline), op)
-        return answer.code, self.link.stream.receive_bytes(answer.size, deadline) if answer.size else b""
+        return answer.code, self._receive(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
 

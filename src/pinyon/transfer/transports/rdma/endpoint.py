@@ -79,7 +79,7 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
         head = rdma_wire.parse_reply(self._answer(request, rdma_wire.HEADER_BYTES, deadline), op, count)
         if head.code is not Code.OK:
             raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
-        return self.link.stream.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
+        return self._receive(rdma_wire.body_bytes(head, reply=True), deadline)
 
     def exchange(self, chain: Chain) -> Outcome:
         try:
