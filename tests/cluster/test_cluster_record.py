@@ -90,7 +90,7 @@ def test_chats_as_a_trace(cluster: Any, tmp_path: Path) -> None:
         seen.update(beginnings)
     cache = CacheReplay(Lru[int](), 1_000_000)
     assert [cache.request(row.blocks, row.time_s, Traits(row.category)) for row in rows] == hits
-    assert cache.resident == len(seen)
+    assert len(cache.resident) == len(seen)
     assert 0.3 < cache.hit_blocks / cache.blocks < 0.95
 
     text = out.read_text()

@@ -302,7 +302,8 @@ class PrefillJob:
         if not layered.came:
             raise LayerLost("the lease did not cover the reused KV")
         if layered.arrivals is not None:
-            self._compute_s -= layered.arrivals.stalled_s
+            # Of a step that computed others too it has a share of the seconds, and waited for all of them.
+            self._compute_s = max(0.0, self._compute_s - layered.arrivals.stalled_s)
         self._layered = None
         self._publish(start, store=False)
         self._publish(len(self.order.tokens))
