@@ -67,11 +67,11 @@ class Client:
         chain = self.host.chain(self.segment, opcode, [(self.local.key, 0, grant.key, 0, 1)])
         endpoint = self.host.transport.lease(chain, RAIL_0)
         assert isinstance(endpoint, RdmaEndpoint)
-        return endpoint, endpoint._grants[grant.key]
+        return endpoint, endpoint._keys.opened[grant.key]
 
     def lie(self, endpoint: RdmaEndpoint, grant: Grant, told: RegionGrant) -> None:
         """From now on the initiator does not know better."""
-        endpoint._grants[grant.key] = told
+        endpoint._keys.opened[grant.key] = told
         self.host.transport.release(endpoint)
 
 

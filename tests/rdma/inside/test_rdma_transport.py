@@ -136,9 +136,9 @@ def test_the_nic_refuses_what_the_peer_did_not_grant(host_a: HostA, host_b: Host
     before = host_b.ask("digest", 1)
     endpoint = host_a.transport.lease(host_a.chain(host_b.segment, Opcode.READ, [move]), RAIL_0)
     assert isinstance(endpoint, RdmaEndpoint)
-    endpoint._grants[read_only] = endpoint._grants[read_only]._replace(access=Access.READ_WRITE)
-    (_, address), *_ = endpoint._grants[read_only].keys
-    endpoint._grants[host_b.keys[0]] = endpoint._grants[read_only]._replace(keys=((0x7FFF_FF00, address),))
+    endpoint._keys.opened[read_only] = endpoint._keys.opened[read_only]._replace(access=Access.READ_WRITE)
+    (_, address), *_ = endpoint._keys.opened[read_only].keys
+    endpoint._keys.opened[host_b.keys[0]] = endpoint._keys.opened[read_only]._replace(keys=((0x7FFF_FF00, address),))
     host_a.transport.release(endpoint)
     # the queue pair breaks, a fresh one asks again and hears the truth
     refused = host_a.run(host_b.segment, Opcode.WRITE, [move])
