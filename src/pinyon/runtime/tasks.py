@@ -11,7 +11,7 @@ _log = get_logger("tasks")
 
 
 async def ended(*tasks: asyncio.Task[Any] | None) -> None:
-    """They are cancelled, and over. What one of them died of before that is logged."""
+    """Cancels these tasks and waits until they are over. If one had died before, its error is logged."""
     there = [task for task in tasks if task is not None]
     for task in there:
         if not task.cancel() and not task.cancelled() and (error := task.exception()) is not None:
