@@ -29,7 +29,7 @@ TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/te
 """Each of them alone would take both processors for minutes: one after the other, beside the rest."""
 WAITING = ("tests/rdma/", "tests/cluster/", "tests/integration/")
 """Folders whose tests wait for processes most of the time."""
-FIRST = (*WAITING, "tests/simulation/", "tests/property/", "tests/unit/")
+FIRST = (*WAITING, "tests/simulation/", "tests/property/", "tests/reproduction/", "tests/unit/")
 """Folders in the order in which their units are handed out, and below, what comes first in its folder."""
 LONGEST = (
     "tests/cluster/test_cluster_faults.py",
@@ -47,10 +47,10 @@ LONGEST = (
     "tests/property/test_eviction_reuse_hazard.py",
     "tests/property/test_engine_invariance.py",
     "tests/unit/tools/test_tools_compiled.py",
-    "tests/unit/reproduction/test_reproduction_feather.py",
+    "tests/reproduction/test_reproduction_feather.py",
     "tests/unit/transfer/test_transfer_conformance.py",
-    "tests/unit/reproduction/test_reproduction_mooncake_serving.py",
-    "tests/unit/reproduction/test_reproduction_dualmap_serving.py",
+    "tests/reproduction/test_reproduction_mooncake_serving.py",
+    "tests/reproduction/test_reproduction_dualmap_serving.py",
     "tests/unit/tools/test_tools_dev.py",
 )
 STOP = pytest.StashKey[Path]()

@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUGS = ROOT / "tests" / "data" / "planted_bugs.toml"
 RESULTS = ROOT / ".cache" / "planted" / "results.jsonl"
-SUITES = ("unit", "property", "simulation", "integration", "cluster")
+SUITES = ("unit", "property", "simulation", "reproduction", "integration", "cluster")
 RUN_S_MAX = 3600.0
 
 

@@ -114,7 +114,8 @@ class Registry(Generic[Policy]):
             return known
         if self._base is None or ":" not in name:
             hint = did_you_mean(name.partition(":")[0], self._policies)
-            raise ValueError(f"no {self.kind} policy {name!r}{hint}; known: {', '.join(self._policies)}")
+            own = "" if self._base is None else ", and MODULE:CLASS"
+            raise ValueError(f"no {self.kind} policy {name!r}{hint}; known: {', '.join(self._policies)}{own}")
         try:
             policy = named_class(name)
             return _own(policy, self._base)

@@ -70,6 +70,11 @@ def test_a_bad_choice(choice: str, message: str) -> None:
         assert str(caught.value) == message
 
 
+def test_where_own_policies_are_taken_an_unknown_name_says_so() -> None:
+    with pytest.raises(ValueError, match=r"known: plain, and MODULE:CLASS$"):
+        Registry("toy", {"plain": (NoSettings, lambda _: "plain")}, object).checked("nonsense")
+
+
 def test_the_help_text_lists_options_and_defaults() -> None:
     assert REGISTRY.names == ("plain", "tuned")
     assert REGISTRY.described == "plain, tuned:share=0.5,window=3,strict=False"

@@ -18,6 +18,11 @@ def test_what_is_named_is_there(name: str) -> None:
     assert (ROOT / name).is_file()
 
 
+def test_every_suite_runs_but_one_that_is_named(pytestconfig: pytest.Config) -> None:
+    suites = {f"tests/{path.parent.relative_to(ROOT / 'tests').parts[0]}" for path in ROOT.glob("tests/*/**/test_*.py")}
+    assert {*pytestconfig.getini("testpaths"), "tests/reproduction"} == suites
+
+
 @pytest.mark.parametrize("queue", [[WAITS, COMPUTES], [COMPUTES, WAITS]])
 def test_every_other_worker_begins_with_what_waits(queue: list[str]) -> None:
     assert [next_unit(queue, worker) for worker in range(4)] == [WAITS, COMPUTES] * 2

@@ -18,7 +18,7 @@ from pinyon_lab.pictures import svg
 from pinyon_lab.simulator.cluster_settings import GROUPED, SchedulingCost
 from tests.long import usually
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 FEATHER = [name for name in FIGURES if name.startswith("feather-")]
 
 

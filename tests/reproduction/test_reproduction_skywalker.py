@@ -14,7 +14,7 @@ from pinyon_lab.papers import FIGURES, Result, skywalker
 from pinyon_lab.papers.skywalker.runs import Load
 from pinyon_lab.pictures import svg
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 SKYWALKER = [name for name in FIGURES if name.startswith("skywalker-")]
 
 

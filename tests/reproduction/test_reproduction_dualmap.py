@@ -13,7 +13,7 @@ from pinyon_lab.papers import FIGURES, Result, Workload, dualmap
 from pinyon_lab.pictures import svg
 from pinyon_lab.traces import TraceRow
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 STRUCTURE = ["dualmap-fig6", "dualmap-fig15", "dualmap-a4", "dualmap-table1"]
 
 

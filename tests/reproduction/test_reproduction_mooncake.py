@@ -14,7 +14,7 @@ from pinyon_lab.papers.mooncake.figures import CAPACITIES_M, prefill_flops
 from pinyon_lab.traces import TraceFile, TraceRow
 from tests.unit.eviction.test_eviction_replay import trace
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 BLOCK = 500_000
 """Tokens: small workloads fill the figures' caches."""
 

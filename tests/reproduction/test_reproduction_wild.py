@@ -22,8 +22,8 @@ from pinyon_lab.papers.wild.figures import BASELINES, claims
 from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
+from tests.reproduction.test_reproduction_mooncake import SHARED, make, plain
 from tests.unit.eviction.test_eviction_replay import trace
-from tests.unit.reproduction.test_reproduction_mooncake import SHARED, make, plain
 
 QWEN, LLAMA2, LLAMA3 = MODELS
 BLOCK = 100_000

@@ -18,7 +18,7 @@ from pinyon_lab.pictures import svg
 from pinyon_lab.traces import TraceRow
 from tests.long import usually
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 BLOCK = 512
 OF_ONE = {"mooncake-fig1": "conversation", "mooncake-fig6": "toolagent", "mooncake-fig7": "synthetic"}
 SERVED = [*OF_ONE, "mooncake-fig5", "mooncake-fig8", "mooncake-fig11", "mooncake-fig13", "mooncake-fig15"]

@@ -15,7 +15,7 @@ from pinyon_lab.papers.wild.days import WITHIN_S, reused_within
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis import day_fits, read_columns
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 DAY_S, HOUR_S = 86_400.0, 3600.0
 
 

@@ -15,7 +15,7 @@ from pinyon_lab.papers.dualmap.runs import DECODING, PREFILL_ONLY, System, goodp
 from pinyon_lab.pictures import svg
 from pinyon_lab.traces import TraceRow
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 FIGURES_OF = ("fig1", "fig3", "fig4", "fig5", "fig8", "fig10", "fig11", "fig12", "fig13", "a6")
 SERVING = [f"dualmap-{name}" for name in FIGURES_OF]
 
