@@ -30,7 +30,7 @@ class Transport(Protocol):
     def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
         """Returns whether the path is alive.
 
-        Sets up a fresh endpoint and, if there is room, keeps it for the next chain."""
+        Sets up a fresh endpoint and keeps it, if there is room, for the next chain."""
         return True
 
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:

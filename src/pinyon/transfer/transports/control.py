@@ -35,7 +35,7 @@ class LinkWatch:
 class ControlEndpoint(Endpoint, Generic[P]):
     """The initiator's end of a control link.
 
-    The peer sends nothing unasked, so anything that can be read is the link's end."""
+    The peer sends nothing unasked, so any readable byte means that it has ended."""
 
     def __init__(self, context: EngineContext, link: Link, touch: bytes, keys: KnownKeys[P]) -> None:
         """Takes ``touch``, the message that says that the link is in use and that has no answer."""
@@ -59,14 +59,10 @@ class ControlEndpoint(Endpoint, Generic[P]):
 
     @abstractmethod
     def _resolve(self, keys: list[bytes], deadline: float) -> Iterable[P]:
-        """Asks the peer what these keys open.
-
-        Returns its answers in the order of the keys. Raises like ``exchange``."""
+        """Asks the peer what these keys open, and returns its answers in their order. Raises like ``exchange``."""
 
     def _answer(self, question: bytes, header_bytes: int, deadline: float) -> bytes:
-        """Sends the question and returns the header of the answer.
-
-        Raises TryAgain, OSError, Stalled, DeadlineReached."""
+        """Sends the question and returns the answer's header. Raises TryAgain, OSError, Stalled, DeadlineReached."""
         try:
             self._say(question, deadline)
         except OSError:

@@ -17,8 +17,7 @@ from itertools import chain
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
 PIECE_BYTES = 4 << 20
-"""The bytes that one call copies at most: under a millisecond or two, so that an abort or a deadline is seen in time.
-"""
+"""The bytes that one call copies at most: under a millisecond or two, so that aborts and deadlines are seen in time."""
 IOV_MAX = 1024
 """The ranges of one system call at most: the kernel's UIO_MAXIOV."""
 

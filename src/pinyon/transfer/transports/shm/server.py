@@ -138,9 +138,7 @@ class _Session:
         inbound.stream.send([shm_wire.pack_answer(request, refusals)], deadline)
 
     def _write_one(self, inbox: memoryview, deadline: float) -> bool:
-        """Serves the usual small WRITE: one granted range.
-
-        Returns False in any other case, in which nothing was done."""
+        """Serves the usual small WRITE: one granted range. Returns False, with nothing done, in any other case."""
         message = shm_wire.unpack_write_of_one(inbox)
         magic, kind, code, ranges, message_id, nbytes, key, offset, length, address = message
         if (magic, kind, code, ranges) != _ONE or not 0 < length == nbytes <= FETCH_BYTES or address >> 62:

@@ -27,8 +27,7 @@ _FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
-"""A slice under way: direction, local region, offset, length; then the good answer's checksum seed, length and header.
-"""
+"""A slice under way: direction, local region, offset, length; and the good answer's checksum seed, length, header."""
 
 
 class Connection(Endpoint):

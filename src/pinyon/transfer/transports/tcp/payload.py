@@ -40,9 +40,7 @@ def _pieces(buffers: Sequence[memoryview], most: int = _MAX_BUFFERS) -> Iterator
 
 
 def send_payload(stream: Stream, head: bytes, buffers: Sequence[memoryview], seed: int | None, deadline: float) -> None:
-    """Sends header and payload, and the payload's checksum if a ``seed`` is given.
-
-    Raises what ``Stream.send`` raises."""
+    """Sends header and payload, and with a ``seed`` the payload's checksum. Raises what ``Stream.send`` raises."""
     if seed is None:
         stream.send([head, *buffers], deadline)
         return
