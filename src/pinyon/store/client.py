@@ -41,9 +41,7 @@ class _Allowed(NamedTuple):
 
 
 class StoreClient:
-    """A client of the KV store: one per process, on one event loop.
-
-    It owns ``metadata`` and closes it; the reader belongs to the caller."""
+    """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the reader."""
 
     def __init__(
         self,

@@ -123,9 +123,7 @@ class ObjectTable:
         return slots, objects
 
     def close_put(self, put_id: int) -> bool:
-        """Begins to end a put.
-
-        Returns False if it is unknown, over, or closing already, and not the caller's to end."""
+        """Begins to end a put. Returns False if it is unknown, over or closing, and so not the caller's to end."""
         return self._puts.close(put_id)
 
     def close_overdue(self, now_s: float) -> list[int]:

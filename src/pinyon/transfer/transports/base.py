@@ -28,9 +28,7 @@ class Transport(Protocol):
         ...
 
     def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
-        """Returns whether the path is alive.
-
-        Sets up a fresh endpoint and keeps it, if there is room, for the next chain."""
+        """Returns whether the path is alive. Sets up a fresh endpoint, kept if there is room for the next chain."""
         return True
 
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:

@@ -19,7 +19,7 @@ _TOUCH_S = 1.0
 
 
 class LinkWatch:
-    """A watch on a link, by which its end is noticed. It works only while the peer has nothing to send."""
+    """A watch on a link that notices its end. It works only while the peer has nothing to send."""
 
     def __init__(self, stream: Stream) -> None:
         self._poll = select.poll()
@@ -33,9 +33,7 @@ class LinkWatch:
 
 
 class ControlEndpoint(Endpoint, Generic[P]):
-    """The initiator's end of a control link.
-
-    The peer sends nothing unasked, so any readable byte means that it has ended."""
+    """The initiator's end of a control link. The peer sends nothing unasked, so a readable byte means the end."""
 
     def __init__(self, context: EngineContext, link: Link, touch: bytes, keys: KnownKeys[P]) -> None:
         """Takes ``touch``, the message that says that the link is in use and that has no answer."""
@@ -84,9 +82,7 @@ class ControlEndpoint(Endpoint, Generic[P]):
         self.link.stream.send([message], deadline)
 
     def _touch(self, deadline: float) -> None:
-        """Tells the peer that the link is in use, if the last message is ``_TOUCH_S`` old.
-
-        Raises TryAgain, OSError, Stalled, DeadlineReached."""
+        """Says that the link is in use, if it was silent for ``_TOUCH_S``. Raises like :meth:`_answer`."""
         if self._clock() - self._spoke >= _TOUCH_S:
             try:
                 self._say(self._touching, deadline)

@@ -30,13 +30,12 @@ P = TypeVar("P", bound=Opened)
 
 
 class KnownKeys(Generic[P]):
-    """The owner's answers that one endpoint of the initiator remembers.
+    """The answers that one endpoint of the initiator remembers.
 
-    A refusal is not remembered, because the region may be registered or opened later."""
+    Refusals are not remembered: a region may be registered or opened later."""
 
     def __init__(self, most_keys: int, most_spans: int, most_asked: int, forgotten: Callable[[], None]) -> None:
-        """Bounds the memory to about ``most_keys`` keys and ``most_spans`` spans, and one question to ``most_asked``
-        keys.
+        """Limits memory to about ``most_keys`` keys and ``most_spans`` spans, and a question to ``most_asked`` keys.
 
         :meth:`forget` calls ``forgotten``."""
         self.opened: dict[bytes, P] = {}
@@ -49,7 +48,7 @@ class KnownKeys(Generic[P]):
     def find(self, keys: Collection[bytes], ask: Callable[[list[bytes]], Iterable[P]]) -> Mapping[bytes, P]:
         """Returns the answers for these keys, among others.
 
-        ``ask`` answers for the keys that are not known yet, in order. Raises what ``ask`` raises."""
+        The keys that are not known yet are answered by ``ask``, in order. Raises what ``ask`` raises."""
         opened = self.opened
         unknown = [key for key in keys if key not in opened]
         if unknown and (len(opened) + len(unknown) > self._most_keys or self._spans > self._most_spans):

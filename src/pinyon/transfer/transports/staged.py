@@ -218,9 +218,7 @@ class _StagedChain(Chain):
         return not self._whole.stopped
 
     def land(self, refusals: bytes | None) -> bool:
-        """Copies the payload of a READ to the device, without refused slices.
-
-        Returns False if the chain was stopped. Raises DeviceError."""
+        """Copies a READ's payload to the device, without refused slices; False: stopped. Raises DeviceError."""
         return self._buffer is None or self._copies(refusals).run(self._buffer, self._stopped, into=True)
 
 

@@ -155,9 +155,7 @@ class NixlAgent:
     """The agent that stands for this process in NIXL. All methods are thread-safe."""
 
     def __init__(self, name: str, *, loopback: bool = False) -> None:
-        """Makes the agent; with ``loopback``, only processes of this host are to reach it.
-
-        Raises NixlError if NIXL or its UCX does not work here."""
+        """Makes the agent, with ``loopback`` for processes of this host only. Raises NixlError if NIXL or UCX fails."""
         nixl = _nixl()
         self.version: str = nixl.version
         self.name = name

@@ -34,9 +34,7 @@ class HcaTable:
         """The users of each HCA, and the call that makes each stop; it must not block."""
 
     def use(self, name: str, user: object, stop: Callable[[], None]) -> Hca:
-        """Returns the HCA of this name, which stays open until ``leave``.
-
-        Raises VerbsError if it is not one of this host's, or does not work at present."""
+        """Returns the HCA of this name, open until ``leave``. Raises VerbsError if it is not ours or not working."""
         nic = self._nics.get(name)
         if nic is None:
             raise VerbsError(f"no HCA {name!r} is configured")

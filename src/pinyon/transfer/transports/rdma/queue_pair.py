@@ -22,9 +22,9 @@ _MIN_RNR_TIMER = 12
 _ACK_TIMEOUT = 14
 """Timeout number 14 is 4.096 µs x 2^14 = 67 ms until a packet is sent again; HCAs may take up to four times that."""
 _RETRIES = 6
-"""The retries of a packet: with the timeout above, a dead path is found after 0.5 to 2 s.
+"""The retries of a packet; with the timeout above a dead path is found after 0.5 to 2 s.
 
-Not 7, the largest value, because soft-RoCE retries for ever then."""
+Not 7, the largest value: soft-RoCE retries for ever then."""
 
 Work = tuple[int, int, int, int, int]
 """A work request: local address, lkey, remote address, rkey, bytes."""
@@ -120,7 +120,7 @@ class QueuePair:
             place.close()
 
     def poll(self) -> int | None:
-        """Returns the next completion's status (``SUCCESS`` or one of ``ibv_wc_status``), or None.
+        """Returns the next completion's status (``SUCCESS`` or another ``ibv_wc_status``), or None.
 
         Raises VerbsError."""
         try:

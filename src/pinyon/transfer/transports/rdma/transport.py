@@ -66,8 +66,7 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
         return endpoint
 
     def _dial(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> Link:
-        """Dials a control link at a tcp address of the peer: beside the RDMA NIC first, then the primary, then
-        others."""
+        """Dials a control link by a tcp address of the peer: beside the RDMA NIC, else the primary, else another."""
         there = remote.nic(path.remote_nic)
         beside = [nic for nic in remote.nics if nic.transport == "tcp" and same_network(nic, there)]
         addresses = dict.fromkeys(
@@ -87,8 +86,7 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
                     raise
 
     def maintain(self, now: float) -> None:
-        """Does what ``Transport.maintain`` says, and lets go of HCAs being removed, because their removal waits for
-        it."""
+        """Does what ``Transport.maintain`` says, and lets go of HCAs being removed, else they cannot be."""
         super().maintain(now)
         gone = self._hcas.sweep()
         self.forget_if(lambda key: key[1].local_nic in gone)

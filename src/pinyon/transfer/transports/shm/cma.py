@@ -42,9 +42,7 @@ if _readv is not None:
 
 
 def shm_available() -> str | None:
-    """Returns why this process cannot use cross-memory attach at all, or None if it can.
-
-    Whether it may read a given peer's memory shows only with that peer."""
+    """Returns why this process cannot use cross-memory attach with any peer; None if it may work."""
     if sys.platform != "linux" or _readv is None:
         return "this system has no process_vm_readv"
     seal = array("Q", [1, 2])
