@@ -219,7 +219,8 @@ class StoreNode:
             self._duties.run(self._end(put_id, commit=False), "put end")
 
     def _sweep_by(self, after_s: float) -> None:
-        """Wakes the sweeper if it would sleep for longer than ``after_s``, when a lease or put will be overdue."""
+        """Wakes the sweeper if a new lease or put, which is overdue after ``after_s`` seconds, is so before all
+        others."""
         if self._clock() + after_s < self._sweep_at_s:
             self._sooner.set()
 

@@ -181,7 +181,7 @@ class MetadataPublisher:
         part = self._unaudited[-AUDIT_BLOCKS:]
         del self._unaudited[-AUDIT_BLOCKS:]
         missing = await self._metadata.missing(self._record.life, [key for key in part if key in self._listed])
-        if any(key in self._listed for key in missing):  # not unlisted meanwhile
+        if any(key in self._listed for key in missing):  # and not unlisted meanwhile
             self._lost("entries were missing in Redis")
 
     def _lost(self, what: str) -> None:

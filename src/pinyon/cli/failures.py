@@ -24,7 +24,7 @@ GRPC_PORTS = {
     LB: "8001 by default",
     WORKER: "`pinyon instances` lists it",
 }
-"""The gRPC port of each service."""
+"""Hints where the gRPC port of each service is."""
 BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOAWAY", "Broken pipe")
 
 
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> str:
-    """Returns a status in plain words. The service's own message stays, but for what terminals obey."""
+    """Returns a status in plain words. The service's own message stays, except for what terminals obey."""
     service, details = SERVICES[role], printable(details)
     if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
         return _not_reached(details, role, address, tls_dir)

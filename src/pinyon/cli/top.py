@@ -149,7 +149,7 @@ class _SuiteSource:
             failures.append(error.message)
         try:
             door = door_of(self._page.read())
-            if "pinyon_lb_conductor_connected" not in door.values:  # before other makers' servers
+            if "pinyon_lb_conductor_connected" not in door.values:  # servers of other makers have no conductor
                 failures.clear()
         except PinyonError as error:
             failures.append(error.message)

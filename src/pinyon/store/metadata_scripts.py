@@ -8,7 +8,7 @@ of our keys counts as nothing and is replaced. The keys: ``pinyon.store.metadata
 from __future__ import annotations
 
 OK, FENCED, LOST = 1, -1, 0
-"""The answers of a script: done; another process has the name, or the life is back; not as we left it."""
+"""The answers of a script: done; another process has the name, or the life is back; data is not as we left it."""
 
 BOOT = """
 local function text(key)

@@ -135,7 +135,7 @@ class ObjectTable:
     def end_put(self, put_id: int, *, commit: bool, now_s: float, lost: bool = False) -> int:
         """Ends a closing put whose writer is shut out: its objects become readable, or their room becomes free.
 
-        With ``lost``, the writer could not be shut out, so the room is never used again. Returns how many became
+        With ``lost``, the writer was not shut out, so the room is never used again. Returns how many became
         readable."""
         put = self._puts.end(put_id)
         for each in put.objects:

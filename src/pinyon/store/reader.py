@@ -41,8 +41,6 @@ class Mover(Protocol):
 
 
 class ReadResult(NamedTuple):
-    """The outcome of a read."""
-
     arrived: list[bool]
     """True for each key whose block is here as a whole."""
     worked: bool | None

@@ -14,8 +14,8 @@ from xxhash import xxh3_64_intdigest
 def rank(key: bytes, weights: Mapping[str, float]) -> list[str]:
     """Returns the nodes from best to worst for this key.
 
-    A node is the best for a share of keys that is its share of the ``weights``, which are positive; their order is
-    irrelevant."""
+    A node wins a share of keys that is its share of the ``weights``, which are positive; their order does not
+    matter."""
 
     def score(node: str) -> tuple[float, str]:
         # 52 bits and a half make a double between 0 and 1, so that the logarithm is never 0.

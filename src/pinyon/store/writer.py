@@ -25,8 +25,6 @@ PUT_SLACK_S = 0.5
 
 
 class PutOutcome(Enum):
-    """The outcome for one object."""
-
     STORED = "stored"
     EXISTS = "exists"
     """The store has the object: nothing was sent."""

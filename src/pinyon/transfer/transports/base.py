@@ -12,8 +12,7 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 class Transport(Protocol):
     """A way to move chains over the paths that the transport knows.
 
-    The peer's queue chooses, retries and avoids paths. The methods with a body here suit a transport without endpoints.
-    """
+    The peer's queue chooses, retries and avoids paths. Methods with a body here suit a transport without endpoints."""
 
     name: str
 

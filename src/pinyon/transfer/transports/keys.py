@@ -35,7 +35,7 @@ class KnownKeys(Generic[P]):
     Refusals are not remembered: a region may be registered or opened later."""
 
     def __init__(self, most_keys: int, most_spans: int, most_asked: int, forgotten: Callable[[], None]) -> None:
-        """Limits memory to about ``most_keys`` keys and ``most_spans`` spans, and a question to ``most_asked`` keys.
+        """Keeps about ``most_keys`` keys and ``most_spans`` spans at most, and asks for ``most_asked`` keys at a time.
 
         :meth:`forget` calls ``forgotten``."""
         self.opened: dict[bytes, P] = {}

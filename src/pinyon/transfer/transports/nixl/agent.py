@@ -286,8 +286,7 @@ class NixlAgent:
     def learn(self, name: str, place: Place, most: int) -> bool:
         """Tells NIXL that a peer, which was met, has this region.
 
-        Returns False if it lies where NIXL knows another one, or NIXL knows ``most`` of them already. Raises
-        NixlError."""
+        Returns False if it overlaps one that NIXL knows, or NIXL knows ``most`` of them already. Raises NixlError."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None:
@@ -413,8 +412,7 @@ class NixlAgent:
             return
 
     def stray(self, name: str, request: int, buffers: Sequence[Buffer]) -> None:
-        """Keeps a request that was abandoned while it ran, with its buffers, until :meth:`tend` finds that it has
-        ended.
+        """Keeps an abandoned request that still runs, with its buffers, until :meth:`tend` finds that it has ended.
 
         NIXL would let us release the request, and still write into its buffer when bytes come. The call of
         :meth:`leave` for its endpoint is made here, too."""

@@ -98,8 +98,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
                 agent.leave(self._peer)
 
     def _prove(self, deadline: float) -> bool:
-        """Proves that the peer has no part in a READ, by one while the peer stands still. Returns False if it cannot
-        now.
+        """Proves that the peer has no part in a READ: it stands still meanwhile. Returns False if it cannot now.
 
         Our own side takes part in no other proof meanwhile. Raises NixlError if the READ does not end."""
         if not self._agent.pairing.acquire(timeout=max(0.0, deadline - self._clock())):

@@ -39,7 +39,7 @@ def ucx_environment(*, loopback: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closed_on_exec(*, only_tcp: bool = False) -> Iterator[None]:
-    """Keeps descriptors that appear meanwhile from being inherited by programs that this process starts: UCX does not.
+    """Keeps descriptors that appear meanwhile from being inherited by started programs, which UCX omits.
 
     It cannot be told who opened them. Python's own are not inherited anyway. With ``only_tcp``, only TCP sockets
     count."""

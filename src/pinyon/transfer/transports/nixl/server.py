@@ -140,7 +140,7 @@ class NixlServer:
         return Place(0, region.address, region.length, seal, grant.spans, shown.metadata)
 
     def _show(self, region: Region) -> _Shown | None:
-        """Registers the region unless it is. Returns None if it overlaps another or NIXL does not take it."""
+        """Registers the region at its first use. Returns None if it overlaps another or NIXL does not take it."""
         with self._lock:
             shown = self._shown.get(region)
             if shown is not None:

@@ -112,7 +112,6 @@ class Place(NamedTuple):
     seal: Seal = NO_SEAL
     spans: Spans = Spans((), ())
     metadata: bytes = b""
-    """The region's metadata."""
 
 
 def pack_request(op: Op, body: bytes = b"") -> bytes:

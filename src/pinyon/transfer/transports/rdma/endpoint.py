@@ -118,7 +118,6 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
             outstanding -= 1
 
     def _complete(self, deadline: float) -> None:
-        """Waits for one completion."""
         pair = self._pair
         began = self._clock()
         polled_until = began + _POLL_S

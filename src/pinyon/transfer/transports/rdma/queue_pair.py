@@ -33,8 +33,8 @@ Work = tuple[int, int, int, int, int]
 class QueuePair:
     """One end of a reliable connection, for one thread at a time.
 
-    A queue pair that posts has a completion queue of its own and two times ``hca.post_work`` requests at most. Another
-    only answers the other end's one-sided work, which its NIC does alone."""
+    A queue pair that posts has a completion queue of its own and two times ``hca.post_work`` requests at most. A queue
+    pair that does not post only answers the other end's one-sided work, which its NIC does alone."""
 
     def __init__(self, hca: Hca, pd: Any, *, posts: bool) -> None:
         """Makes a queue pair that may touch the memory of ``pd``. Raises VerbsError if the HCA has no room."""
@@ -120,9 +120,7 @@ class QueuePair:
             place.close()
 
     def poll(self) -> int | None:
-        """Returns the next completion's status (``SUCCESS`` or another ``ibv_wc_status``), or None.
-
-        Raises VerbsError."""
+        """Returns the next completion's ``ibv_wc_status`` (such as ``SUCCESS``), or None. Raises VerbsError."""
         try:
             count, completions = self._queue.poll(1)
         except self._names.PyverbsError as error:

@@ -71,8 +71,7 @@ class RdmaServer:
             lent = LentMemory(hca, self._table)
             inbound.on_end.append(lent.close)
             pair = QueuePair(hca, lent.pd, posts=False)
-            # Destroyed before its memory and the HCA are let go, and before anybody who waits for the link's end goes
-            # on.
+            # Destroyed before its memory and the HCA are let go, and before a waiter for the link's end goes on.
             inbound.on_end.append(pair.close)
             first_packet = secrets.randbits(24)
             mtu, reads = min(theirs.mtu, hca.mtu), min(theirs.reads, hca.reads_in)
@@ -154,8 +153,7 @@ class LentMemory:
             self.pd = pyverbs().PD(hca.context)
 
     def lend(self, grant: Grant) -> RegionGrant | None:
-        """Registers the grant's ranges at first use and returns what the peer must know; None if the grant is being
-        revoked.
+        """Registers the grant's ranges at first use; returns what the peer must know, or None if it is being revoked.
 
         The registration ends with the grant or the link. Raises VerbsError if the NIC has no room."""
         with self._lock:

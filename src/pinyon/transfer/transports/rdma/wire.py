@@ -33,7 +33,7 @@ MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """The bytes of one work request at most (InfiniBand specification, 9.7.1)."""
 MIN_MESSAGE_BYTES = 1 << 16
-"""The least that a peer may announce (HCAs take megabytes); a byte would cost us a work request per byte."""
+"""The least that a peer may announce: HCAs take megabytes, and one byte would mean a work request per byte."""
 MAX_REFUSAL = 4
 """The largest code that a grant may carry (``Reason`` 1 to 4)."""
 MAX_ACCESS = 3
@@ -229,7 +229,7 @@ def parse_keys(data: bytes) -> list[bytes]:
 def parse_grants(data: bytes, count: int) -> list[RegionGrant]:
     """Parses what ``count`` keys open.
 
-    Raises WireError if a field is out of its bounds, ranges are out of order or part of a refusal, or a key has no
+    Raises WireError if a field is out of its bounds, ranges are out of order or in a refusal, or a key has no
     answer."""
     if len(data) % _PART.size:
         raise WireError("not parts of grants")

@@ -42,7 +42,9 @@ if _readv is not None:
 
 
 def shm_available() -> str | None:
-    """Returns why this process cannot use cross-memory attach with any peer; None if it may work."""
+    """Returns why this process cannot use cross-memory attach at all, or None if it can.
+
+    Whether it may read a given peer's memory shows only with that peer."""
     if sys.platform != "linux" or _readv is None:
         return "this system has no process_vm_readv"
     seal = array("Q", [1, 2])
@@ -110,8 +112,7 @@ class PeerMemory:
         return True
 
     def fetch_one(self, address: int, nbytes: int, seal: Seal) -> memoryview | None:
-        """Returns a range of at most ``FETCH_BYTES``, valid until the next call; None if part of it or its seal was not
-        there.
+        """Returns a range of up to ``FETCH_BYTES``, valid until the next call; None if it or its seal is not intact.
 
         The seal is loaded after the range (see ``_copy_piece``). Raises OSError if the process is gone or may not be
         read."""

@@ -172,7 +172,7 @@ class _Endpoint(Endpoint):
         return LOST
 
     def _copy(self, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal], deadline: float) -> bool:
-        """Makes the moves, of ``nbytes`` together. Returns False if some region is not what it was."""
+        """Copies ``moves``, ``nbytes`` in all. Returns False if some region is not what it was."""
         memory = self._memory
         # Checked before, so that a region that has gone costs no copy, and after, so that what was copied was still
         # registered.

@@ -33,7 +33,7 @@ REPLY_BIT = 0x80
 WRITE_DONE = WRITE | REPLY_BIT
 MAX_RANGES = MAX_FRAME_REQUESTS
 MAX_BYTES = MAX_FRAME_BYTES
-"""The bytes of one WRITE at most: copying them takes far less than any stall limit, so the answer may come last."""
+"""The bytes of one WRITE at most. Copying them takes far less than any stall limit, so no keep-alive is needed."""
 SEAL_BYTES = 16
 
 OK = 0
@@ -144,7 +144,7 @@ def pack_write(
 
 
 def parse_request(head: bytes | memoryview) -> RequestHead:
-    """Parses a request's head. Raises WireError for a bad magic, kind, count or size (by the protocol's bounds)."""
+    """Parses a request's head. Raises WireError for a bad magic or kind, or a count or size out of bounds."""
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, kind, code, ranges, message_id, nbytes = _HEAD.unpack(head)

@@ -125,7 +125,7 @@ class Connection(Endpoint):
     def wait(self, deadline: float) -> Outcome:
         asked, window = self._asked, self._inbox
         assert asked is not None
-        if asked[5] > INBOX_BYTES:  # such a payload goes straight into place
+        if asked[5] > INBOX_BYTES:  # a payload of this size goes straight into place
             window = window[: wire.FRAME_HEADER_BYTES]
         got = self._stream.receive_some(window, wire.FRAME_HEADER_BYTES, deadline)
         self.answered = True

@@ -161,7 +161,9 @@ class TcpService:
 
 
 def _gather(ranges: list[Range], found: list[Region | None], *, drain: bool) -> list[memoryview]:
-    """Returns the memory of the accepted ranges, with neighbours joined."""
+    """Returns the memory of the accepted ranges, with neighbours joined.
+
+    Refused ranges are skipped, or with ``drain`` replaced by scratch memory so that the stream stays in step."""
     if len(ranges) == 1 and found[0] is not None:
         _, offset, length = ranges[0]
         return [found[0].view[offset : offset + length]]

@@ -159,7 +159,7 @@ def parse_descriptors(data: memoryview, frame: Frame) -> list[Range]:
 
 
 def pack_reply(frame: Frame, refusals: bytes | None, payload: int, *, code: int = ALL_OK) -> bytes:
-    """Packs the header of a reply. ``refusals``: one code per request, 0 = accepted; None if all were accepted."""
+    """Packs a reply up to its payload. ``refusals``: one code per request, 0 = accepted; None if all were accepted."""
     if refusals is not None:
         code = SOME_REFUSED
     head = _FRAME.pack(FRAME_MAGIC, frame.opcode | REPLY_BIT, code, frame.requests, frame.frame_id, payload)
