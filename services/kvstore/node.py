@@ -219,8 +219,7 @@ class StoreNode:
             self._duties.run(self._end(put_id, commit=False), "put end")
 
     def _sweep_by(self, after_s: float) -> None:
-        """Wakes the sweeper if a new lease or put, which is overdue after ``after_s`` seconds, is so before all
-        others."""
+        """Wakes the sweeper if it would sleep for longer than ``after_s`` seconds."""
         if self._clock() + after_s < self._sweep_at_s:
             self._sooner.set()
 
