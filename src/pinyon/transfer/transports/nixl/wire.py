@@ -1,6 +1,6 @@
 """The control messages of the NIXL transport, without the I/O. Pure: bytes in, values out, or :class:`WireError`.
 
-They pass on an authenticated link (:mod:`.handshake`, service ``NIXL``); the payload goes by NIXL. One at a time (all
+They pass on an authenticated link (``links.handshake``, service ``NIXL``); the payload goes by NIXL. One at a time (all
 integers big-endian)::
 
     - initiator → PAIR     header + version of NIXL              only equal ones understand each other

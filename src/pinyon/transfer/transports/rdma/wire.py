@@ -1,6 +1,6 @@
 """The control messages of the RDMA transport, without the I/O. Pure: bytes in, values out, or :class:`WireError`.
 
-They pass on an authenticated link (:mod:`.handshake`, service ``RDMA``) that lives as long as the queue pair it is for;
+They pass on an authenticated link (``links.handshake``, service ``RDMA``) that lives as long as its queue pair;
 the payload goes one-sided between the NICs instead. One request at a time (all integers big-endian)::
 
     - initiator → header(magic opcode code parts) + body       PAIR: HCA name, half; RESOLVE: count region keys

@@ -1,7 +1,7 @@
 """The shm transport's messages, without the I/O. Pure: bytes in, values out, :class:`WireError` for anything else.
 
 The payload never travels here: the side whose memory is written copies it between the two processes' memories. After
-the link's set-up (:mod:`.handshake`) on a Unix socket (all integers big-endian)::
+the link's set-up (``links.handshake``) on a Unix socket (all integers big-endian)::
 
     - initiator → PROOF    magic code address                    where our mark of this link lies in our memory
     - server    → PROOF    magic code address
@@ -82,7 +82,7 @@ NO_SEAL = Seal(0, bytes(SEAL_BYTES))
 class Proof(NamedTuple):
     code: int
     address: int
-    """The address of the sender's mark of the link (:mod:`.handshake`), ``SEAL_BYTES`` long."""
+    """The address of the sender's mark of the link (``links.handshake``), ``SEAL_BYTES`` long."""
 
 
 class RequestHead(NamedTuple):

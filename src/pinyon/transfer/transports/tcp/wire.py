@@ -1,6 +1,6 @@
 """The TCP transport's bytes, without the I/O. Pure: bytes in, values out, :class:`WireError` for anything else.
 
-After the connection set-up (:mod:`.handshake`) come frames, one at a time per connection (all integers big-endian)::
+After the connection set-up (``links.handshake``) come frames, one at a time per connection (all integers big-endian)::
 
     initiator → header(magic opcode flags count frame_id payload) + count x descriptor(key offset length)
                 + payload bytes (WRITE: the descriptors' ranges one after another) + checksum (WRITE with flag CHECKSUM)
