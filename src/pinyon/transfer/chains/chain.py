@@ -74,7 +74,7 @@ class Chain:
         self.fence = 0
         """Id of the link on which an attempt failed after it may have sent payload of a WRITE; 0 if none.
 
-        The next attempt's link must replace it (``dial(replaces=...)``): no byte of the first may land after the second."""
+        The next attempt's link must replace it (``dial(replaces=...)``): no byte of the first may land later."""
         self.attempts = 0
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
