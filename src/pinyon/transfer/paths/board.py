@@ -101,7 +101,7 @@ class _Record:
     busy_s: float = 0.0
     """Time since the last sample in which the path carried something."""
     longest_s: float = 0.0
-    """The longest time that one of those chains took."""
+    """The longest time that a chain took since the last sample."""
 
     def set_state(self, *, avoided: bool, down: bool) -> None:
         self.avoided = avoided
@@ -208,8 +208,7 @@ class PathBoard:
     def failed(self, path: Path, nbytes: int, held_s: float, now: float) -> float:
         """Takes back a chain that the path failed, and avoids the path; returns the seconds until it may be tried.
 
-        Chains that the path held when it failed before count with that failure. ``held_s`` is the time since
-        ``started``."""
+        ``held_s`` is the time since ``started``. Chains that the path held when it failed before count with that."""
         record = self._ended(path, nbytes)
         self._fail(record, now - held_s, now)
         return max(0.0, record.pause_ends - now)

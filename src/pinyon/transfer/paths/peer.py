@@ -296,7 +296,7 @@ class Peer:
     # --- running them, and what became of them ---
 
     def run(self, chain: Chain, path: Path) -> None:
-        """Runs a chain given to this path, in this thread; after it the chain is done or on its way over another path."""
+        """Runs a chain given to this path, in this thread; then it is done or on its way over another path."""
         started = self._clock()
         outcome = _DEFECT
         try:
