@@ -25,7 +25,7 @@ def _nobody() -> None:
 
 
 class AwaitedTransfers:
-    """Transfers of one small request by the event loop's thread alone; no other thread touches the local memory.
+    """Transfers of one small request each by the event loop's thread; no other thread touches the local memory.
 
     The request goes out at once into an empty socket, and the loop takes the answer in when it comes.
     """
@@ -101,9 +101,7 @@ class AwaitedTransfers:
         return await end.wait_async() if isinstance(end, TransferHandle) else end
 
     async def _answer(self, trip: Trip) -> Outcome:
-        """Waits for the answer and returns how the trip ended.
-
-        Raises Stalled, DeadlineReached, and what ``Endpoint.proceed`` raises."""
+        """Waits for the answer; returns the outcome. Raises Stalled, DeadlineReached, and like ``Endpoint.proceed``."""
         loop, under_way = asyncio.get_running_loop(), self._under_way
         endpoint, deadline = trip.endpoint, trip.deadline
         ended: asyncio.Future[Outcome] = loop.create_future()

@@ -65,7 +65,7 @@ class TransferEngine:
         """Creates an engine that will listen on ``host`` and ``port``; port 0 picks a free one.
 
         If ``secret``, the cluster's, is given, both sides of every link must prove that they know it. With ``tls``, tcp
-        links use mutually authenticated TLS; the whole cluster has it or nobody, and its owner renews it. In
+        links use mutually authenticated TLS; all of the cluster or none of it does, and its owner renews it. In
         ``network`` are NICs besides ``host``, their topology, and what peers connect to. For ``transports`` the names
         alone, best first, are enough. Deadlines, pauses and measured rates go by ``clock``, in monotonic seconds.
 
@@ -197,8 +197,8 @@ class TransferEngine:
     ) -> Grant:
         """Opens ranges of a region to whoever holds the grant's key, until it is revoked. Takes microseconds.
 
-        The ``ranges`` are ``(offset, length)`` in bytes, in any order; peers name offsets in the region, too. To write
-        (``access``) opens nothing that is there before. After ``lifetime_s`` seconds the key is refused all the same;
+        The ``ranges`` are ``(offset, length)`` in bytes, in any order; peers name offsets in the region, too. The
+        right to write opens nothing that is there before. After ``lifetime_s`` seconds the key is refused all the same;
         None means never. What peers reach without this process (by RDMA or shm) is shut within a second after that;
         frames on their way may go on.
 

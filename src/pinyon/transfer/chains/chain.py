@@ -48,7 +48,7 @@ class Chain:
     """A chain's run state: waiting → running → waiting (another path) → … → done, exactly once.
 
     A transport claims the chain *after* it has an endpoint and before it touches memory. So a chain that still waits
-    for a thread, a name lookup or a handshake can be ended at once by anybody. A running chain ends only when its
+    for a thread, a name lookup or a handshake can be ended at once by any thread. A running chain ends only when its
     runner has let go of the memory, so a late byte never lands after the final status.
     """
 

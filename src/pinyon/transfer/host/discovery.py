@@ -62,7 +62,7 @@ def discover(
     return Inventory(_nodes(sysfs / "devices/system"), (*rdma, *nics), _gpus(root, visible_gpus))
 
 
-# ---------------------------------------------------------------- what becomes of an inventory
+# ---------------------------------------------------------------- from an inventory to NICs and topology
 
 
 def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> tuple[Nic, ...]:

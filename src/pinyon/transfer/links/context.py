@@ -25,7 +25,7 @@ class EngineContext:
     secret: bytes | None = field(default=None, repr=False)
     """The cluster secret: both sides of every link prove that they know it."""
     tls: TlsContexts | None = None
-    """TLS for tcp links, if they are encrypted; the whole cluster has it or nobody."""
+    """TLS for tcp links, if they are encrypted; either the whole cluster uses it or no process does."""
     meter: Meter = field(default_factory=Meter)
     clock: Clock = time.monotonic
     """Monotonic seconds, by which deadlines, pauses and measured rates go."""

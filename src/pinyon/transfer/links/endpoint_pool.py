@@ -1,8 +1,8 @@
 """The books of endpoints (connections, queue pairs): which exist, which are in use, and which must go. Pure.
 
 Mooncake §3.2.3, endpoint management: made on demand, pooled, their number capped, evicted by SIEVE. The pool only keeps
-the books. Its caller serialises the calls, passes the clock, opens endpoints for which
-:meth:`EndpointPool.reserve` made room, and closes those that a method hands back.
+the books. Its caller serialises the calls, passes the clock, opens endpoints for which :meth:`EndpointPool.reserve`
+made room, and closes those that a method hands back.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class _Waiter(Generic[E]):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoints(ABC, Generic[E]):
-    """The ``Transport`` methods that those transports share. Chains wait while all endpoints are in use.
+    """The ``Transport`` methods of transports with endpoints. Chains wait while all endpoints are in use.
 
     A freed endpoint goes at once to the chain that has waited longest of those that it can serve. So an endpoint that a
     newcomer finds free is of no use to any waiting chain, and none starves beside a busy path. All methods are

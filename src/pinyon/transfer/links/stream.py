@@ -177,16 +177,14 @@ class Stream:
         os.set_blocking(self._sock.fileno(), True)
 
     def receive_now(self, buffer: memoryview) -> int | None:
-        """Receives what is here; returns the bytes, 0 if the peer closed, None for nothing. No wait. Raises OSError."""
+        """Receives without waiting; returns the byte count, 0 if the peer closed, None for nothing. Raises OSError."""
         try:
             return self._sock.recv_into(buffer, 0, _DONT_WAIT)
         except BlockingIOError:
             return None
 
     def peek(self, count: int, deadline: float) -> bytes:
-        """Returns the first ``count`` bytes (fewer if the peer closed), which stay in the socket.
-
-        Raises Stalled, DeadlineReached, OSError."""
+        """Returns ``count`` bytes, fewer if the peer closed, and leaves them. Raises like :meth:`send`."""
         self._quiet = 0
         while True:
             self._arm(deadline)

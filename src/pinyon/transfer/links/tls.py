@@ -115,7 +115,7 @@ class TlsStream(Stream):
             return None
 
     def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
-        self.send((buffer,), deadline)  # cut into records
+        self.send((buffer,), deadline)  # which cuts the buffer into records
 
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
         first = rest[0]

@@ -122,7 +122,7 @@ class PathBoard:
         self._down: set[str] = set()
         self._turns = 0
 
-    # ------------------------------------------------------------ which path
+    # ------------------------------------------------------------ choosing a path
 
     def choose(self, tiers: Tiers, nbytes: int) -> Path | None:
         """Returns the path for a chain of ``nbytes``, or None if none is usable.
@@ -163,7 +163,7 @@ class PathBoard:
         close = (record for record, estimate in zip(usable, estimates, strict=True) if estimate <= limit)
         return min(close, key=lambda record: record.turn)
 
-    # ------------------------------------------------------------ what became of the chains
+    # ------------------------------------------------------------ chains and their outcomes
 
     def started(self, path: Path, nbytes: int) -> None:
         """Notes that a chain was given to the path."""

@@ -127,7 +127,7 @@ class Peer:
             way.open = False
         self._short.clear()
 
-    # --- which way ---
+    # --- choosing a path ---
 
     def learn(self, remote: SegmentDescriptor) -> None:
         """Learns what ``remote`` says about the peer's addresses, if that is new."""
@@ -293,7 +293,7 @@ class Peer:
             self._withdraw(chain, path)
             self._wait(chain, first=True)
 
-    # --- running them, and what became of them ---
+    # --- running chains, and their outcomes ---
 
     def run(self, chain: Chain, path: Path) -> None:
         """Runs a chain given to this path, in this thread; then it is done or on its way over another path."""

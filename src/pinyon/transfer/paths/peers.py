@@ -133,7 +133,7 @@ class Peers:
         """Returns the state of every path to every peer."""
         return [(name, state) for name, peer in self.known() for state in peer.snapshot()]
 
-    # --- looking after them ---
+    # --- upkeep ---
 
     def known(self) -> list[tuple[PeerId, Peer]]:
         with self._lock:

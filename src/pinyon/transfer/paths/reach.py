@@ -182,7 +182,7 @@ class Reach:
 class PeerPaths:
     """The paths to one peer, as far as it has told about itself.
 
-    The caller serialises the calls, but for those of ``is_news`` and ``known_by_nixl``.
+    The caller serialises the calls, except calls of ``is_news`` and ``known_by_nixl``.
     """
 
     def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:

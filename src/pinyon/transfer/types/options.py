@@ -30,7 +30,7 @@ class Transports:
     offer_shm: bool = True
     """True if processes of this host may use shared memory to reach this one, and it them."""
     nixl: str = "off"
-    """The mode (``NIXL_MODES``): unless "off", peers may also read here by NIXL. Another transport is needed beside it."""
+    """A mode of ``NIXL_MODES``; unless "off", peers may read here by NIXL too. Another transport is needed as well."""
     nixl_without_authentication: bool = False
     """True to allow NIXL beside a secret or TLS, neither of which its own connections know; else it is refused."""
     checksum: str = "on"

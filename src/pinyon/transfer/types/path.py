@@ -15,4 +15,4 @@ class Path(NamedTuple):
 
 
 Tiers = tuple[tuple[Path, ...], ...]
-"""Tiers of paths, best first: none empty, each of one transport, those of a transport in a row, no path twice."""
+"""Tiers of paths, best first: none empty, each of one transport, a transport's tiers in a row, no path twice."""

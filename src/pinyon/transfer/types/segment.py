@@ -135,9 +135,7 @@ class SegmentDescriptor:
 
     @classmethod
     def from_dict(cls, value: Any) -> SegmentDescriptor:
-        """Reads outside data in the form of :meth:`to_dict`.
-
-        Raises InvalidTransfer if anything is missing, of the wrong type or out of range."""
+        """Reads outside data in :meth:`to_dict`'s form; raises InvalidTransfer for a missing, mistyped or bad value."""
         try:
             regions = value["regions"]
             if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
