@@ -1,4 +1,4 @@
-"""The regional controller as a process on this machine, beside the regions that it is told of."""
+"""The regional controller as a process on this machine, beside the regions that it serves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pinyon.runtime.identity import CONTROLLER
 
 
 class LocalController:
-    """``start`` → ``stop``. For a supervisor it looks like a cluster of one service.
+    """The controller process: ``start`` → ``stop``. A supervisor treats it as a cluster of one service.
 
-    ``address`` is where its gRPC listens; ``folder`` keeps what it knows over its own restarts.
+    ``address`` is where its gRPC listens; ``folder`` keeps its state across restarts.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LocalController:
         self.services = {CONTROLLER: self._service}
 
     def start(self, tls_dir: Path | None, progress: Progress = lambda _: None) -> None:
-        """With the certificate in ``tls_dir``, if there is TLS. Raises :class:`PinyonError` if it does not serve."""
+        """Starts it, with TLS if ``tls_dir`` has its certificate. Raises :class:`PinyonError` if it does not serve."""
         if tls_dir is not None:
             self._service.arguments += ["--tls-dir", str(tls_dir)]
         self._service.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,10 @@ class LocalController:
         progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in self._service.endpoints.items())}")
 
     def restart(self, name: str = CONTROLLER, wait: bool = True) -> ServiceProcess:
-        """Start it again where it was, but for metrics if somebody else is there by now, which nobody is to wait for;
-        without ``wait`` the caller waits."""
+        """Starts it again at its address; without ``wait`` the caller waits. Metrics may move to a free port."""
         self._service.start_again(START_S if wait else None)
         return self._service
 
     def stop(self) -> None:
-        """At once: nobody is to stand in for load balancers that end now, and nothing is kept."""
+        """Kills it at once: nothing is kept, and no load balancer should replace others that end now."""
         self._service.kill()

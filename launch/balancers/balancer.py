@@ -1,4 +1,4 @@
-"""One of several load balancers: a process whose heartbeat is read and whose metrics are fetched."""
+"""A load balancer process of a group, whose heartbeat is read and whose metrics are fetched."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ class Balancer(ServiceProcess):
         super().__init__(f"process {number}", "services.lb", arguments, None, launch)
         self.number = number
         self.missed = 0
-        """The number of looks in a row that found no heartbeat.
-
-        Silence is counted in looks, not by a clock, so that a delay of the parent does not count as a long silence.
-        """
+        """The number of looks in a row without a heartbeat; unlike a clock, it does not grow while the parent is
+        delayed."""
         self._ask_s = ask_s
         self._asked_s = 0.0
         self._beats = -1
@@ -74,10 +72,7 @@ class Balancer(ServiceProcess):
         self.missed = 0 if heard else self.missed + 1
 
     def metrics(self) -> str:
-        """Returns the process's page of metrics.
-
-        Blocks up to ``ANSWER_S`` between two pieces of the page. Raises :class:`Unavailable`.
-        """
+        """Returns the page of metrics; waits ``ANSWER_S`` at most for each piece. Raises :class:`Unavailable`."""
         address = self.endpoints.get("metrics", "")
         if not address or not self.serving:
             raise Unavailable(f"{self} does not serve")
