@@ -75,9 +75,9 @@ class ChatTemplate(Protocol):
         """Returns the prompt's tokens.
 
         Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`Tokenizer.encode`. With
-        ``continue_final_message`` the prompt ends with the last message's text, which the model continues; this
-        excludes ``add_generation_prompt``. ``add_special_tokens`` adds the tokens that the tokenizer puts around a
-        text, beside those of the template.
+        ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
+        generation prompt. The option ``add_special_tokens`` adds those that the tokenizer puts around a text, beside
+        the template's.
         """
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class _Beginning:
         self._stop = stop
         self.length = 0
         self._borders = borders = [0, 0]
-        """For each prefix length, the length of its longest suffix that is a shorter prefix."""
+        """The length of the longest suffix that is a shorter prefix, for each length of a prefix."""
         border = 0
         for char in stop[1:]:
             while border and stop[border] != char:

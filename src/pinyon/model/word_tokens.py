@@ -6,7 +6,7 @@ on cutting and on looking up words that it has seen a thousand times. Here a run
 go to the library's model. The tokens are those of the library, because
 
 - a word's tokens depend on the word alone (:func:`known_words` names the tokenizers of which that is true);
-- no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter, so a text
+- no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter. So a text
   can be cut there, and each part on its own (:mod:`pinyon.model.word_table` says where else);
 - their regular expressions have an ASCII version here, where the classes of both libraries agree, and text that is not
   ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut.
@@ -39,7 +39,7 @@ LEARNED = 16
 A run with more goes to the library as a whole, which takes less time.
 """
 MERGED = 128
-"""The same maximum where encoding a word takes no longer than the library takes for its characters."""
+"""The maximum as above where encoding a word takes no longer than the library takes for its characters."""
 KNOWN_PART = 8
 """The divisor for a run of known pieces, which takes less than an eighth of the library's time for it."""
 PIECE_CHARS = 4
