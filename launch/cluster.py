@@ -52,10 +52,7 @@ POLICIES: dict[str, Registry[Any]] = {
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The number of each kind of service, and their addresses and options.
-
-    Port 0 takes a free port; an empty policy means the service's default.
-    """
+    """The services of a suite, their addresses and options. Port 0 is a free one, an empty policy the default."""
 
     prefill: int = 2
     decode: int = 2
@@ -271,10 +268,7 @@ class LocalCluster:
                 raise InvalidArgument(f"cannot make the folder {folder}: {error.strerror}", field=option) from None
 
     def make_certificates(self) -> None:
-        """Creates the certificates if TLS is on; does nothing when called again.
-
-        Clusters that share a ``tls_dir`` call this before any of them starts.
-        """
+        """Creates missing certificates if TLS is on. Clusters that share a ``tls_dir`` do so before any starts."""
         spec = self.spec
         if not spec.tls or self._access.root is not None:
             return

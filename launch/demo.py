@@ -127,8 +127,6 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
 
 
 class _Board:
-    """The live table and the list of its outcomes."""
-
     def __init__(self, title: str) -> None:
         self.outcomes: list[DemoAnswer] = []
         self.table = Table(title=title, title_justify="left", expand=False)

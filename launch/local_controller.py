@@ -12,10 +12,7 @@ from pinyon.runtime.identity import CONTROLLER
 
 
 class LocalController:
-    """The controller process: ``start`` → ``stop``. A supervisor treats it as a cluster of one service.
-
-    ``address`` is where its gRPC listens; ``folder`` keeps its state across restarts.
-    """
+    """The controller, a cluster of one service for supervisors: ``start`` → ``stop``. Its state is in ``folder``."""
 
     def __init__(
         self,

@@ -56,10 +56,7 @@ class HeldPorts:
 
 
 def port_faults(ports: Iterable[Port]) -> list[str]:
-    """Returns a sentence for each option whose port is not available: who has it, and what to do.
-
-    Of the ports of one option only the first fault is reported.
-    """
+    """Returns a sentence for the first fault of each option's ports: who has the port, and what to do."""
     faults: dict[str, str] = {}
     wanted: dict[int, Port] = {}
     for one in ports:
@@ -116,7 +113,7 @@ def _refused(host: str, port: int) -> int:
 
 
 def holder(port: int, host: str = "") -> str:
-    """Returns the process that listens at a port, as far as ``/proc`` says: its command, or its user; else nothing.
+    """Returns a port's listener as far as ``/proc`` says: process and command, or the user; empty if none.
 
     A listener on the address ``host`` is preferred, then one on all addresses.
     """

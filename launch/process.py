@@ -108,7 +108,6 @@ class ServiceProcess:
         self._announced = b""
 
     def __str__(self) -> str:
-        """Returns the name of the process in messages."""
         return self.name
 
     @property

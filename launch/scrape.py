@@ -32,8 +32,8 @@ class Scrape:
                         self.samples[key] = self.samples.get(key, 0.0) + sample.value
 
     def total(self, metric: str) -> float:
-        """Returns the sum over services and labels. An unknown metric is an error: a misspelt name must not read as
-        zero."""
+        """Returns the sum over services and labels. An unknown metric is an error, as a misspelt name must not read as
+        0."""
         values = [value for (_, name, _), value in self.samples.items() if name == metric]
         if not values:
             raise LookupError(f"no service has a metric {metric}")

@@ -32,8 +32,7 @@ class Balancer(ServiceProcess):
         super().__init__(f"process {number}", "services.lb", arguments, None, launch)
         self.number = number
         self.missed = 0
-        """The number of looks in a row without a heartbeat; unlike a clock, it does not grow while the parent is
-        delayed."""
+        """The number of looks in a row without a heartbeat; unlike a clock, it does not grow while we are held up."""
         self._ask_s = ask_s
         self._asked_s = 0.0
         self._beats = -1

@@ -1,7 +1,4 @@
-"""The parent of several load balancers: holds their port, starts and restarts them, shows their metrics and ends them.
-
-The parent serves no request.
-"""
+"""The parent of several load balancers: holds their port, runs them, shows their metrics. It serves no request."""
 
 from __future__ import annotations
 
@@ -154,7 +151,6 @@ class Group(Collector):
 
 
 async def _is_set(event: asyncio.Event, within_s: float) -> bool:
-    """Waits up to ``within_s`` and returns whether the event is set."""
     try:
         async with asyncio.timeout(within_s):
             return await event.wait()

@@ -9,16 +9,10 @@ from pinyon.core.errors import Unavailable
 
 
 class HeldPort:
-    """A port held on all addresses of a host, until ``close``.
-
-    While it is held, only processes of the same user that use ``SO_REUSEPORT`` can listen there.
-    """
+    """A port on all addresses of a host. Until ``close`` only this user's ``SO_REUSEPORT`` listeners can use it."""
 
     def __init__(self, listen: str) -> None:
-        """Binds the port; 0 takes a free one.
-
-        Raises :class:`Unavailable` if anything listens there, even with ``SO_REUSEPORT``.
-        """
+        """Binds the port; 0 takes a free one. Raises :class:`Unavailable` if anything listens there already."""
         host, port = parse_address(listen)
         self._sockets: list[socket.socket] = []
         try:

@@ -48,10 +48,7 @@ Samples = dict[_Key, float]
 
 
 class Merged:
-    """The merged metrics; for one thread at a time.
-
-    ``told`` takes a process's current page, ``ended`` notes the end of a process, ``families`` yields the result.
-    """
+    """The merged metrics, for one thread at a time: ``told`` takes pages, ``ended`` an end, ``families`` yields all."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}

@@ -54,10 +54,7 @@ def check_processes(settings: LbSettings, instance_id: str, certified: str) -> N
 
 
 def process_arguments(settings: LbSettings, instance_id: str, number: int, http_listen: str) -> list[str]:
-    """Returns arguments that follow the parent's command line and overrule it and the environment.
-
-    ``http_listen`` is the address at which all processes listen.
-    """
+    """Returns arguments that overrule the parent's command line and environment; all listen at ``http_listen``."""
     values: dict[str, str] = {
         "processes": "1",
         "http_listen": http_listen,

@@ -60,10 +60,7 @@ from services.lb.settings import LbSettings
 _log = get_logger("lb.regions")
 
 CHANGES_S = 0.002
-"""The time for which changes of targets are collected before waiting requests learn of them together.
-
-Targets report their state many times a second.
-"""
+"""The time for which the targets' many reports are collected before waiting requests learn of them."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +203,7 @@ class LoadBalancer:
         self.models.told = lambda: not controller or session.federation is not None
 
     def administer(self, record: Any = None, pushed: Callable[[], None] = lambda: None) -> None:
-        """Adds the settings that an operator may change at run time; ``pushed`` is called when the pushing rule
-        changes."""
+        """Adds the settings that operators can change at run time; a new pushing rule calls ``pushed``."""
         settings = self.given.settings
         show = show_policies(self.given.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
 
@@ -316,10 +312,7 @@ def load_keys(settings: LbSettings) -> ApiKeys:
 
 
 def check_region(settings: LbSettings, security: Security) -> None:
-    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name.
-
-    Logs a warning if this load balancer's certificate does not name the region.
-    """
+    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name; warns if ours does not."""
     if not settings.region or security.tls is None:
         return
     check_region_name(settings.region, "region")

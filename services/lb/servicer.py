@@ -139,8 +139,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     async def _ask(
         self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str, log_id: str
     ) -> Ask:
-        """Returns the request as values. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's
-        field."""
+        """Returns the request. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
         call = _call(request, self.models.default.model)
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)

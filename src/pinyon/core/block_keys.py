@@ -50,8 +50,8 @@ def namespace(
 
 
 def secret_id(secret: bytes) -> str:
-    """Returns a name that does not reveal the secret, equal for processes that make the same keys; empty for no
-    secret."""
+    """Returns a name that does not reveal the secret; processes with the same one make the same keys. Empty for
+    none."""
     return hmac.digest(secret, b"pinyon-v1 block key secret", "sha256")[:8].hex() if secret else ""
 
 

@@ -88,9 +88,9 @@ class HashRing:
         self._owners[equal] = sorted(self._owners[equal].tolist(), key=self._names.__getitem__)
 
     def owner(self, key: bytes, other_than: str | None = None, among: Container[str] | None = None) -> str | None:
-        """Returns the member that owns the key, or the next one clockwise other than ``other_than``.
+        """Returns the key's owner, or the next one clockwise other than ``other_than``; None if none.
 
-        None means that there is none. With ``among``, only these count as members.
+        With ``among``, only these count as members.
         """
         digest, names = xxhash.xxh3_64_digest(key, self._seed), self._names
         if compiled():

@@ -1,6 +1,6 @@
 """Journals: records of the calls to pure modules, and replays of these calls.
 
-A pure module's decisions depend on nothing but its inputs, so a journal of the inputs is enough to reproduce every
+A pure module's decisions depend on nothing but its inputs. So a journal of the inputs is enough to reproduce every
 decision of a service anywhere: to find a defect, or to ask another policy the same questions. The method
 ``Journal.record`` wraps a module. The function ``replay`` repeats the calls on modules that the caller built anew and
 compares the results.
@@ -33,10 +33,7 @@ Module = TypeVar("Module")
 
 
 class Codec:
-    """A conversion between values and JSON.
-
-    ``types`` are the dataclasses, named tuples and enums that may occur, distinguished by their names.
-    """
+    """A conversion of values to JSON and back; ``types`` are the dataclasses, named tuples and enums that may occur."""
 
     def __init__(self, types: Iterable[type]) -> None:
         self._types = {one.__name__: one for one in types}
@@ -155,7 +152,6 @@ class Journal:
         return result
 
     def end(self, reason: str) -> None:
-        """Stops writing."""
         self.ended = self.ended or reason
 
 
@@ -208,9 +204,9 @@ def replay(
 ) -> Replay:
     """Repeats a journal's calls.
 
-    The function ``build`` makes the modules by name from the header. The methods in ``inputs`` are those recorded of
-    each: no other method is called, whatever the journal says. Named arguments (module, name) in ``gone`` are of older
-    journals; they changed nothing and no longer exist.
+    The function ``build`` makes the modules by name from the header. Only the methods in ``inputs`` of each module are
+    called, whatever the journal says. Named arguments (module, name) in ``gone`` are dropped: they occur in older
+    journals, changed nothing and no longer exist.
 
     A last line without an end (the process died while it wrote) is left out. Raises :class:`InvalidArgument`, with the
     line's number, for malformed lines.

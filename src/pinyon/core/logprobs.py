@@ -9,10 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 PROMPT_LOGPROBS_MAX = 400_000
-"""The maximum number for one prompt, including the likeliest tokens beside each token.
-
-At 7 bytes each they fit into a message of 4 MiB.
-"""
+"""The maximum for one prompt, likeliest tokens included: at 7 bytes each they fit a message of 4 MiB."""
 
 
 class TokenLogprob(NamedTuple):
@@ -24,10 +21,8 @@ class TokenLogprob(NamedTuple):
 
 
 class Logprobs(Protocol):
-    """The log-probabilities of consecutive tokens, kept in the form in which they came.
-
-    As values, those of a long answer would take a hundred times the memory.
-    """
+    """The log-probabilities of consecutive tokens in their original form; as values they would take 100 times the
+    memory."""
 
     def __len__(self) -> int: ...
 

@@ -13,10 +13,8 @@ MODULES = "PINYON_POLICY_MODULES"
 
 
 def named_class(name: str) -> type[Any]:
-    """Returns the class that ``module:Class`` names.
-
-    Raises ``ValueError`` that says what is wrong. Modules that the environment does not name are not imported.
-    """
+    """Returns ``module:Class``; imports only modules that the environment names. Raises ``ValueError`` with the
+    reason."""
     module, _, wanted = name.partition(":")
     if not _allowed(module):
         raise ValueError(

@@ -22,10 +22,7 @@ def tokens_of(raw: bytes) -> Tokens:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
-    """A prompt to compute.
-
-    ``keys`` are those of its full blocks; the last ``sample_index`` tokens were generated before.
-    """
+    """A prompt to compute. Its full blocks have ``keys``; its last ``sample_index`` tokens were generated before."""
 
     request_id: str
     request_class: RequestClass
@@ -59,8 +56,7 @@ class PrefillOrder:
 
 @dataclass(frozen=True, slots=True)
 class GenerateOrder:
-    """A request that the instance will own: a prompt, the tokens generated elsewhere so far, and the generation to
-    do."""
+    """A request for the instance to own: a prompt, tokens generated elsewhere so far, and the generation to do."""
 
     prompt: PrefillOrder
     prefill_instance_id: str

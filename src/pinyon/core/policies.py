@@ -90,8 +90,8 @@ class Registry(Generic[Policy]):
         return choice
 
     def with_default(self, choice: str, option: str, value: object) -> str:
-        """Returns ``choice`` with an option added that its policy has and it does not name. Raises as :meth:`make`
-        does."""
+        """Returns ``choice`` with an option added, unless it names that or its policy lacks it. Raises as
+        :meth:`make`."""
         self._parsed(choice)
         name, text = split_choice(choice, self._policies)
         named = [part.partition("=")[0].strip() for part in text.split(",")] if text else []

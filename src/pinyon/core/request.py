@@ -44,10 +44,8 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """The reason why a generation ended.
-
-    ``stop`` is EOS, a stop token or a stop string, ``length`` is max_tokens or the end of the context.
-    """
+    """The end of a generation: ``stop`` is EOS, a stop token or string; ``length`` is max_tokens or the context's
+    end."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -148,8 +146,6 @@ class SamplingParams:
 
 
 class SamplingField(NamedTuple):
-    """A field of :class:`SamplingParams`."""
-
     name: str
     default: Any
     kind: Kind
@@ -239,17 +235,14 @@ class RequestClass:
     geographies: tuple[str, ...] = ()
     """The places where the request may be served; empty for anywhere."""
     cache_salt: str = field(default="", repr=False)
-    """The salt within which KV is shared with requests of the same tenant.
-
-    Without knowing the salt, timing does not reveal what was asked.
-    """
+    """The salt that limits sharing of KV within the tenant; unless it is known, timing does not reveal what was
+    asked."""
     no_store: bool = False
     """True if no KV computed for the request is kept for others or put into the KV store."""
 
     @property
     def category(self) -> str:
-        """Type and turn, which predict how likely the KV is reused ("KVCache cache in the wild" §4.2); empty:
-        unknown."""
+        """The type and turn: how likely its KV is used again ("KVCache cache in the wild" §4.2); empty if unknown."""
         return f"{self.kind}/{self.turn}" if self.kind else ""
 
     def __post_init__(self) -> None:
@@ -280,10 +273,8 @@ UNKNOWN_CLASS = RequestClass()
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Token counts of one finished request; treated as immutable.
-
-    ``cached_tokens`` are prompt tokens whose KV was reused, not computed.
-    """
+    """Token counts of one finished request; treated as immutable. The KV of ``cached_tokens`` was reused, not
+    computed."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -30,7 +30,7 @@ class Served:
     unsupported: frozenset[str] = frozenset()
     """Sampling parameters that the engine does not support."""
     kernel: str = ""
-    """The kernel that says which requests read KV together in decode; empty if unknown."""
+    """The attention kernel, which determines which requests read KV together in decode; empty if unknown."""
 
     @property
     def max_context(self) -> int:

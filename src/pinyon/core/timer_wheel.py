@@ -22,7 +22,6 @@ class TimerWheel(Generic[Entry]):
         self._slots: dict[int, dict[Entry, None]] = {}
 
     def __bool__(self) -> bool:
-        """Returns whether any entry is waiting."""
         return bool(self._slots)
 
     @property

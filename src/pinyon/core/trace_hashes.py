@@ -21,10 +21,7 @@ BLOCK_TOKENS = 16
 
 
 def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: bytes) -> bytes:
-    """Returns packed hashes of the prompt's blocks, including a partial last one.
-
-    Equal hashes mean an equal prefix that may be shared.
-    """
+    """Returns packed hashes of all blocks, the last perhaps partial; equal ones mean a shareable equal prefix."""
     start = namespace(model, "", asked.tenant, salt, asked.cache_salt)
     keys = chain_block_keys(start, tokens_le32, BLOCK_TOKENS)
     rest = tokens_le32[4 * BLOCK_TOKENS * len(keys) :]

@@ -18,8 +18,7 @@ _FIELD = re.compile(rb"%b:[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
 
 class ChunkReader:
-    """A reader of one chunked body: call ``read`` until ``done``. ``size`` is the sum of the chunk sizes declared so
-    far."""
+    """A reader of one chunked body: call ``read`` until ``done``. ``size`` sums up the chunk sizes declared so far."""
 
     __slots__ = ("_behind_data", "_dropped", "_in_trailers", "_left", "_limit", "done", "size")
 

@@ -64,8 +64,7 @@ class RequestReader:
         self._data, self._start, self._searched = b"", 0, 0
 
     def head(self) -> RequestHead | None:
-        """Returns the next request's head, or None if it is incomplete. Raises :class:`HttpError` as soon as
-        possible."""
+        """Returns the next request's head; None if incomplete. Raises :class:`HttpError` as soon as it is invalid."""
         data = self._data
         start = self._start
         if start == len(data):
@@ -134,8 +133,7 @@ class RequestReader:
         return body
 
     def _move(self, start: int) -> int:
-        """Marks ``start`` as the beginning of the unread bytes; returns where they begin after a possible
-        compaction."""
+        """Marks the unread bytes as beginning at ``start``; returns their position after read bytes are removed."""
         data = self._data
         if start == len(data):
             self.drop()

@@ -19,8 +19,8 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class RequestHead:
-    """A request's head; names in ``fields`` are lower case. ``content_length`` is 0 without a body, -1 if it is
-    chunked."""
+    """A request's head; names in ``fields`` are lower case. ``content_length`` is 0 for no body, -1 for a chunked
+    one."""
 
     __slots__ = (
         "close",

@@ -37,8 +37,7 @@ class HttpServer:
         *,
         reuse_port: bool = False,
     ) -> None:
-        """Takes ``tls``, which returns the context for each new connection; ``reuse_port`` lets other processes listen
-        too."""
+        """Takes ``tls``, which returns a context per connection; ``reuse_port`` lets other processes listen too."""
         if tls is not None and shared.proxy_protocol:
             raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
         self._shared = shared
@@ -71,12 +70,10 @@ class HttpServer:
 
     @property
     def connections(self) -> set[Connection]:
-        """The open connections."""
         return self._shared.connections
 
     def announce(self) -> None:
-        """Makes each answer the last one on its connection, so that clients go elsewhere in time; all is still
-        served."""
+        """Makes each answer the last one on its connection, so that clients leave in time; all are still served."""
         self._shared.closing = True
 
     async def drain(self, seconds: float) -> None:
@@ -148,10 +145,7 @@ class Listeners:
         self.sockets: list[socket.socket] = []
 
     async def open(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Listens on all addresses of the host and returns the port.
-
-        With ``reuse_port`` other processes may listen there too. Raises :class:`OSError`, and then holds no socket.
-        """
+        """Listens on all addresses of the host; returns the port. Raises :class:`OSError`, and then holds no socket."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -176,7 +170,6 @@ class Listeners:
         return clients
 
     def close(self) -> None:
-        """Closes the sockets, so that new connections are refused."""
         for bound in self.sockets:
             bound.close()
         self.sockets.clear()

@@ -36,9 +36,10 @@ class App(Protocol):
     """The application that the server serves."""
 
     def refusal(self, error: PinyonError, *, named: bool) -> tuple[int, bytes, bytes]:
-        """Returns status, body (JSON) and header fields of an answer that the server gives in place of the app.
+        """Returns status, body (JSON) and header fields of an answer to a request that the app does not handle now.
 
-        ``named``: the answer already has a request's own fields.
+        The app does not have the request yet, or not any more. ``named``: the answer already has a request's own
+        fields.
         """
         ...
 

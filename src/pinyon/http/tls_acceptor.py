@@ -39,7 +39,6 @@ class TlsAcceptor:
             self._run(self._accept(bound), self._accepting)
 
     async def stop(self) -> None:
-        """Stops accepting."""
         await _end(self._accepting)
 
     async def close(self, seconds: float) -> None:

@@ -88,8 +88,7 @@ class Visitor:
             self._request = None
 
     def end(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Starts to watch a client that sends no more; returns whether its leaving would be noticed and end the
-        connection."""
+        """Starts to watch a client that sends no more; returns whether its leaving would end the connection."""
         if self._watch is None and _HalfClosed.can_tell(self._transport):
             self._watch = _HalfClosed(loop, self._transport, self._transport.abort)
         return self.ended

@@ -231,8 +231,7 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
 
 
 def federation_from_proto(message: controller_pb2.Federation) -> Federation:
-    """Returns the checked federation. Raises :class:`InvalidArgument` for what no controller of this kind would
-    send."""
+    """Returns the checked federation. Raises :class:`InvalidArgument` for what no controller would send."""
     regions = _few(message.regions, MEMBERS_MAX, "regions")
     members = _few(message.load_balancers, MEMBERS_MAX, "load_balancers")
     clusters = _few(message.clusters, MEMBERS_MAX * CLUSTERS_MAX, "clusters")

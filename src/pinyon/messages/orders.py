@@ -132,7 +132,7 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
         raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
     try:
         return segment_from_proto(message.segment)
-    except PinyonError as error:  # compiled code would not catch the transfer engine's errors as InvalidArgument
+    except PinyonError as error:  # compiled, ``InvalidArgument as`` rejects the transfer engine's subclasses
         raise InvalidArgument(error.message, field="hello.segment") from error
 
 
@@ -175,10 +175,7 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
 
 
 def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, served: Served) -> PushTarget:
-    """Returns where to write the prompt's KV: offsets in its target region, reached as ``segment`` says.
-
-    Raises :class:`InvalidArgument`.
-    """
+    """Returns where the prompt's KV goes: offsets in its target region. Raises :class:`InvalidArgument`."""
     layout = served.layout
     blocks = layout.blocks_for(len(message.prompt_tokens_le32) // 4)
     first, offsets = message.first_target_block, tuple(message.target_offsets_bytes)
@@ -226,10 +223,7 @@ def _prompt(
     plan: common_pb2.Placement | worker_pb2.PrefillStart,
     served: Served,
 ) -> PrefillOrder:
-    """Returns the checked prompt; ``plan`` says which blocks to fetch.
-
-    A load balancer may leave the block keys to the instance; another instance sends them.
-    """
+    """Returns the checked prompt; ``plan`` says what to fetch. A load balancer may leave out the block keys."""
     check_text(message.request_id, "request_id")
     request_class = class_from_proto(message.request_class)
     tokens, generated = _tokens(message.prompt_tokens_le32, served), message.generated_tokens

@@ -17,7 +17,7 @@ MS_MAX = (1 << 31) - 1
 def request_from_proto(
     message: conductor_pb2.ScheduleRequest, request_id: str, ttft_slo_s: float, tbt_slo_s: float
 ) -> PlacementRequest:
-    """Returns the checked request, under ``request_id``; an SLO that the request omits is the conductor's, as given."""
+    """Returns the checked request, under ``request_id``, with the conductor's SLOs (as given) where it has none."""
     check_id(request_id, "request_id")
     model = check_id(message.model, "model")
     prompt_tokens = message.prompt_tokens

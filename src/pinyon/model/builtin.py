@@ -11,10 +11,7 @@ from pinyon.model.tokenizer import ByteTokenizer
 BUILTIN_SEED = 20240607
 
 BUILTIN_RECIPE = "uniform-philox-1"
-"""The name of the recipe by which weights follow from the seed (``services.worker.engines.weights``).
-
-Another recipe needs another name.
-"""
+"""The name of the recipe for weights (``services.worker.engines.weights``); another recipe needs another name."""
 
 
 def builtin_config() -> ModelConfig:

@@ -372,10 +372,7 @@ def _bad(what: str) -> InvalidArgument:
 
 
 def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> list[dict[str, str]]:
-    """Returns ``role``, ``content`` and, unless empty, ``name`` as strings.
-
-    ``content`` may be a list of OpenAI text parts.
-    """
+    """Returns ``role``, ``content`` (joined from OpenAI text parts) and, unless empty, ``name`` as strings."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise _bad("must be a list of objects")
     if not messages:

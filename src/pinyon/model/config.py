@@ -126,10 +126,8 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Returns the configuration in these JSON objects.
-
-        Raises :class:`InvalidArgument` for missing, wrong or unsupported values.
-        """
+        """Returns these JSON objects' configuration. Raises :class:`InvalidArgument` for missing, wrong or unsupported
+        values."""
         _object("config.json", config)
         if generation_config is not None:
             _object("generation_config.json", generation_config)
@@ -198,8 +196,7 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: Architecture) -
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Returns ``(theta, scaling)`` from ``rope_theta`` + ``rope_scaling``, or ``rope_parameters`` (transformers ≥
-    5)."""
+    """Returns ``(theta, scaling)`` from ``rope_theta``, ``rope_scaling`` or ``rope_parameters`` (transformers ≥ 5)."""
     parameters = config.get("rope_parameters")
     scaling = config.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):

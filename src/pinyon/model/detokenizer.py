@@ -80,7 +80,8 @@ class _Window:
         """The number of times in a row that no text was returned."""
 
     def push(self, tokens: Iterable[int]) -> str:
-        kept = [token for token in tokens if not self._is_left_out(token)]  # not even the end of a byte run
+        # Skipped tokens do not even end a run of byte pieces.
+        kept = [token for token in tokens if not self._is_left_out(token)]
         end = next((end for end in range(len(kept), 0, -1) if not self._is_byte_piece(kept[end - 1])), 0)
         self._tokens += kept[:end]
         delta = self._advance(final=False) if end else ""

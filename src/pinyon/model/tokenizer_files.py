@@ -126,10 +126,7 @@ def _bpe(model: Mapping[str, Any], *, fuse_unk: bool, byte_fallback: bool) -> di
 def _added_tokens(
     rules: Mapping[str, Any], settings: Mapping[str, Any], kind: TokenizerClass, vocab_size: int
 ) -> list[dict[str, Any]]:
-    """Returns the added tokens.
-
-    Later entries change earlier ones of the same text; a token outside the vocabulary gets the next id.
-    """
+    """Returns the added tokens: later entries change earlier ones of equal text; unknown ones get the next id."""
     listed = settings.get("added_tokens_decoder")
     listed = listed if isinstance(listed, dict) else None
     own = [token for token in rules.get("added_tokens") or () if _content(token)]

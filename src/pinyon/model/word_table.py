@@ -54,10 +54,8 @@ class WordTable:
         self._lock = Lock()
 
     def scan(self, text: bytes, at: i64, out: BytesWriter) -> tuple[i64, i64]:
-        """Writes the tokens of ``text`` from ``at``, where a piece begins, up to the first unknown piece.
-
-        Returns the beginning and end of that piece, or twice the end of the text.
-        """
+        """Writes tokens from ``at`` up to the first unknown piece; returns that piece's span, or the text's end
+        twice."""
         size: i64 = len(text)
         table = self._table
         self._lock.acquire()

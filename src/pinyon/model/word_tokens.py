@@ -34,10 +34,7 @@ WORDS_BYTES = 6 << 20
 ENTRY_BYTES = 128
 """The size of an entry beside its two objects."""
 LEARNED = 16
-"""The maximum number of new words of a run that the library's model encodes one by one.
-
-A run with more goes to the library as a whole, which takes less time.
-"""
+"""The maximum of new words of a run encoded one by one; above it, the library encodes the whole run faster."""
 MERGED = 128
 """The maximum as above where encoding a word takes no longer than the library takes for its characters."""
 KNOWN_PART = 8
@@ -128,10 +125,8 @@ class WordTokens:
         runs_bytes: int = RUNS_BYTES,
         learned: int = LEARNED,
     ) -> None:
-        """Takes a ``pattern`` of :func:`known_words` and ``markers``, the added tokens by text.
-
-        ``learned`` is the maximum number of new words of a run that are encoded one by one.
-        """
+        """Takes a pattern of :func:`known_words`, added tokens by text, and ``learned``, the limit of new words per
+        run."""
         for theirs, ours in _IN_ASCII.items():
             pattern = pattern.replace(theirs, ours)
         self._find = re.compile(pattern, re.ASCII).findall
@@ -213,10 +208,7 @@ class WordTokens:
         return out.getvalue(), work
 
     def _of_words(self, text: str, most: int) -> tuple[bytes | None, int, int]:
-        """Returns the tokens, the number of new words learned and their cost in characters.
-
-        The tokens are None if more than ``most`` words are new.
-        """
+        """Returns the tokens, the words learned and their cost in characters; no tokens if over ``most`` are new."""
         words = self._find(text)
         if len(words) == 1:  # the caller caches it
             if not most:

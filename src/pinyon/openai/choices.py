@@ -178,8 +178,7 @@ class CompletionChoices(Choices):
         offset: int,
         text: str = "",
     ) -> int:
-        """Appends to the columns; returns the next token's offset. A special token has length 0 unless ``text`` shows
-        it."""
+        """Appends to the columns and returns the next offset. A special token has length 0 unless ``text`` shows it."""
         offsets = []
         for token in tokens:
             offsets.append(offset)
@@ -196,7 +195,7 @@ class CompletionChoices(Choices):
         return offset
 
     def _top(self, token: int, one: TokenLogprob) -> dict[str, float]:
-        """Returns log-probabilities by text, the token itself included; of two tokens with one text, the likelier
+        """Returns log-probabilities by text, with the token itself; of two tokens with one text, the likelier
         counts."""
         top: dict[str, float] = {}
         for each, logprob in (*one.top, (token, one.logprob)):

@@ -169,8 +169,7 @@ _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
 
 def _unsupported(name: str, value: Any, field: str, where: str = "", allowed: tuple[Any, ...] = ()) -> InvalidArgument:
-    """Returns the error for ``name``, which stands at ``where`` in the request's ``field``; ``allowed`` are valid
-    values."""
+    """Returns the error for ``name`` at ``where`` in the request's ``field``; ``allowed`` are valid values."""
     where, what = repr(where or name), _LACKS.get(name)
     good = [shown(each) for each in allowed if each not in _NOTHING]
     if not good:

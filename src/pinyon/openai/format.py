@@ -40,8 +40,7 @@ class ContextExceeded(InvalidArgument):
 
 
 class Format:
-    """The answer objects of one request. Arguments that are JSON already (choices, other members) are written
-    unchanged."""
+    """The answer objects of one request. Arguments that are JSON already (choices, other members) are not changed."""
 
     id_prefix = ""
     whole_object = ""

@@ -115,8 +115,7 @@ def _find_tokens(body: bytes | bytearray, name: bytes) -> list[tuple[int, int]] 
 
 
 def _find_lists(body: bytes | bytearray, start: int, *, nested: bool) -> list[tuple[int, int]]:
-    """Returns the spans of the list of token ids at ``start`` and, if ``nested``, of those after it; empty for other
-    content."""
+    """Returns the spans of the list of token ids at ``start`` and, if ``nested``, of those after it; else none."""
     found: list[tuple[int, int]] = []
     while len(found) <= LISTS_MAX:
         end = body.find(b"]", start) + 1
@@ -150,7 +149,7 @@ def _tokens(body: bytes | bytearray, start: int, end: int, field: str) -> bytes:
 
 
 def _piece(text: bytes, field: str) -> npt.NDArray[np.uint32]:
-    """Returns numbers that are separated by commas and spaces. Raises :class:`ValueError` for anything else."""
+    """Returns numbers with commas between them and space around them. Raises :class:`ValueError` for anything else."""
     digit = (np.frombuffer(text, np.uint8) - 48) < 10
     runs = np.count_nonzero(digit[1:] & ~digit[:-1]) + int(digit[:1].any())
     packed = np.frombuffer(text.translate(None, _SPACE), np.uint8)

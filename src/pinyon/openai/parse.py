@@ -57,10 +57,8 @@ _UNSAID = SamplingParams(**_UNNAMED)
 
 
 class Call:
-    """The parsed body of one call. A ``priority`` of None and an empty ``user`` mean that the field was not given.
-
-    Most calls set few of the fields; class attributes hold the defaults of the others.
-    """
+    """The parsed body of one call. Fields that were not given have class defaults (``priority`` None, ``user``
+    empty)."""
 
     model: str
     prompt: PromptInput
