@@ -173,8 +173,7 @@ class Costs:
         return Considered(self.columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Returns the place of the least cost, ties as in :meth:`Pool.lowest`. ``among``: of those that fetch, only
-        these."""
+        """Returns the place of the least cost, ties as in :meth:`Pool.lowest`; fetches count only in ``among``."""
         costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):

@@ -1,7 +1,7 @@
 """Blocks that instances do not hold yet but will: those of the prompts that were placed there.
 
-Mooncake §4.1 updates an instance's cache at placement. Only that instance counts on these blocks: nobody can fetch what
-is not computed.
+Mooncake §4.1 updates an instance's cache at placement. Only that instance counts on them: blocks that are not computed
+cannot be fetched.
 """
 
 from __future__ import annotations
