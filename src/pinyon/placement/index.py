@@ -124,7 +124,7 @@ class BlockIndex:
         held.synced = held.loading = held.resync_asked = False
 
     def apply_snapshot(self, holder: Holder, seq: int, packed_keys: bytes, *, first: bool, last: bool) -> Intake:
-        """Applies one part of a full content as of change ``seq``. After the last part, other keys are not held."""
+        """Applies one part of a full content as of change ``seq``. After the last one, only named keys are held."""
         held = self._held[holder.bit]
         if first:
             self._holdings.hide(held.before)

@@ -5,8 +5,7 @@ here is a hint. A key may be in two buckets of eight slots, in the first one whi
 Azar et al. 1994), so most look-ups touch one cache line. Growth splits a few buckets at a time (linear hashing, Litwin
 1980) over arrays that are reserved at full size: memory that was never touched costs nothing.
 
-Keys are looked up and stored in loops over unboxed numbers, fast where compiled; in Python a key takes some
-microseconds.
+Loops over unboxed numbers look keys up and store them: fast where compiled, some microseconds a key in Python.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ Number = TypeVar("Number", np.int64, np.uint32, np.uint8)
 
 def fingerprint(low: i64, high: i64) -> i64:
     """Returns the fingerprint of one key, given its halves; never 0. Keys are random, but in simulations and tests
-    small numbers, and are spread by this: rounds of a Feistel network, from which no two numbers come out as the same
-    one."""
+    small numbers, which this spreads: rounds of a Feistel network, from which no two numbers come out the same."""
     left, right = low >> 32, low & _LOW_HALF
     left ^= right * _FIRST >> 15 & _LOW_31
     left ^= high >> 32

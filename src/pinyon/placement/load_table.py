@@ -41,8 +41,8 @@ def size_class(prefill_us: i64, near: i64 = 0) -> i64:
 
 
 def whole_us(seconds: float) -> i64:
-    """Returns microseconds, from 0 to twelve days. Rounds as ``round``, which compiled code calls as slowly as Python
-    does."""
+    """Returns microseconds, from 0 to twelve days. Rounds as ``round``, which compiled code calls as slowly as
+    Python."""
     wanted = min(seconds * 1e6, float(PREFILL_US_MAX))
     whole = i64(wanted)
     rest = wanted - float(whole)
@@ -100,7 +100,7 @@ class LoadTable:
 
     def __init__(self, rows: int = ROWS_MIN) -> None:
         self.queued_us: vec[i64] = _numbers(rows)
-        """Predicted for what was placed there and is not being computed yet; whole, so that it returns to zero."""
+        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
         self.ends_s: vec[float] = _seconds(rows)
         """The time when what is being computed is expected to end; in the past where nothing is."""
         self.reported_s: vec[float] = _seconds(rows)
@@ -218,9 +218,8 @@ class LoadTable:
             self._lent = False
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds of work before a new request: what was placed there less what is done of it, or what the
-        instance reports, if that is more. The report also covers what came past this conductor, or from before it
-        restarted."""
+        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
+        report if that is more. The report also covers what came past this conductor, or from before it restarted."""
         arrays = self.arrays
         return _queues_s(arrays.queued_us.take(rows), arrays.ends_s.take(rows), arrays.reported_s.take(rows), now_s)
 
@@ -246,17 +245,16 @@ class LoadTable:
         return size * i64(len(self.queued_us)) + row
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
-        """Returns the seconds of work that are done before a new prompt of ``prefill_s`` at one instance where short
-        ones go first, and how many prompts it goes before. What the instance knows of and the table does not may be of
-        any length."""
+        """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance where short ones go
+        first, and how many prompts it goes before. Work that the instance knows of and the table does not may have any
+        length."""
         at = self.place_of(row, size_class(whole_us(prefill_s)))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
 
     def prefills_s(self, rows: NDArray[np.intp], tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the seconds to compute a prompt of ``tokens`` tokens at each instance, which reuses ``reused`` of
-        them."""
+        """Returns the seconds to compute a prompt of ``tokens`` tokens, ``reused`` of them reused, by instance."""
         k0, k1, k2 = self.arrays.coefficients.take(rows, axis=0).T
         rest = tokens - reused
         seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)

@@ -24,8 +24,8 @@ class PoolRings:
 
     A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
     instances have no room for or that excludes some. A ring of 1,024 members takes 12 ms to make, one more on it half a
-    millisecond, and one to pass over next to nothing. So a ring keeps who is not in the pool of this request, and
-    :meth:`HashRing.owner` is asked among those who are.
+    millisecond, and one to pass over next to nothing. So a ring keeps members that are not in the pool of this request,
+    and :meth:`HashRing.owner` is asked among those that are.
     """
 
     def __init__(self, virtual_nodes: int, seeds: tuple[int, ...], groups_max: int = GROUPS_MAX) -> None:
@@ -64,8 +64,7 @@ class Pairs:
         self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND))
         self._key_tokens = key_tokens
         self._pool: Pool | None = None
-        """The pool that was asked about last, mostly the same as before; with its rings, and its tree if that was
-        needed."""
+        """The pool that was asked about last, mostly the same as before; with its rings and maybe its tree."""
         self._tree: HotnessTree | None = None
 
     def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:

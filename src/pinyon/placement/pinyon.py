@@ -86,9 +86,8 @@ class Pinyon:
         costs: Costs,
         now_s: float,
     ) -> PlacementDecision | None:
-        """Returns the decision that costs least of those that admission would not refuse, where it would refuse
-        ``late``. Admission judges the request's own time, and others' time was to decide among those decisions
-        alone."""
+        """Returns the decision that costs least of those that admission would not refuse, as it would refuse ``late``;
+        or None. Admission judges the request's own time; the time of others was to decide among those alone."""
         decode, decodes, elsewhere_s = late.decode, -1, 0.0
         if decode is not late.prefill:
             elsewhere_s = decode.load.room_wait_ms * 1e-3

@@ -14,8 +14,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 
 
 class RoundRobin:
-    """The policy that takes the next instance by id after the last one, which may be gone by now; of each pool in
-    turn."""
+    """The policy that takes the pool's next instance by id after the last one, which may be gone by now."""
 
     name: ClassVar[str] = "round_robin"
 

@@ -17,8 +17,7 @@ Plans = deque[tuple[float, int]]
 
 class PlannedFetches:
     """Planned fetches by reader and source. A plan lasts until the reader reports a fetch from the source that can be
-    it, or for ``lasts_s`` seconds. Of more than ``limit``, those of the pair go that nothing was planned for
-    longest."""
+    it, or for ``lasts_s`` seconds. Beyond ``limit``, the pair goes that nothing was planned for longest."""
 
     def __init__(self, limit: int, lasts_s: float) -> None:
         self._limit = limit
