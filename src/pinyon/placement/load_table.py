@@ -41,8 +41,7 @@ def size_class(prefill_us: i64, near: i64 = 0) -> i64:
 
 
 def whole_us(seconds: float) -> i64:
-    """Returns microseconds, from 0 to twelve days. Rounds as ``round``, which compiled code calls as slowly as
-    Python."""
+    """Returns microseconds, from 0 to twelve days. Rounds as ``round``, which compiled code calls like Python does."""
     wanted = min(seconds * 1e6, float(PREFILL_US_MAX))
     whole = i64(wanted)
     rest = wanted - float(whole)
@@ -246,8 +245,8 @@ class LoadTable:
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
         """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance where short ones go
-        first, and how many prompts it goes before. Work that the instance knows of and the table does not may have any
-        length."""
+        first, and how many prompts it goes before. Work that only the instance knows of, and not the table, may be of
+        any length."""
         at = self.place_of(row, size_class(whole_us(prefill_s)))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)

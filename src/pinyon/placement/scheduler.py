@@ -1,5 +1,4 @@
-"""The scheduler: one request in, one placement out, by pools, policy, admission, and the account of what is in
-flight."""
+"""The scheduler: one request in, one placement out, by pools, policy, admission, and what is in flight."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ class Scheduler:
         return decision.with_drain(request, pool)
 
     def moves(self, request: PlacementRequest, decision: PlacementDecision, queues: Queues, now_s: float) -> list[Move]:
-        """Returns what should wait elsewhere, now that the request was placed so; empty where the policy moves
-        nothing."""
+        """Returns what should wait elsewhere, now that the request was placed so; empty if the policy moves nothing."""
         policy = self._rebalancing
         if policy is None or decision.alternate is None:
             return []

@@ -16,8 +16,7 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.shared_prefix import SharedPrefix
 
 DEPTHS_MAX: Final = 64
-"""The most different depths that are looked at for a request: reports at others count for nothing. Placements have as
-many again."""
+"""The most depths that are looked at for a request; reports at others do not count. Placements have as many again."""
 FOUND_MAX: Final = 32
 """The most instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
 DEPTH_STEP: Final = 4
@@ -47,7 +46,7 @@ class SharedPrefixes:
         self._said: dict[int, tuple[SharedPrefix, ...]] = {}
         """The last report of each row."""
         self._counted: dict[int, list[Mark]] = {}
-        """The marks of that report which are counted."""
+        """The marks that are counted, of the last report of each row."""
         self._marks = 0
 
     def __len__(self) -> int:

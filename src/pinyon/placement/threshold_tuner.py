@@ -14,13 +14,11 @@ THRESHOLDS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 TRIED = 0.1
 """The share of the requests that each neighbour places."""
 LOOKS = (32, 64, 128, 256)
-"""The samples of a neighbour at which it is judged: a look at every one would sooner or later see by chance what is
-not."""
+"""The samples of a neighbour at which it is judged: judged at every one, chance would sooner or later decide."""
 SAMPLES_MAX = 2500
-"""The most samples of the threshold in force; a neighbour has some 310 then. All begin anew: another may be best by
-now."""
+"""The most samples of the threshold in force; a neighbour has some 310 then. All begin anew, as the best may change."""
 CLEAR = 3.0
-"""Standard errors of the difference: with ten thousand requests and all equal, once in some twenty runs."""
+"""Standard errors of the difference: of ten thousand requests and all equal, exceeded once in some twenty runs."""
 COST_MAX = 100.0
 """The bound of a cost, as a multiple of the time alone: a stall says nothing of a threshold."""
 
@@ -63,7 +61,7 @@ class ThresholdTuner:
         return THRESHOLDS[min(max(self._at + step, 0), len(THRESHOLDS) - 1)]
 
     def learn(self, threshold: float, seconds: float, alone_s: float) -> None:
-        """Learns that a prompt placed by ``threshold`` was computed after ``seconds``; alone it takes ``alone_s``."""
+        """Learns that a prompt placed by ``threshold`` took ``seconds``; ``alone_s``: it takes alone, without reuse."""
         if alone_s <= 0:
             return
         costs = self._costs.setdefault(threshold, _Costs())

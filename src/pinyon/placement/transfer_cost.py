@@ -15,8 +15,7 @@ FASTER_MAX = 2.0
 """The most times faster that one read may show a source to be than it was, and than the reader's path is. What it took
 is known to a microsecond and less its start, and its reader may say anything."""
 SLOWER_MAX = 16.0
-"""The most times slower than the reader's path that a first read may show a source: it may have been a byte in an
-hour."""
+"""The most times slower than the reader's path that a first read may show a source: it may be a byte in an hour."""
 READ_BYTES_S_MAX = 1e13
 """The bound of any read's speed. The adapters of a host have 0.8 TB/s (sixteen of 400 Gbit/s), its memory one or two,
 the links between all of its GPUs 7."""

@@ -54,7 +54,7 @@ def built_in_machines() -> list[str]:
 
 
 def load_machine(name: str) -> MachineProfile:
-    """Returns a built-in profile, or that of a file (has a ``/`` or ends in ``.json``). Raises
+    """Returns a built-in profile, or that of a file (has a ``/`` or ends in ``.json``), or raises
     :class:`InvalidArgument`."""
     return profile_from(MachineProfile, name, _FOLDER, "machine profile")
 
