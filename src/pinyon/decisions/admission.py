@@ -60,7 +60,7 @@ class Admission:
         self._wanted: dict[int, int] = {}
         """Leading blocks that are spared for each waiting request."""
         self._new: BatchRequest | None = None
-        """The only waiting request, if nothing was asked of the pool since it came. Nothing is spared for it yet, as
+        """A request that waits alone, if nothing was asked of the pool since it came. Nothing is spared for it yet, as
         mostly it gets its blocks at once."""
         self._decoded: set[int] = set()
         """Admitted requests that take a slot."""

@@ -5,9 +5,9 @@ and cannot admit more requests, as constrained by GPU memory." So a request wait
 
 - while it has no KV memory: it came, or gave way, and there is none, or none of the places that
   :class:`pinyon.decisions.Admission` gives out;
-- while it is one too many for the batch. Chunks of prompts are computed beside it, so a request has its place in the
-  batch if its prompt is computed here, or is to be once its turn has come. Those beyond ``max_batch`` have none yet. A
-  request whose prompt is computed elsewhere takes a place when that has come.
+- while it is one too many for the batch. Chunks of prompts are computed beside it, so a request has its place there if
+  its prompt is computed here, or is to be later. Those beyond ``max_batch`` have none yet. A request whose prompt is
+  computed elsewhere takes a place when that has come.
 
 A prompt that is computed for another instance needs memory alone. It waits for room while it has none, and so do those
 that may not leave the queue of prompts for that reason. A request that merely waits until the engine has computed
@@ -52,9 +52,9 @@ class BatchRoom:
         computes.
 
         ``room`` is 0 while anybody waits. Else it is what the places of the batch allow, and what the free and cached
-        blocks do, less those that are here and have not asked for theirs; at most ``max_batch``. A further request is
-        taken to need :attr:`Admission.next_blocks`, as the last ones did, or a place's share of the pool if nobody ever
-        was here.
+        blocks do, at most ``max_batch``. Requests that are here and have not asked for theirs are subtracted. A further
+        request is taken to need :attr:`Admission.next_blocks`, as the last ones did, or a place's share of the pool if
+        nobody ever was here.
         """
         admission, prompts = self._admission, self._prompts
         asking = admission.waiting - admission.waiting_prompts

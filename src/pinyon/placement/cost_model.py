@@ -233,8 +233,8 @@ class _CostModel:
 class PrefillCostModel(_CostModel):
     """Seconds to compute the rest of a prompt; coefficients ``(k0 s, k1 s/token, k2 s/token²)``.
 
-    The prior is 2 ms plus 100 µs per token, with attention as heavy as the linear layers at 45,000 tokens (formula (1)
-    of Mooncake with its a = 4, b = 22, d = 8192).
+    The prior is 2 ms plus 100 µs per token. Attention in it is as heavy as the linear layers at 45,000 tokens (formula
+    (1) of Mooncake with its a = 4, b = 22, d = 8192).
     """
 
     __slots__ = ()

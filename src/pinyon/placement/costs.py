@@ -27,11 +27,11 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
 EXAMINED_MAX: Final = 8
-"""The most instances that are examined exactly."""
+"""The maximum number of instances that are examined exactly."""
 NEAR_MAX: Final = 16
-"""The most sources of a span whose hosts are looked at: most hosts have a source of a hot prefix."""
+"""The maximum number of sources of a span whose hosts are looked at: most hosts have a source of a hot prefix."""
 SPANS_MAX: Final = 16
-"""The most spans of a plan that are looked through for sources and their hosts."""
+"""The maximum number of spans of a plan that are looked through for sources and their hosts."""
 _SSD: Final = int(SSD)
 _HOST: Final = int(HOST)
 _STORE: Final = int(STORE)
@@ -209,8 +209,8 @@ class Costs:
         return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
 
     def _paths(self, most: int) -> _Paths:
-        """Returns the paths of fetches of ``most`` leading blocks, with sources as in :class:`FetchPlanner`: for a
-        reader that has none of them, and for one that has all before the last change of holders."""
+        """Returns the paths of fetches of ``most`` leading blocks, with sources as in :class:`FetchPlanner`. They are
+        those of a reader that has none of the blocks, and of one that has all before the last change of holders."""
         pool = self._pool
         neighbours = pool.neighbours
         if not neighbours.mask and not neighbours.on_ssd:

@@ -1,8 +1,8 @@
 """A log of the last decisions, each with what was known when it was made and what came of it, for explanations.
 
-Decisions are made often and explained seldom, so an entry has what is cheap to keep: numbers, a copy of the load table,
-and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` makes sentences of it. No
-block keys, no tenants, no names of sessions or users are kept.
+Decisions are made often and explained seldom, so an entry has what is cheap to keep. That is numbers, a copy of the
+load table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` makes sentences
+of it. No block keys, no tenants, no names of sessions or users are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAME_BYTES = 192
 WINDOW = 256
 """The number of last placements of a model whose errors count."""
 MODELS_MAX = 64
-"""The most models whose errors are kept: their names come from instances."""
+"""The maximum number of models whose errors are kept: their names come from instances."""
 MEASURED_MIN_S = 1e-3
 """Shorter times count as this much: a share of almost nothing says nothing."""
 SEARCHED = 1024
@@ -44,8 +44,8 @@ _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
 class FirstToken(NamedTuple):
-    """The time from a decode instance's acceptance of the request to the first token, as it measured that, and a report
-    of the parts of it at the instance that computed the prompt."""
+    """The time from a decode instance's acceptance of the request to the first token, as measured there. The report has
+    the parts of it at the instance that computed the prompt."""
 
     ttft_s: float
     report: PrefillReport
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     soon_runs: Sequence[tuple[int, int]]
     soon_blocks: int
     loads: PastLoads | None
-    """None: the decision has what its policy considered."""
+    """The load table at that time; None if the decision has what its policy considered."""
 
     def match(self) -> PrefixMatch:
         """Returns the prefix match as it was."""

@@ -1,7 +1,7 @@
 """The choice of a decode instance: ``SelectDecodingInstance`` of Mooncake's Algorithm 1 (line 17).
 
 The least loaded instance that has room is chosen. Where shared prefixes are read once, an instance that decodes other
-requests with the prompt's prefix may cost less; FEATHER leaves open how to choose instances so that batches stay
+requests with the prompt's prefix may cost less. FEATHER leaves open how to choose instances so that batches stay
 homogeneous. The cost of an instance is what all requests there wait longer for each of their tokens, plus the request's
 own time between tokens:
 
@@ -27,7 +27,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 # Loads this close count as equal; then the instance that saves KV transfers is preferred.
 NEAR_SHARE: Final = 0.125
 LOOKED_MAX: Final = 8
-"""The most instances that are compared, of those with room that decode others of a prefix."""
+"""The maximum number of instances that are compared, of those with room that decode others of a prefix."""
 EXPECTED_NEW_TOKENS: Final = 256
 """The approximate mean length of an answer: 211 tokens in Azure's conversations of 2023, 343 in Mooncake's."""
 

@@ -45,7 +45,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 NANO_S = 1e-9
 """Times that differ by less are equal (:meth:`Pool.lowest`)."""
 EXAMINED_MAX = 512
-"""The most requests of a queue that are examined."""
+"""The maximum number of requests of a queue that are examined."""
 
 
 class Reading(StrEnum):
@@ -135,7 +135,7 @@ class DualMap:
         match: Callable[[PlacementRequest], PrefixMatch],
         now_s: float,
     ) -> list[Move]:
-        """Returns what should move after the request was placed, in a single round: if both instances of its pair are
+        """Returns what should move after the request was placed, in a single round. If both instances of its pair are
         overloaded, requests that wait there may go to the other instance of their own pair."""
         if decision.alternate is None:
             return []

@@ -2,9 +2,9 @@
 
 Times of the others are the cost models' as they stood at the decision, by the formula that policies use
 (:meth:`pinyon.placement.policy.Pool.prefills_s`). Where the policy fetches, they are the shorter one of fetching all
-that others hold and computing. A fetch that was priced for many at once, and examined for none, is said to take about
-as long: traffic on its way, and other paths, may make it longer. For ``pinyon``, the sentence says what others would
-lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
+that others hold and computing. A fetch that was priced for many at once, and examined for none, is said to take "about"
+so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others would lose, and
+whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 MANY_READERS = 32
-"""Where there are fewer readers, each is priced by itself."""
+"""The number of readers from which on they are priced all at once, and not each by itself."""
 ESTIMATES_MAX = 4
-"""The most stretches of one prompt that are priced for all readers at once; most readers hold nothing of it."""
+"""The maximum number of stretches of one prompt that are priced for all readers at once: most hold nothing of it."""
 
 _Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
 """Seconds by the reader's row, then holders and their hosts, each of which is priced by itself."""

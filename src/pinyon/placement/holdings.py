@@ -26,7 +26,7 @@ from pinyon.placement.prefix_match import bits
 COLLECT_SLOTS = 16_384
 """Slots that are searched for void rows in one go: ~0.2 ms."""
 _COLLECT_SETS = 1024
-"""The most sets that one go changes for the first time."""
+"""The maximum number of sets that one go changes for the first time."""
 _COLLECT_SHARE = 1024
 """The share of the table that is searched for each row that becomes void: one in so many slots."""
 _EVICT_SLOTS = 32_768

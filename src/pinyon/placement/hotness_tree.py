@@ -3,7 +3,7 @@ many requests share, and no more, so that what belongs together stays together.
 
 A prefix is named by the key of its last block, which is chained from all before it. The paper's blocks have 512 tokens
 (A.2.1), those of instances may be shorter. Then a prefix ends only after every so many of them, the *stride*, or where
-the prompt does, as the traces' last blocks do: what a user says after a long system prompt may be short.
+the prompt does. What a user says after a long system prompt may be short, as are the last blocks of the traces.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.placement.instances import KvGroup
 
 DEPTH_MAX: Final = 256
-"""The most strides of a prefix."""
+"""The maximum number of strides of a prefix."""
 GROUPS_MAX = 64
 REQUESTS_MAX: Final = 65_536
-"""The most requests in a window of time."""
+"""The maximum number of requests in a window of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HotnessSettings:
-    """The bounds by which prefixes are hot or cold.
-
-    A prefix that more than ``hot`` of the requests in the window share is told apart by one block more, until less than
-    ``cold`` share it. 0 is the paper's: 2 / n and 1 / n of n instances. The window is the last ``window_requests``
-    requests, or the last ``window_s`` seconds where that is 0; with fewer than ``samples`` in it nothing is hot.
-    """
+    """The bounds by which prefixes are hot or cold, as shares of the requests in a window. A prefix above ``hot`` is
+    told apart by one block more, until it is below ``cold``. 0 is the paper's: 2 / n and 1 / n of n instances. The
+    window is the last ``window_requests`` requests, or where that is 0 the last ``window_s`` seconds; with fewer than
+    ``samples`` in it nothing is hot."""
 
     hot: float = 0.0612
     cold: float = 0.02

@@ -17,7 +17,7 @@ from pinyon.placement.shared_prefixes import Mark
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
 EXPECTED_KEYS_MAX = 1_000_000
-"""The most expected keys over all instances, 16 to 32 MB. Placements beyond it only look as if they shared nothing."""
+"""The limit of expected keys over all instances, 16 to 32 MB. Placements beyond it look as if they shared nothing."""
 
 Part = TypeVar("Part")
 

@@ -42,7 +42,7 @@ class InstanceInfo:
     stages: int = 1
     """Nodes with a part of the layers each; a prompt's chunks pass through one behind the other (Mooncake §3.3)."""
     chunk_tokens: int = 0
-    """The most tokens of a prompt that pass through the nodes together; 0: all."""
+    """The maximum number of a prompt's tokens that pass through the nodes together; 0: all."""
     on_ssd: bool = False
     """True for a store node that keeps its blocks on SSDs."""
     short_first: bool = False
@@ -101,8 +101,8 @@ COUNT_MAX: Final = 1 << 52
 BATCH_DEFAULT: Final = 256
 """The batch limit of instances that name none."""
 COMING_MAX: Final = 2
-"""The ratio of requests placed here to those decoded up to which as many go as come, and the batch reads as much with a
-new request in it as now. Beyond it, all that comes counts."""
+"""The ratio of requests placed here to those decoded up to which as many go as come: the batch reads as much with a new
+request as now. Beyond it, all that comes counts."""
 _KINDS: Final = tuple(PathKind)
 OVERFULL: Final = 1.01
 """The share of slots in use at an instance where a request waits for blocks, whatever is free."""

@@ -1,9 +1,9 @@
 """A hash table of block keys in arrays: 13 bytes a slot, no object per key, and no pause when it grows.
 
 A key is known by a fingerprint of 64 bits: one key in 10^12 looks like one of ten million others, and what is read from
-here is a hint. A key may be in two buckets of eight slots, in the first one while that has room (two-choice hashing,
-Azar et al. 1994), so most look-ups touch one cache line. Growth splits a few buckets at a time (linear hashing, Litwin
-1980) over arrays that are reserved at full size: memory that was never touched costs nothing.
+here is a hint. A key may be in two buckets of eight slots (two-choice hashing, Azar et al. 1994). It is in the first
+one while that has room, so most look-ups touch one cache line. Growth splits a few buckets at a time (linear hashing,
+Litwin 1980) over arrays that are reserved at full size: memory that was never touched costs nothing.
 
 Loops over unboxed numbers look keys up and store them: fast where compiled, some microseconds a key in Python.
 """
@@ -32,11 +32,11 @@ _SPARE: Final = 3
 _GROWING = 4.8
 """Keys per bucket while the table grows: buckets that are split hold half of what the others do."""
 _GROWN = 6.0
-"""The most keys per bucket at the table's full size."""
+"""The maximum number of keys per bucket at the table's full size."""
 _AHEAD = 512
 """Buckets that are split ahead of their time, in ~0.1 ms: few keys at a time need not grow the table each time."""
 _RESERVED_BUCKETS_MAX = 1 << 24
-"""The most buckets reserved at first. Beyond it (100 million keys) arrays are copied when they are full."""
+"""The limit of buckets reserved at first. Beyond it (100 million keys) arrays are copied when they are full."""
 _SMALL = 1 << 12
 """The buckets up to which a table is small: it may grow by half at once."""
 _SECOND = np.int64(32)

@@ -58,11 +58,11 @@ class _Option(NamedTuple):
 
 
 class KvCacheCentric:
-    """The prefill instance with the shortest predicted TTFT = transfer + queue + prefill.
+    """The policy that takes the prefill instance with the shortest predicted TTFT = transfer + queue + prefill.
 
-    For each instance the prefix is the one it holds, or the best one anyone holds if that is more than
-    ``balancing_threshold`` times as long *and* fetching the difference takes less time than computing it. Where the
-    paper differs or is silent:
+    For each instance the prefix is the one it holds, or the best one anyone holds. The latter must be more than
+    ``balancing_threshold`` times as long, *and* fetching the difference must take less time than computing it. Where
+    the paper differs or is silent:
 
     - best_len / 0 is infinite when best_len > 0, else 0 (erratum);
     - the best prefix is what all sources hold together, not what the best single one holds: a store spreads the blocks
@@ -70,8 +70,8 @@ class KvCacheCentric:
     - Algorithm 1 fetches whenever the ratio exceeds the threshold; §4.2 also compares the two times (its sentence has
       the comparison the wrong way round), and so do we;
     - an instance's own prefix includes what it is computing or fetching for others by then (§4.1: its cache is updated
-      at placement). Requests that come together with one new prefix would still go to as many idle instances, each done
-      a little sooner and all of them busy with the same prefix: see ``sharing_patience``;
+      at placement). Requests that come together with one new prefix would still go to as many idle instances, each a
+      little sooner done. All of them would be busy with the same prefix: see ``sharing_patience``;
     - a fetch that would be slower is made all the same now and then, when nothing was measured for long;
     - the last prompt token is always computed: its logits give the first token.
     """

@@ -1,4 +1,4 @@
-"""The pair of instances for the prefix of a request: one by each of two independent rings (DualMap §3.2, §3.4), which
+"""Pairs of instances by the prefix of a request: one by each of two independent rings (DualMap §3.2, §3.4). The rings
 are consistent hashing among the instances that a request may go to."""
 
 from __future__ import annotations

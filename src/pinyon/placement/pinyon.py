@@ -11,8 +11,8 @@ For each instance
 
 where the wait is for KV memory, for what is being computed, and for what is ahead. With an order of service by length,
 that is the work of requests that are about as long or shorter, else all. The last term is what others lose: the
-dispatching rule that goes with serving the shortest first. What is reused is the longer of two: what the instance holds
-(or will, of what was placed there before), and what it can fetch in less time than it would compute it in.
+dispatching rule that goes with serving the shortest first. The reused prefix is what the instance holds, or will hold
+of what was placed there before. It is a longer one if that can be fetched in less time than computing it would take.
 
 Where the request's own time there exceeds its limit, the cheapest of the instances that are in time is chosen, if any.
 

@@ -9,7 +9,7 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision
 
 PAIR_MAX = 256
-"""The most fetches that one instance was told to make from one source; of more, the newest are known."""
+"""The limit of fetches that one instance was told to make from one source; of more, the newest are known."""
 
 Plans = deque[tuple[float, int]]
 """The time when each fetch was planned, and its bytes at most, the oldest first."""

@@ -21,7 +21,7 @@ from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 NANO_S: Final = 1e-9
 ON_HOST_MAX: Final = 64
-"""The most instances of one host that are told apart from those elsewhere."""
+"""The maximum number of instances of one host that are told apart from those elsewhere."""
 OWN_TIME_PATIENCE: Final = 0.25
 """The wait of a request that by itself takes longer than the default TTFT limit, as a share of that time."""
 
@@ -115,7 +115,7 @@ class Aside(NamedTuple):
     """The part of a policy's answer beside its choice, for moves, learning and explanations."""
 
     alternate: InstanceState | None = None
-    """The other instance of a pair, where the request may run, too (DualMap §3.2)."""
+    """An instance besides where the request may run: its pair has two (DualMap §3.2)."""
     doubts_transfer: bool = False
     """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
     trial: tuple[float, float] | None = None

@@ -12,7 +12,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 FEW_RUNS: Final = 4
-"""So many runs are looked through for one holder, or one mask of them."""
+"""A match of at most so many runs is searched run by run for a holder, or a mask of holders."""
 
 
 class Holder(Protocol):

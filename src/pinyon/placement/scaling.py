@@ -1,8 +1,9 @@
 """The decision when instances should be added, and when one should be removed (DualMap §3.4, A.3.3).
 
-Instances are added where first tokens are not in time, or all are overloaded: many at once, since a queue that has
-built up is not worked off by one more. They are removed one by one, while those that stay would be idle enough. Both go
-by what placements predict: when it is decided, nobody has waited for it yet. The paper prints no rule; these are ours.
+Instances are added where first tokens are not in time, or all are overloaded. They are many at once, since one more
+does not work off a queue that has built up. They are removed one by one, while those that stay would be idle enough.
+Both go by what placements predict: at that time, nobody has waited for it yet. The paper prints no rule; these are
+ours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DIGITS_MAX = 9
 PARTS, PARTS_MAX = 32, 4096
 """Parts of the shorter window, in which placements are added up: looking back costs the same at any rate."""
 SAMPLES_MIN = 20
-"""The least placements in a window that tell anything."""
+"""Fewer placements in a window tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ScalingSettings:
     grow: float = 1.0
     """Instances added at once, for each that there is; at least one."""
     idle: float = 0.5
-    """The most that those who stay may compute prompts, as a share of their time, for one to be removed."""
+    """The share of their time that those who stay may compute prompts, at most, for one to be removed."""
     hold_s: float = 10.0
     """The time for which overload must last before something is added: a burst is over before that is there."""
     window_s: float = 30.0

@@ -16,13 +16,13 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.shared_prefix import SharedPrefix
 
 DEPTHS_MAX: Final = 64
-"""The most depths that are looked at for a request; reports at others do not count. Placements have as many again."""
+"""The limit of depths that are looked at for a request; reports at others do not count. Placements have as many."""
 FOUND_MAX: Final = 32
-"""The most instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
+"""The limit of instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
 DEPTH_STEP: Final = 4
 """The ratio of one depth of a placement to the one before: each has its price, at every placement and at its end."""
 MARKS_MAX: Final = 1 << 18
-"""The most marks of placements, ~60 MB. Placements beyond it only look as if they shared nothing."""
+"""The limit of placements' marks, ~60 MB. Placements beyond it only look as if they shared nothing."""
 
 
 Mark = tuple[int, BlockKey]

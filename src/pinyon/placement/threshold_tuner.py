@@ -16,7 +16,8 @@ TRIED = 0.1
 LOOKS = (32, 64, 128, 256)
 """The samples of a neighbour at which it is judged: judged at every one, chance would sooner or later decide."""
 SAMPLES_MAX = 2500
-"""The most samples of the threshold in force; a neighbour has some 310 then. All begin anew, as the best may change."""
+"""The limit of samples of the threshold in force; a neighbour has some 310 then. All begin anew: the best may
+change."""
 CLEAR = 3.0
 """Standard errors of the difference: of ten thousand requests and all equal, exceeded once in some twenty runs."""
 COST_MAX = 100.0

@@ -10,12 +10,12 @@ from pinyon.placement.cost_model import NonNegativeLeastSquares
 PRIOR_SHARE_MIN = 1e-3
 """The least share of its prior, for a coefficient that other paths were found to be without: this path may have it."""
 RATE_EASING = 1.02
-"""With each read, the time of the fastest one counts as so much more: a source may have become slower."""
+"""The time of the fastest read counts as so much more with each read: a source may have become slower."""
 FASTER_MAX = 2.0
-"""The most times faster that one read may show a source to be than it was, and than the reader's path is. What it took
+"""One read shows a source to be at most so many times faster than it was, and than the reader's path is. What it took
 is known to a microsecond and less its start, and its reader may say anything."""
 SLOWER_MAX = 16.0
-"""The most times slower than the reader's path that a first read may show a source: it may be a byte in an hour."""
+"""A first read shows a source at most so many times slower than the reader's path: it may be a byte in an hour."""
 READ_BYTES_S_MAX = 1e13
 """The bound of any read's speed. The adapters of a host have 0.8 TB/s (sixteen of 400 Gbit/s), its memory one or two,
 the links between all of its GPUs 7."""
@@ -54,8 +54,8 @@ TransferPriors = tuple[tuple[float, float], ...]
 class TransferCostModel:
     """Seconds to fetch KV into one instance: a start plus bytes over bandwidth, for each kind of path.
 
-    A kind that was not measured is as many times slower than its prior as the reader's other paths are than theirs; as
-    long as nothing was, it is as its prior. Prior: 1 ms and 1 GB/s.
+    A kind that was not measured is as many times slower than its prior as the reader's other paths are than theirs. As
+    long as nothing was measured, it is as its prior: 1 ms and 1 GB/s.
     """
 
     __slots__ = ("_all", "_known", "_paths", "_priors")
