@@ -24,10 +24,10 @@ from pinyon.batching import (
 from pinyon.paging import BlockPool, Reservation, Reservations
 
 RECENT = 16
-"""Requests admitted last, whose needs stand for those of the next one. After so many more, the first one of a prefix
-that all share does not count any more."""
+"""Requests admitted last, whose needs stand for those of the next one. After so many more, the first request with a
+prefix that all share does not count any more."""
 USUAL_WEIGHT = 0.125
-"""The weight of the last one, in the mean of those that ended."""
+"""The weight of the request that ended last, in the mean of those that ended."""
 
 
 class Grant(NamedTuple):
@@ -36,12 +36,12 @@ class Grant(NamedTuple):
     number: int
     reservation: Reservation
     passed_over_s: float
-    """Seconds for which others that came later went before it."""
+    """Seconds for which requests that came later went before it."""
 
 
 class Admission:
-    """Waiting and admitted requests. ``slots``: the most that are decoded here; ``headroom``: blocks left to running
-    ones."""
+    """The requests that wait for KV memory, and those that have it. ``slots``: the maximum number of admitted requests
+    that are decoded here. ``headroom``: blocks left to running requests."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class Admission:
     @property
     def next_blocks(self) -> float:
         """The mean number of blocks that others can no longer have if one more request is admitted; 0 if none ever was.
-        That is what those admitted last took then, without what others had in use already, and what those that are here
-        have grown by. While nobody is here, it is the growth of those that ended last."""
+        It is what each of the last requests took on admission, without blocks that were in use already, and what those
+        that are here have grown by. While none is here, it is what those that ended last had grown by."""
         if not self._anew:
             return 0.0
         admitted = len(self._blocks)
@@ -116,8 +116,7 @@ class Admission:
         return sum(self._anew) / len(self._anew) + growth
 
     def enqueue(self, request: BatchRequest) -> None:
-        """Adds a waiting request. Raises ``ValueError`` if its number is known or the pool can never have its
-        blocks."""
+        """Adds a waiting request. Raises ``ValueError`` if its number is known or the pool never has so many blocks."""
         if request.blocks > self._pool.total:
             raise ValueError(f"{request.blocks} blocks are more than the pool's {self._pool.total}")
         self._policy.enqueue(request)
@@ -137,7 +136,7 @@ class Admission:
         self._unwant(request)
 
     def end(self, number: int) -> None:
-        """Ends an admitted request, whose blocks were given back or never will be. Raises ``KeyError`` for others."""
+        """Removes an admitted request whose blocks were given back or never will be. Raises ``KeyError`` for others."""
         if number in self._waiting or not self._policy.remove(number):
             raise KeyError(number)
         self._decoded.discard(number)
@@ -147,7 +146,7 @@ class Admission:
         self._usual_growth += USUAL_WEIGHT * (grown - self._usual_growth)
 
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
-        """Returns ``count`` more blocks for an admitted request; None without room. Raises ``KeyError`` otherwise."""
+        """Returns ``count`` more blocks for an admitted request; None without room. Raises ``KeyError`` for others."""
         held = self._blocks[number]
         self._spare_new()
         blocks = self._reservations.grow(count, now_s)
@@ -157,7 +156,7 @@ class Admission:
         return blocks
 
     def admit(self, now_s: float) -> list[Grant]:
-        """Admits requests, and returns their grants in this order."""
+        """Admits waiting requests that have room now, and returns their grants in order."""
         grants: list[Grant] = []
         while self._waiting:
             chosen = self._policy.admit(self.free_slots, self.room_blocks, now_s)
@@ -207,15 +206,15 @@ class Admission:
         return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
 
     def room_for(self, blocks: int) -> int:
-        """Returns how many requests of so many blocks each, none of them cached, would have room if they entered now.
-        The first one that enters an unused pool leaves no headroom; those behind it do."""
+        """Returns how many requests of ``blocks`` blocks each, none of them cached, would have room if they entered
+        now. The first that enters an unused pool leaves no headroom; those behind it do."""
         pool = self._pool
         free = pool.free + pool.cached
         return max((free - self._headroom) // blocks, min(1, free // blocks) if not pool.used else 0)
 
     def switch(self, choice: str, now_s: float) -> None:
-        """Switches to another policy, with all requests that wait, as they came, and all that are admitted. O(their
-        keys). Raises ``ValueError`` for an unknown policy."""
+        """Switches to another policy, which gets all waiting requests in order of arrival and all admitted ones.
+        O(their keys). Raises ``ValueError`` for an unknown policy."""
         policy = BATCHING_POLICIES.make(choice).policy(self)
         for number in sorted(self._requests):
             policy.adopt(self._requests[number], now_s)
@@ -243,7 +242,6 @@ class Admission:
         return max(0, self.need(self._waiting[number]).missing - self.room_blocks)
 
     def held(self, numbers: Iterable[int]) -> int:
-        """Returns the blocks of these admitted requests."""
         return sum(self._blocks[number] for number in numbers)
 
     # -- what the policy looks at

@@ -3,7 +3,7 @@
 A pending request "has not been scheduled to the continuous batch yet, which indicates that the current batch is full
 and cannot admit more requests, as constrained by GPU memory." So a request waits for room
 
-- while it has no KV memory: it came, or gave way, and there is none, or none of the places that
+- while it has no KV memory: it came, or gave way, and there is no memory, or no place of those that
   :class:`pinyon.decisions.Admission` gives out;
 - while it is one too many for the batch. Chunks of prompts are computed beside it, so a request has its place there if
   its prompt is computed here, or is to be later. Those beyond ``max_batch`` have none yet. A request whose prompt is
@@ -30,13 +30,13 @@ class BatchLoad:
     waiting: int = 0
     """Requests and prompts that wait for room."""
     running: int = 0
-    """Requests and prompts that do not."""
+    """Requests and prompts that do not wait for room."""
     room: int = 0
     """The number of further requests that would have room at once: an estimate, see :meth:`BatchRoom.look`."""
 
 
 class BatchRoom:
-    """A view of the parts of an instance; changes nothing, so any thread may ask."""
+    """A view of the parts of an instance. It changes nothing, so any thread may ask."""
 
     def __init__(self, admission: Admission, prompts: PromptQueue, max_batch: int, shared_blocks: int) -> None:
         """Takes the parts. ``shared_blocks``: blocks of the pool, without those that are left to running requests."""
@@ -51,10 +51,10 @@ class BatchRoom:
         asked for KV memory yet. ``elsewhere``: those that do not wait for memory, and whose prompt another instance
         computes.
 
-        ``room`` is 0 while anybody waits. Else it is what the places of the batch allow, and what the free and cached
-        blocks do, at most ``max_batch``. Requests that are here and have not asked for theirs are subtracted. A further
-        request is taken to need :attr:`Admission.next_blocks`, as the last ones did, or a place's share of the pool if
-        nobody ever was here.
+        ``room`` is 0 while anybody waits. Else it is as many as the batch has places for, and the free and cached
+        blocks have room for, at most ``max_batch``. Requests that are here and have not asked for theirs are
+        subtracted. A further request is taken to need as many blocks as those admitted last did beside what others had
+        in use (:attr:`Admission.next_blocks`). If there never was one, it is a place's share of the pool.
         """
         admission, prompts = self._admission, self._prompts
         asking = admission.waiting - admission.waiting_prompts

@@ -1,4 +1,4 @@
-"""The decisions of a load balancer by itself: who goes on, who is refused, how much a tenant may ask for."""
+"""The decisions that a load balancer makes by itself: who goes on, who is refused, how much a tenant may ask for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRONT_GONE = (("queue", "deadline_s"),)
 
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
-    """The decisions' configuration, beside their inputs: requests, and seconds that a level of priority is worth."""
+    """The configuration. ``slots``, ``limit``: requests; ``ageing_s``: seconds that a level of priority is worth."""
 
     slots: int
     limit: int
@@ -27,7 +27,7 @@ class FrontConfig:
 
 
 class FrontDecisions:
-    """The queue and the tenants' rates. With a ``journal``, whatever they are told is written down."""
+    """The queue and the tenants' rates. With a ``journal``, all their inputs are recorded."""
 
     def __init__(self, config: FrontConfig, journal: Journal | None = None) -> None:
         self.queue = RequestQueue(config.slots, config.limit, config.ageing_s)

@@ -1,7 +1,7 @@
 """Room for what is decoded: before each step, every running request has the block that its next token goes into.
 
-When there is none, the requests that came last give way: what they hold is released, and they wait again. They also do
-so for a waiting request that came before them, if that is enough for it. The request that came first always gets on.
+When there is no room, the requests that came last give way: their blocks are released, and they wait again. They also
+do so for a waiting request that came before them, if that is enough for it. The first request always gets on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Room(Protocol):
 def make_room(
     steps: StepScheduler, admission: Admission, room: Room, table_of: Callable[[int], list[int]]
 ) -> list[int]:
-    """Gives the running requests the blocks that they need. ``table_of`` has a request's blocks; they are added there.
+    """Gives the running requests the blocks that they need; they are added to the lists that ``table_of`` returns.
 
     Returns the requests that gave way, in this order: they are out of the batch, and their tables are empty. What they
     had computed stays cached as long as nobody needs the room. The caller has each of them wait for room again.

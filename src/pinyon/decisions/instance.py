@@ -21,8 +21,7 @@ from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 ADMITTED_PER_PLACE = 2
 """Requests that hold KV, for each that a step decodes: the others' prompts are being computed, here or elsewhere."""
 HEADROOM_SHARE = 100
-"""The share of blocks, one in so many, that requests which enter leave to running ones. Else the first one that grows
-would send one of them away again."""
+"""Requests that enter leave one block in so many to running ones: else the first to grow would preempt one of them."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe", "switch"),
@@ -48,8 +47,7 @@ INSTANCE_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """The decisions' configuration, beside their inputs. ``eviction``, ``batching`` and ``service_order`` are choices
-    of policies."""
+    """The configuration of the decisions. ``eviction``, ``batching`` and ``service_order`` are choices of policies."""
 
     pool_blocks: int
     block_tokens: int
@@ -66,7 +64,7 @@ class InstanceConfig:
     spare_queued: bool = False
     """True: blocks that waiting requests and prompts want are evicted last."""
     refits_apart: bool = False
-    """True: what a policy learns is told by :meth:`Eviction.adopt`, not worked out where something is evicted."""
+    """True: what a policy learns arrives by :meth:`Eviction.adopt`, and is not computed where something is evicted."""
     first_lease_id: int = 1
     dram_blocks: int = 0
     """Blocks of the second tier; 0: there is none."""
@@ -94,7 +92,7 @@ class Eviction:
 
     def adopt(self, fit: Any, switches: int, both: bool = False) -> bool:
         """Hands a fit to the policy that was in force after so many switches: that of the pool's keys, or of ``both``
-        tiers' if there are two. Returns False if that policy is not in force any more."""
+        tiers' keys if there are two tiers. Returns False if that policy is not in force any more."""
         if switches != self.switches:
             return False
         (self._pool.of_all if both else self._pool.eviction).adopt(fit)
@@ -102,7 +100,7 @@ class Eviction:
 
 
 class InstanceDecisions:
-    """The parts of an instance, put together. With a ``journal``, whatever they are told is written down."""
+    """The parts of an instance, put together. With a ``journal``, all their inputs are recorded."""
 
     def __init__(self, config: InstanceConfig, journal: Journal | None = None, apart: Refit | None = None) -> None:
         """Makes the parts. ``apart`` does the work of ``refits_apart`` and calls back in the owner's thread; a replay
@@ -132,7 +130,8 @@ class InstanceDecisions:
                 setattr(self, name, journal.record(name, getattr(self, name), inputs))
 
     def _refit(self, config: InstanceConfig, *, both: bool) -> Refit:
-        """Returns the refit of the policy of ``both`` tiers' keys, or the pool's. A fit made apart is an input."""
+        """Returns the refit of the policy of the pool's keys, or of ``both`` tiers' keys. A fit that is made apart
+        comes back as an input."""
 
         def refit(work: Callable[[], Any], _: Callable[[Any], object]) -> None:
             if self._apart is not None:

@@ -22,7 +22,7 @@ JOURNAL_TYPES = (
     *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates),
     *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),
 )
-"""The types of the values that the decisions are told and that they answer."""
+"""The types of the values that the decisions are told and that they return."""
 
 _CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}
 

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict, deque
 
 COUNTED = 16
-"""The number of recent newcomers that count: half of them wait no longer than is reported."""
+"""The number of recent newcomers whose waits count: half of them wait no longer than is reported."""
 FORGET_S = 60.0
 """Waits that ended so long ago tell nothing of those that wait now."""
 LEAST_S = 1e-3
@@ -22,11 +22,11 @@ class _Wait:
 
 
 class RoomWaits:
-    """The waits of those that came for the first time; a request that gave way and waits again is not counted.
+    """The waits of requests that came for the first time; a request that gave way and waits again is not counted.
 
-    Room need not be given out as they came, so the longest wait says little of a newcomer's, and those that had their
-    turn tell of the lucky ones alone. A waiting request is counted, too, as soon as it waits longer than half of those
-    do: it is one of the others, whatever becomes of it. Until then it tells nothing.
+    Room need not be given out in order of arrival, so the longest present wait says little about a newcomer's. The
+    waits of requests that have got room tell of the lucky ones alone. So a waiting request is counted, too, as soon as
+    it waits longer than half of those do, whatever becomes of it. Until then it tells nothing.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,13 @@ class RoomWaits:
         """The time when a request last got its room, or the first one began to wait."""
 
     def began(self, number: int, now_s: float) -> None:
-        """Notes that the request waits."""
         if not self._waiting:
             self._turn_s = now_s
         self._waiting[number] = self._open[number] = _Wait(now_s)
         self._count(now_s)
 
     def granted(self, number: int, now_s: float) -> None:
-        """Notes that the request has its room; if it began to wait here, that tells how long."""
+        """Notes that the request has its room. If it began to wait here, its wait counts."""
         wait = self._end(number, now_s)
         # A request that found room at once when nobody waited tells nothing of those that come while somebody does.
         if wait is not None and (self._waiting or now_s > wait.since_s):
@@ -54,18 +53,17 @@ class RoomWaits:
         self._count(now_s)
 
     def left(self, number: int, now_s: float) -> None:
-        """Notes that the request waits no more."""
         self._end(number, now_s)
 
     def _end(self, number: int, now_s: float) -> _Wait | None:
-        """Returns the request's wait, which ends, unless it is counted already."""
+        """Ends the request's wait. Returns it, or None if it is counted already."""
         wait = self._waiting.pop(number, None)
         if wait is not None:
             wait.until_s = now_s
         return self._open.pop(number, None)
 
     def _count(self, now_s: float) -> None:
-        """Counts the requests that wait longer than half of the others."""
+        """Counts the waits that are longer than half of the others."""
         if not self._open:
             return
         half_s = self._half_s(now_s)
@@ -84,8 +82,8 @@ class RoomWaits:
         return sorted([min(now_s, each.until_s) - each.since_s for each in waits])[len(waits) // 2]
 
     def wait_s(self, now_s: float) -> float:
-        """Returns how long a newcomer waits, as far as those before it tell, and at least since a request last got its
-        room; 0 while nobody waits."""
+        """Returns how long a newcomer waits, as far as those before it tell; at least the time since a request last got
+        its room, and 0 while nobody waits."""
         if not self._waiting:
             return 0.0
         return max(self._half_s(now_s), now_s - self._turn_s, LEAST_S)

@@ -22,8 +22,8 @@ TBT_RETRY_S = 1.0
 PROBE_AFTER_S: Final = 5.0
 """An idle instance whose last measurement is this old takes one request, whatever is predicted for it."""
 TRANSFER_PROBE_AFTER_S: Final = 60.0
-"""The age of the last fetch from which on predicted fetch times are doubted, by half after each further such time. It
-is long because a probe slows a request that would have been in time anyway."""
+"""The age of the last fetch measured, from which on predicted fetch times count less: by half after each further such
+time. It is long because a probe slows a request that would have been in time anyway."""
 _WHERE = "name a longer limit (HTTP header x-pinyon-ttft-slo-ms, gRPC field ttft_slo_ms)"
 
 
@@ -89,5 +89,5 @@ def _prefill_due(state: InstanceState, now_s: float) -> bool:
 
 
 def decode_due(state: InstanceState, now_s: float) -> bool:
-    """Returns whether the instance decodes nothing and its decode speed was not measured for long."""
+    """Returns whether the instance decodes nothing, and was last measured :data:`PROBE_AFTER_S` ago or earlier."""
     return not state.decoding_requests() and now_s - state.decode_learned_s >= PROBE_AFTER_S

@@ -9,12 +9,10 @@ from mypy_extensions import i64
 
 
 class Cost:
-    """The cost of a request at one instance.
-
-    ``local``: leading blocks that the instance holds, or will hold; ``reach``: those that it has once it has fetched.
-    ``room_s``, ``wait_s``: seconds until it has KV memory, and until its turn comes. ``transfer_s``, ``prefill_s``:
-    seconds to fetch and to compute. ``cost_s``: the sum, with the time that other requests lose.
-    """
+    """The cost of a request at one instance. ``local``: leading blocks that the instance holds, or will hold;
+    ``reach``: those that it has once it has fetched. Seconds: ``room_s`` until it has KV memory, ``wait_s`` until its
+    turn comes, ``transfer_s`` to fetch, ``prefill_s`` to compute. ``cost_s``: the sum, with the time that other
+    requests lose."""
 
     __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
 
@@ -60,7 +58,7 @@ class Considered(NamedTuple):
 
     columns: Columns
     exact: set[int]
-    """Places of fetching instances that were examined one by one; elsewhere the fetch is an estimate."""
+    """Places where the fetch was priced exactly; any other fetch is an estimate."""
     cheapest: int
     """The place of the instance with the least cost; another may have been chosen, for its pair or for the limit."""
     in_time: bool

@@ -47,8 +47,8 @@ class NonNegativeLeastSquares:
     __slots__ = ("_moments", "_multiples", "_prior", "_shape", "_solved", "_surprised", "_targets", "count")
 
     def __init__(self, prior: Sequence[float], *, shape: bool = False) -> None:
-        """Starts from a prior. Where measurements cannot tell the terms apart, all its coefficients are scaled alike if
-        ``shape``; else mostly that of the largest term in the samples is."""
+        """Starts from a prior. Where samples cannot tell the terms apart, they scale all coefficients alike if
+        ``shape`` is true, else mostly that of the largest term."""
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
             raise ValueError(f"a prior has one to four positive coefficients, got {list(prior)}")
         size = len(prior)
@@ -162,12 +162,12 @@ _FEWER: Final = {
     size: [sum([1 << i for i in free]) for count in range(size - 1, 0, -1) for free in combinations(range(size), count)]
     for size in range(1, 5)
 }
-"""The proper subsets of coefficients that may be non-zero, as bits, by number of coefficients; the largest first."""
+"""Proper subsets of the coefficients, as bits of those that may be non-zero, by their number; the largest first."""
 
 
 def _solve_positive_definite(matrix: vec[float], rhs: vec[float], free: i64) -> vec[float]:
-    """Returns the solution (n,) with all unknowns at zero that are not ``free`` (bits). ``matrix`` is (n, n), row by
-    row. Gaussian elimination: the prior's weight on the diagonal keeps every pivot positive."""
+    """Returns the solution (n,) in which only the unknowns in ``free`` (bits) may be non-zero. ``matrix`` is (n, n),
+    row by row. Gaussian elimination: the prior's weight on the diagonal keeps every pivot positive."""
     size: i64 = len(rhs)
     rows, result = matrix[:], rhs[:]
     for i in range(size):
@@ -264,7 +264,7 @@ class DecodeCostModel(_CostModel):
     A step reads the weights, does some work for each request of the batch, and reads their KV. The prior is 10 ms, 100
     µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat: while only one batch size
     was seen, a further request costs the same share of the step as in the prior. A slope that is too flat corrects
-    itself as the batch grows. A steep one would keep requests away, and with them what corrects it.
+    itself as the batch grows. A steep one would keep requests away, and with them the measurements that correct it.
     """
 
     __slots__ = ()
@@ -273,9 +273,8 @@ class DecodeCostModel(_CostModel):
     SHAPE = True
 
     def predict_s(self, batch: float, kv_tokens: float = 0, shared_tokens: float = 0) -> float:
-        """Returns the seconds between tokens; ``kv_tokens`` are those of all requests together. The first
-        ``shared_tokens`` of each are the same in the whole batch, and are read once; 0 if the engine does not know
-        them."""
+        """Returns the seconds between tokens of a batch that has ``kv_tokens`` tokens of KV in all. The first
+        ``shared_tokens`` of each request are common to the batch and read once; 0 for an engine that does not do so."""
         base, per_request, per_token = self.coefficients
         return base + per_request * batch + per_token * (kv_tokens - max(0.0, batch - 1) * shared_tokens)
 

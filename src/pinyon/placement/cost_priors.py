@@ -13,12 +13,12 @@ from pinyon.profiles.machine_profile import MachineProfile, built_in_machines, l
 
 MODELS_MAX = 32
 START_S = {PathKind.HOST: 2e-4, PathKind.NETWORK: 1e-3, PathKind.STORE: 2e-4, PathKind.SSD: 1e-3}
-"""The fixed seconds of a read, which no profile has: a question, a lease, and the first bytes."""
+"""The fixed seconds of a read (a request, a lease and the first bytes), by kind of path; no profile has them."""
 STEP_MIN_S = 1e-4
 """The least seconds of a step: no profile counts what a service does around it."""
 PAIRS_MIN = 1 / 4_500_000
-"""The seconds per pair of tokens, as a share of those per token, where a profile has none. Attention is then as heavy
-as the linear layers at a hundred times the general prior's length; a prior of zero could never be corrected."""
+"""The least seconds per pair of tokens, as a share of those per token. Attention is then as heavy as the linear layers
+at a hundred times the general prior's length. A prior of zero could never be corrected."""
 REQUEST_MIN, KV_TOKEN_MIN = 1e-3, 1e-7
 """The least seconds per request and per token of KV, as shares of those of a decode step, for the same reason."""
 
@@ -57,7 +57,7 @@ def parse_priors(text: str) -> Mapping[str, CostPriors]:
     """Parses ``PROFILE`` and ``MODEL=PROFILE``, separated by ``;``. Returns priors by model, ``""`` for all other
     models.
 
-    A profile is that of a machine with its engine, or of an engine alone, built in or in a file. Raises
+    A profile is that of a machine with its engine, or of an engine alone: a built-in one, or a file. Raises
     :class:`InvalidArgument`.
     """
     priors: dict[str, CostPriors] = {}

@@ -51,8 +51,8 @@ class CostTerms:
 
 class _Paths:
     """The paths that a fetch may take. ``far``: the kind of path for any reader; ``ssd``: whether SSDs are a second
-    one. ``at_store``, ``at_host``: places of readers on the host of a store node, or of an instance, that they may ask;
-    ``alone``: whether they ask nobody else."""
+    one. ``at_store``, ``at_host``: places of readers on the host of a source that is a store node, or an instance;
+    ``alone``: whether these readers have no other source."""
 
     __slots__ = ("alone", "at_host", "at_store", "far", "ssd")
 
@@ -103,9 +103,11 @@ class Costs:
         self._fill(most, int(paths.far), paths.ssd, paths.alone)
 
     def _fill(self, most: i64, far: i64, ssd: bool, alone: bool) -> None:
-        """Computes for each instance the times to fetch and to compute, its turn as in :meth:`LoadTable.turn`, and the
-        cost. Of ``most`` blocks that can be fetched, an instance fetches all where that seems sooner. ``far``, ``ssd``,
-        ``alone``: see :class:`_Paths`. The column ``reach`` says before which readers are on the host of a source."""
+        """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
+
+        An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
+        ``alone``: see :class:`_Paths`. On entry, the column ``reach`` says which readers are on the host of a source.
+        """
         pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
         now_s = self._now_s
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
@@ -169,11 +171,12 @@ class Costs:
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
     def considered(self, cheapest: int, in_time: bool) -> Considered:
-        """Returns the findings about all instances; nobody may ask for anything else afterwards."""
+        """Returns the findings about all instances. Nothing else may be asked of this object afterwards."""
         return Considered(self.columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Returns the place of the least cost, ties as in :meth:`Pool.lowest`; fetches count only in ``among``."""
+        """Returns the place with the least cost, ties broken as in :meth:`Pool.lowest`. With ``among``, instances that
+        fetch count only if they are in it."""
         costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):
@@ -191,14 +194,13 @@ class Costs:
         return max(0, chosen)
 
     def _put(self, place: int, cost: Cost) -> None:
-        """Stores the exact cost at one place."""
         columns = self.columns
         columns.reach[place], columns.wait_s[place] = cost.reach, cost.wait_s
         columns.transfer_s[place], columns.prefill_s[place] = cost.transfer_s, cost.prefill_s
         columns.cost_s[place] = self._ranked_s[place] = cost.cost_s
 
     def _leave_out_late(self) -> None:
-        """Removes from the ranking all instances that are late by what is known."""
+        """Removes from the ranking all instances that are predicted to be late."""
         self._ranked_s = self.columns.cost_s[:]
         for place in range(self._count):
             if self.late(place):
@@ -209,8 +211,9 @@ class Costs:
         return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
 
     def _paths(self, most: int) -> _Paths:
-        """Returns the paths of fetches of ``most`` leading blocks, with sources as in :class:`FetchPlanner`. They are
-        those of a reader that has none of the blocks, and of one that has all before the last change of holders."""
+        """Returns the paths of fetches of ``most`` leading blocks, whose sources are chosen as in
+        :class:`FetchPlanner`. They are those of two readers: one that holds no block, and one that holds all blocks
+        before the last change of holders."""
         pool = self._pool
         neighbours = pool.neighbours
         if not neighbours.mask and not neighbours.on_ssd:
@@ -244,7 +247,7 @@ class Costs:
         return _Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
 
     def cheapest(self) -> int:
-        """Returns the place of the instance with the least cost, exact for those that seemed to have it."""
+        """Returns the place of the instance with the least cost, after examining those that seem to have it."""
         place = self._lowest()
         examined = self.examined
         while place not in examined and len(examined) < EXAMINED_MAX and self.columns.at(place).fetches:
@@ -264,8 +267,8 @@ class Costs:
         return cost.wait_s + cost.room_s + elsewhere_s + own_s > request.ttft_limit_s(own_s)
 
     def cheapest_in_time(self, elsewhere_s: float, decodes: int) -> int | None:
-        """Returns :meth:`cheapest` of the instances whose first token is in time, or None. ``elsewhere_s``: seconds
-        until the decode instance has KV memory, if that is not the instance at the place ``decodes``."""
+        """Returns the place of the cheapest instance whose first token is in time, None if none is known.
+        ``elsewhere_s``: seconds until the decode instance has KV memory, if it is not at the place ``decodes``."""
         self._elsewhere_s, self._decodes = elsewhere_s, decodes
         self._leave_out_late()
         examined = self.examined
@@ -291,7 +294,7 @@ class Costs:
         return state.drain_s(self._request.prompt_tokens, reused, cost.wait_s)
 
     def correct(self, place: int) -> bool:
-        """Examines an instance that seemed to fetch, and stores its exact cost. Returns whether that costs more."""
+        """Examines an instance that seems to fetch, and stores its exact cost. Returns whether that is higher."""
         seemed = self.columns.at(place)
         self.examined.add(place)
         pool, request, local = self._pool, self._request, seemed.local

@@ -1,8 +1,8 @@
 """A log of the last decisions, each with what was known when it was made and what came of it, for explanations.
 
 Decisions are made often and explained seldom, so an entry has what is cheap to keep. That is numbers, a copy of the
-load table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` makes sentences
-of it. No block keys, no tenants, no names of sessions or users are kept.
+load table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` turns it into
+sentences. No block keys, no tenants, no names of sessions or users are kept.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Seen(NamedTuple):
     """The load table at that time; None if the decision has what its policy considered."""
 
     def match(self) -> PrefixMatch:
-        """Returns the prefix match as it was."""
         return PrefixMatch(self.runs, self.blocks, PrefixMatch(self.soon_runs, self.soon_blocks))
 
     @property
@@ -80,8 +79,8 @@ class Seen(NamedTuple):
 
 
 class LoggedDecision:
-    """One placement or refusal. Of a refusal, ``error`` and its gRPC ``code`` say why, and ``seen`` is None where no
-    policy was asked. ``at_s`` is by the clock of the caller."""
+    """One placement or refusal. For a refusal, ``error`` and its gRPC ``code`` say why, and ``seen`` is None where no
+    policy was asked. ``at_s`` is by the caller's clock."""
 
     __slots__ = (
         *("at_s", "code", "error", "first_token", "kind", "number", "priority", "request", "seen", "size_bytes"),
@@ -89,7 +88,7 @@ class LoggedDecision:
     )
 
     def __init__(self, number: int, request: PlacementRequest, at_s: float, seen: Seen | None) -> None:
-        """Copies what is kept of the request: all of it would keep the prompt's keys."""
+        """Copies the request's fields: the request itself has the prompt's keys and is not kept."""
         self.number = number
         self.at_s = at_s
         self.seen = seen
@@ -105,11 +104,11 @@ class LoggedDecision:
 
 
 class DecisionLog:
-    """The last decisions, at most ``most`` with about ``bytes_max`` bytes; the oldest go first.
+    """The last decisions: at most ``most`` of them, and about ``bytes_max`` bytes. The oldest are dropped first.
 
-    Numbers follow each other from ``first`` on, which should differ in each process: a measurement comes back with a
-    number, maybe that of a placement by the process before. Callers call :meth:`consider` with what a policy decided,
-    before that is counted; then :meth:`placed` or :meth:`refused`.
+    Decisions are numbered from ``first`` on, which should differ in each process: a measurement names the number of its
+    placement, which may stem from the process before. For each request, :meth:`consider` is called with the policy's
+    decision before that is counted; then :meth:`placed` or :meth:`refused`.
     """
 
     def __init__(self, most: int, bytes_max: int, first: int) -> None:
@@ -120,15 +119,16 @@ class DecisionLog:
         self._considered: tuple[PlacementRequest, PlacementDecision, Pool, PrefixMatch, PastLoads | None] | None = None
         self._coefficients: object = None
         self._pool: Pool | None = None
-        """The coefficients and the pool counted last: decisions share them until learning, or a change of instances."""
+        """The coefficients and the pool whose bytes were counted last: decisions share them until something is learned,
+        or an instance comes or goes."""
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def consider(self, request: PlacementRequest, decision: PlacementDecision, pool: Pool, match: PrefixMatch) -> None:
-        """Remembers a decision: see :attr:`pinyon.placement.scheduler.Scheduler.consider`. Of several, the last
-        counts."""
+        """Remembers a decision until it is logged; of several, the last one counts. See
+        :attr:`pinyon.placement.scheduler.Scheduler.consider`."""
         loads = decision.prefill.loads.past() if decision.considered is None else None
         self._considered = request, decision, pool, match, loads
 
@@ -143,8 +143,8 @@ class DecisionLog:
         self._add(entry)
 
     def measured(self, number: int, first_token: FirstToken, decode: InstanceState) -> LoggedDecision | None:
-        """Stores what the decode instance measured of a placement, and returns its entry. Returns None if the number is
-        not known (any more), has a measurement already, or belongs to another instance or another boot of it."""
+        """Stores what the decode instance measured for a placement, and returns its entry. Returns None if the number
+        is not known (any more), has a measurement already, or belongs to another instance or another boot of it."""
         if not self._entries or not 0 <= (at := number - self._entries[0].number) < len(self._entries):
             return None
         entry = self._entries[at]
@@ -156,8 +156,8 @@ class DecisionLog:
         return entry
 
     def search(self, asked: str) -> Iterator[list[LoggedDecision]]:
-        """Yields the decisions on requests that go by the id ``asked`` (:func:`is_named`), in order. Only those that
-        are there now are searched, :data:`SEARCHED` of them for each list (some ms)."""
+        """Yields the decisions on requests that go by the id ``asked`` (:func:`is_named`), in order. Each list comes
+        from :data:`SEARCHED` entries (some ms) of those that exist at the call."""
         bare = _PREFIX.sub("", asked, count=1)
         entries = list(self._entries)
         for start in range(0, len(entries), SEARCHED):
@@ -168,7 +168,7 @@ class DecisionLog:
             ]
 
     def _seen(self, request: PlacementRequest) -> Seen | None:
-        """Takes what was remembered of this request."""
+        """Returns what was remembered of this request, if anything, and forgets it."""
         considered, self._considered = self._considered, None
         if considered is None or considered[0] is not request:
             return None
@@ -196,7 +196,7 @@ class DecisionLog:
 
 def is_named(request_id: str, asked: str) -> bool:
     """Returns whether a client, or a log, may call the request ``asked``. Ids are ``[TOLD.]UNIQUE[-CHOICE][~ATTEMPT]``:
-    TOLD is the client's own ``x-request-id``, UNIQUE is in the id of a completion. Any other id is called by itself."""
+    TOLD is the client's own ``x-request-id``, UNIQUE is in the id of a completion. Any other id names only itself."""
     base = request_id.rpartition("~")[0] or request_id
     names = {request_id, base}
     if (parts := _ID.fullmatch(base)) is not None:

@@ -2,13 +2,13 @@
 
 The least loaded instance that has room is chosen. Where shared prefixes are read once, an instance that decodes other
 requests with the prompt's prefix may cost less. FEATHER leaves open how to choose instances so that batches stay
-homogeneous. The cost of an instance is what all requests there wait longer for each of their tokens, plus the request's
-own time between tokens:
+homogeneous. The cost of an instance is the time that each token of all requests there takes longer, plus the new
+request's own time between tokens:
 
     cost = tbt(n + 1) + n * (per request + per token of KV * (tokens - shared))
 
-for the ``n`` that are there: what is shared is read once, and not once more. An instance is preferred to the least
-loaded one only if it costs less. The cost grows with the batch, so no prefix piles up at one instance.
+for the ``n`` requests that are there: shared KV is read once, and not once more. Another instance is preferred to the
+least loaded one only if it costs less. The cost grows with the batch, so no prefix piles up at one instance.
 """
 
 from __future__ import annotations

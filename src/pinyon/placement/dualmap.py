@@ -12,10 +12,10 @@ Where the paper differs or is silent:
 - Load is in seconds of predicted computing, the paper's in tokens that are to be computed.
 - "Overloaded" has two readings, ``reading``. The text compares the expected TTFT with the SLO. The implementation, it
   says, compares pending prefill tokens with what is computed within the SLO; the published code takes half of that
-  (``share``). Where the chosen instance would be refused, and the other one has the request in time, that is taken.
-  Whether both are overloaded, so that requests should move, depends for ``pending`` on the work that waits there, this
-  request included. For ``expected`` it depends on the request's expected TTFT (A.2.2).
-- One point of an instance on a ring would give some instances many times the keys of others: ``virtual_nodes``.
+  (``share``). Where the chosen instance would be refused, and the other one has the request in time, the other one is
+  taken. Whether both are overloaded, so that requests should move, depends for ``pending`` on the work that waits
+  there, this request included. For ``expected`` it depends on the request's expected TTFT (A.2.2).
+- One point per instance on a ring would give some instances many times the keys of others: hence ``virtual_nodes``.
 - The published code lengthens prefixes at 6.12 % of the last 200 requests and shortens below 2 %; the text says 2 / n
   and 1 / n in a sliding window (``hotness``).
 - An instance counts as held up by decoding if a request waits there and nothing was completed for ``stuck_s``, since
@@ -154,7 +154,7 @@ class DualMap:
         return [move for state in pair for move in self._relieve(state, pool, once, match, now_s, planned_s)]
 
     def _stuck_s(self, state: InstanceState, queues: Queues, now_s: float) -> float:
-        """Returns for how many seconds nothing came of an instance where a request waits (A.8); 0 up to ``stuck_s``."""
+        """Returns for how long an instance with waiting requests completed nothing (A.8); 0 up to ``stuck_s``."""
         waiting = queues(state)
         if not waiting:
             return 0.0

@@ -18,10 +18,10 @@ from pinyon.placement.prefix_match import Holder
 
 _PLACES_MIN: Final = 1024
 _AGAIN: Final = 1 << 20
-"""A flag beside a set's number: some instance may have several prompts with the key. Nearly all keys are without it,
-and need no look-up among those with several."""
+"""A flag beside a set's number: an instance in the set may have several prompts with the key. Nearly all keys lack it,
+and need no look-up in :attr:`ExpectedBlocks._again`."""
 _NUMBER: Final = _AGAIN - 1
-"""The bits of a set's number: there are no more than 2^19 sets and one of each row."""
+"""The bits of a set's number: there are no more than 2^19 sets, and one of each row."""
 _LOW: Final = 2 * _AGAIN - 1
 _PRINT: Final = ~_LOW
 """The bits that are kept of a fingerprint: of a million keys, two look alike in one case of twenty."""
@@ -32,7 +32,7 @@ class ExpectedBlocks:
 
     They are in a hash table from fingerprint to the number of a set of instances, with open addressing; half of the
     places are free, at least. It does not shrink: 8 bytes a place. A key's place differs in each process, as with a
-    dict of texts: a client that chooses keys could put them all in one place otherwise.
+    dict of texts. Otherwise a client that chooses its keys could put them all in one place.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class ExpectedBlocks:
         self._touched: i64 = 0
         self._sets = HolderSets()
         self._again: dict[tuple[int, int], int] = {}
-        """The number of prompts beside the first, by kept bits and row, where several prompts of the row's instance
-        have the key. Keys that look alike are one key."""
+        """The number of further prompts with the key, by kept bits and row, where an instance has several. Keys that
+        look alike are one key."""
         self.pairs = 0
         """Pairs of a key and an instance that expects it."""
 
@@ -142,7 +142,7 @@ class ExpectedBlocks:
         sets.keys_one[alone] -= gone
 
     def _touch(self, prints: vec[i64]) -> None:
-        """Reads the likely places of keys that are looked for next: such reads do not wait for one another."""
+        """Reads the likely places of keys that are looked for next, so that the reads overlap."""
         cells, secret, shift, last = self._cells, self._secret, self._shift, self._last
         touched: i64 = 0
         for print_ in prints:
@@ -165,8 +165,8 @@ class ExpectedBlocks:
             places >>= 1
 
     def _home(self, print_: i64) -> i64:
-        """Returns the place that a fingerprint would have if all were free. It is the highest bits of a product that
-        all kept bits have a part in; the other bits do not count."""
+        """Returns the place that a fingerprint has if all places are free: the highest bits of a product on which all
+        kept bits have an effect. The other bits do not count."""
         return ((print_ & _PRINT) * self._secret) >> self._shift & self._last
 
     def _cell(self, print_: i64) -> i64:
@@ -178,11 +178,11 @@ class ExpectedBlocks:
         return at
 
     def _free(self, cell: i64) -> None:
-        """Frees a place, and moves keys nearer to their home places that it kept from there."""
+        """Frees a place; fingerprints behind it move back towards their homes."""
         cells, most = self._cells, self._last
         hole, at = cell, cell + 1 & most
         while cells[at]:
-            # a key may not go before its home place
+            # a fingerprint may not go before its home
             if (at - self._home(cells[at]) & most) >= (at - hole & most):
                 cells[hole] = cells[at]
                 hole = at

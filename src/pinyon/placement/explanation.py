@@ -1,10 +1,10 @@
-"""Explanations why a request was placed where it was: the other instances as they were then, and a sentence.
+"""Explanations of why a request was placed where it was: the other instances as they were then, and a sentence.
 
 Times of the others are the cost models' as they stood at the decision, by the formula that policies use
-(:meth:`pinyon.placement.policy.Pool.prefills_s`). Where the policy fetches, they are the shorter one of fetching all
-that others hold and computing. A fetch that was priced for many at once, and examined for none, is said to take "about"
-so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others would lose, and
-whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
+(:meth:`pinyon.placement.policy.Pool.prefills_s`). Where the policy fetches, they are the shorter of two: fetching all
+that others hold, and computing. A fetch that was priced for many at once, and examined for none, is said to take
+"about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others would lose,
+and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pinyon.placement.transfer_cost import PathKind
 
 CANDIDATES_MAX = 8
 SOONEST = 5
-"""The candidates with the least times that are shown; the others are those that hold most of the prompt."""
+"""The number of candidates shown for their short times; the others are those that hold most of the prompt."""
 NANO_S = 1e-9
 WAIT_S = 0.005
 """Shorter waits are not worth mentioning."""
@@ -106,7 +106,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
 
 
 def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Columns:
-    """Returns what a policy that says nothing about other instances would have found of them."""
+    """Returns estimates about the instances, for a policy that keeps no findings about them."""
     decision, pool, loads = seen.decision, seen.pool, seen.loads
     if loads is None:
         raise ValueError("nothing is known of the other instances")
@@ -148,7 +148,6 @@ def _prefill_s(costs: Sequence[float], tokens: int, reused: int) -> float:
 
 
 def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:
-    """Returns the candidates to be shown, in their order."""
     if len(others) <= CANDIDATES_MAX:
         return others
     alternate = seen.decision.alternate

@@ -12,12 +12,12 @@ from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 MANY_READERS = 32
-"""The number of readers from which on they are priced all at once, and not each by itself."""
+"""Fewer readers than this are priced one by one, more of them together."""
 ESTIMATES_MAX = 4
 """The maximum number of stretches of one prompt that are priced for all readers at once: most hold nothing of it."""
 
 _Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
-"""Seconds by the reader's row, then holders and their hosts, each of which is priced by itself."""
+"""Seconds by the reader's row; then the holders and their hosts, where readers are priced one by one."""
 
 
 class FetchPlanner:
@@ -46,7 +46,7 @@ class FetchPlanner:
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 
     def reach(self, spans_max: int) -> int:
-        """Returns how many leading blocks a reader can fetch that holds none of them and that no source has failed."""
+        """Returns how many leading blocks a reader can fetch that holds none of them and was failed by no source."""
         return self._match.extent(0, self._pool.sources.mask, spans_max)
 
     def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
@@ -55,8 +55,8 @@ class FetchPlanner:
         return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
 
     def estimate_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
-        """Returns :meth:`fetch_s`, or an estimate of it for a look at many readers. Readers that have nothing to do
-        with any source are taken to ask the first ones of equal sources, and are priced all at once."""
+        """Returns :meth:`fetch_s`, or an estimate where there are many readers. Those that are no holders, and on no
+        host of one, are priced all at once, as if each asked the first of equal sources."""
         key = first_block, end_block
         known = self._estimates.get(key)
         if known is None:
@@ -77,7 +77,7 @@ class FetchPlanner:
 
     def common(self, first_block: int, end_block: int) -> list[tuple[InstanceState, int]]:
         """Returns sources and bytes for readers that hold none of the blocks and are on no host of a holder, for
-        :func:`pinyon.placement.fetch_time.fetches_s`. Of equal sources it is the first, where each reader takes the
+        :func:`pinyon.placement.fetch_time.fetches_s`. Of equal sources it names the first, while each reader takes the
         next one after itself."""
         spans = self._common_spans(first_block, end_block, self._pool.sources)
         return [(span.least[0], span.blocks * self._block_bytes) for span in spans]

@@ -25,7 +25,7 @@ FAULT_RATIO = 1.5
 
 
 def path_kind(reader: InstanceState, source: InstanceState) -> PathKind:
-    """Returns what lies between the two."""
+    """Returns the kind of path between a reader and a source."""
     if source.info.on_ssd:
         return SSD
     if reader.host and reader.host == source.host:
@@ -84,8 +84,8 @@ def fetches_s(
 
 
 def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:
-    """Learns from one measured read. Other traffic that is on its way now stands for the traffic meanwhile. The read
-    itself counts as under way until its prompt is computed, so it is taken off."""
+    """Learns from one measured read. Other traffic that is on its way now stands for the traffic during the read. The
+    read itself counts as under way until its prompt is computed, so it is subtracted."""
     kind = path_kind(reader, source)
     if not kind.shared:
         reader.transfer_model.observe(size_bytes, seconds, kind)

@@ -43,8 +43,8 @@ class Fleet:
         stride_tokens: int = 1,
     ) -> None:
         """Starts without instances. ``together``: the instance that prefills a request also decodes it. ``priors``:
-        what costs are taken to be before they are measured, by model; ``""`` is for all others. ``stride_tokens``: the
-        tokens between two blocks that the index is told of, on average and at most; 1: it is told of all."""
+        costs before anything is measured, by model; ``""`` is for all others. ``stride_tokens``: the tokens between two
+        blocks that the index is told of, on average and at most; 1: it is told of all blocks."""
         self.together = together
         self._priors = priors
         self._stride_tokens = stride_tokens
@@ -58,7 +58,7 @@ class Fleet:
         self.loads = LoadTable()
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._block_tokens: frozenset[int] = frozenset()
-        """Tokens per block of the layouts that there are."""
+        """Tokens per block, of all known layouts."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -174,12 +174,12 @@ class Fleet:
             state.transfer_learned_s = now_s
 
     def sample_of(self, layout: KvLayout) -> int:
-        """Returns in how many of the layout's keys the index knows one (:mod:`pinyon.core.key_sample`)."""
+        """Returns the layout's sampling stride: the index knows one key in so many (:mod:`pinyon.core.key_sample`)."""
         return sample_every(self._stride_tokens, layout.block_tokens)
 
     def sample_for(self, info: InstanceInfo) -> int:
-        """Returns in how many of its keys the instance should report one. That follows from the instance's layout. For
-        a store node, which has blocks of any layout, it is the densest sample of all layouts."""
+        """Returns the sampling stride of the keys that the instance should report: that of its layout. A store node has
+        blocks of any layout, so it gets the densest one of all layouts."""
         if info.layout is not None:
             return self.sample_of(info.layout)
         return sample_every(self._stride_tokens, max(self._block_tokens, default=1))
@@ -191,14 +191,14 @@ class Fleet:
 
     @property
     def common_sample(self) -> int:
-        """The sparsest sample of all layouts: the index knows at least one in so many keys."""
+        """The sparsest sampling stride of all layouts: the index knows at least one in so many keys."""
         return sample_every(self._stride_tokens, min(self._block_tokens, default=self._stride_tokens))
 
     def pools(self, model: str) -> tuple[Pool, ...]:
-        """Returns the pools where requests for the model can run, never none.
+        """Returns the pools where requests for the model can run; never empty.
 
         Raises :class:`NotFound` if no known instance serves it, :class:`Unavailable` if there is no instance at all or
-        none of its instances can take a request now.
+        none that serves it can take a request now.
         """
         pools = self._pools.get(model)
         if pools is None:
@@ -238,7 +238,7 @@ class Fleet:
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:
-        """Starts each cost model from that of the sibling that has measured most, among some that are there longest."""
+        """Starts each cost model from the sibling with the most samples, of the :data:`SIBLINGS_MAX` oldest ones."""
         siblings = list(islice(self._groups.get(state.info.group, {}).values(), SIBLINGS_MAX))
         if not siblings or state.info.layout is None:
             return

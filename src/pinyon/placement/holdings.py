@@ -1,8 +1,8 @@
-"""The holders of each key: the table of keys, their sets of holders, and their ages, as one.
+"""The holders of each key: the table of keys, their sets of holders, and their ages, kept together.
 
-What a holder has was told under a *row* of the sets. Rows come and go: a snapshot is told under a new one, and a holder
-that is dropped leaves one behind. A void row is in no answer from that moment on, and is cleared from the table in
-portions (:meth:`Holdings.collect`). Nothing here takes long at once.
+What a holder reports is stored under a *row* of the sets. Rows come and go: a snapshot is stored under a new one, and a
+holder that is dropped leaves one behind. A void row is in no answer from that moment on, and is cleared from the table
+in portions (:meth:`Holdings.collect`). Nothing here takes long at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLLECT_SLOTS = 16_384
 _COLLECT_SETS = 1024
 """The maximum number of sets that one go changes for the first time."""
 _COLLECT_SHARE = 1024
-"""The share of the table that is searched for each row that becomes void: one in so many slots."""
+"""The share of the table, one in so many slots, that is searched when a row becomes void."""
 _EVICT_SLOTS = 32_768
 _EVICT_KEYS = 1024
 _TOGETHER: Final = 32
@@ -55,7 +55,7 @@ class Holdings:
         """The void rows of the present round through the table."""
         self._cleared_slots = 0
         self._without: NDArray[np.int64] = np.zeros(0, np.int64)
-        """The set without these rows, by number of a set; -1: not known."""
+        """The number of the set without these rows, by number of a set; -1: not known."""
         self.evicted = 0
         self.refused = 0
         self._found = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
@@ -86,8 +86,8 @@ class Holdings:
                 table.make_room(prints[0])
 
     def _store(self, row: int, packed_keys: bytes, at: i64) -> int:
-        """Stores the keys from this byte on, up to one that has no room unless another one moves or goes. Returns the
-        byte where that begins. Counts are the same for most keys, so they are added up for many at a time."""
+        """Stores the keys from byte ``at`` on, up to one that has no room unless another one moves or goes. Returns the
+        byte where that one begins. Counts change alike for most keys, so they are added up for many keys at a time."""
         table, sets, ages = self.table, self._sets, self._ages
         prints, slots, numbers = self._found
         set_ids, stamps = table.set_ids_one, table.stamps_one
@@ -193,15 +193,15 @@ class Holdings:
         table.free_some(gone)
 
     def _free(self, slots: Slots) -> Counter[int]:
-        """Forgets the keys in these slots; returns how many of each set they were."""
+        """Forgets the keys in these slots; returns how many had each set."""
         gone = self._sets.forget(self.table.set_ids[slots])
         self._ages.forget(self.table.stamps[slots])
         self.table.free(slots)
         return gone
 
     def used(self, packed_keys: bytes, every: int, last_slot: int) -> None:
-        """Renews the sample of these keys, which was looked up; its last found key is in ``last_slot`` (-1: none was
-        found). A prompt that is asked for is renewed as a whole: if the end of it is new, so is the rest."""
+        """Renews the keys of a prompt that was looked up, as a sample of one in ``every``. ``last_slot`` is the slot of
+        the last one that was found (-1: none). If that key is new, so are the others."""
         if last_slot < 0 or 2 * self.table.keys <= self._keys_max:
             return
         table, ages = self.table, self._ages
@@ -225,7 +225,7 @@ class Holdings:
     # -- eviction of the oldest
 
     def _evict(self) -> None:
-        """Evicts one of the oldest keys, or some more, as finding them is what costs."""
+        """Evicts one of the oldest keys, or some more, as the search for them is what costs."""
         table, ages = self.table, self._ages
         left = min(max(1, min(_EVICT_KEYS, self._keys_max // EPOCHS)), ages.before_present)
         looked, age = 0, max(1, ages.oldest())
@@ -262,7 +262,7 @@ class Holdings:
         return row
 
     def hide(self, row: int | None) -> None:
-        """Makes void what was told under a row."""
+        """Makes a row void; does nothing for None."""
         if row is None:
             return
         self._shown = {0: 0}
@@ -274,7 +274,7 @@ class Holdings:
         self.collect(max(COLLECT_SLOTS, self.table.slots // _COLLECT_SHARE))
 
     def shown_of(self, number: int) -> int:
-        """Returns the bits of a set's holders."""
+        """Returns the bits of a set's holders, without void rows."""
         shown = self._shown.get(number)
         if shown is None:
             shown = 0
@@ -284,7 +284,7 @@ class Holdings:
         return shown
 
     def collect(self, slots_max: int = COLLECT_SLOTS) -> bool:
-        """Searches at most so many slots for void rows, and clears them. Returns whether more is left to be done."""
+        """Searches at most ``slots_max`` slots for void rows, and clears them. Returns whether more is left to do."""
         table, sets = self.table, self._sets
         if not self._clearing:
             if not self._void:
@@ -305,7 +305,7 @@ class Holdings:
         return bool(self._void)
 
     def _clear(self, slots: Slots) -> bool:
-        """Clears void rows from these slots. Returns whether that was done: not where it is too much at once."""
+        """Clears void rows from these slots. Returns False, without a change, if that is too much at once."""
         table, sets = self.table, self._sets
         if len(self._without) < len(sets.masks):
             more = np.full(len(sets.masks) - len(self._without), -1, np.int64)

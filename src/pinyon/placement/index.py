@@ -40,9 +40,9 @@ class Intake(Enum):
 
     APPLIED = auto()
     GAP = auto()
-    """A change before it is missing: the instance has to send a snapshot."""
+    """Changes before it are missing: the instance has to send a snapshot."""
     IGNORED = auto()
-    """A change is missing, but the instance was told already and the snapshot is still to come."""
+    """Changes are missing, but the instance was told already and the snapshot is still to come."""
 
 
 class _Held:
@@ -52,7 +52,7 @@ class _Held:
 
     def __init__(self, row: int) -> None:
         self.row = row
-        """The row that what it is known to hold was told under."""
+        """The row that the known blocks are stored under."""
         self.before: int | None = None
         """The row before the snapshot that is being loaded: still a good hint until that is complete."""
         self.seq = 0
@@ -69,7 +69,7 @@ class BlockIndex:
     """
 
     def __init__(self, keys_max: int, sets_max: int = SETS_MAX, advise: Advise | None = None) -> None:
-        """Starts without holders. ``advise`` is told where the keys will be."""
+        """Starts without holders. ``advise`` is told where in memory the keys will be."""
         self._holdings = Holdings(keys_max, sets_max, advise)
         self._held: dict[int, _Held] = {}
         """The state of each holder, by its bit."""
@@ -80,12 +80,12 @@ class BlockIndex:
 
     @property
     def evicted(self) -> int:
-        """Pairs that went as their keys were the oldest."""
+        """Pairs that were evicted because their keys were the oldest."""
         return self._holdings.evicted
 
     @property
     def refused(self) -> int:
-        """Pairs that were not kept, as there were too many different sets of holders."""
+        """Pairs that were not kept because there were too many different sets of holders."""
         return self._holdings.refused
 
     @property
@@ -102,7 +102,6 @@ class BlockIndex:
         return bit
 
     def drop(self, holder: Holder) -> None:
-        """Forgets a holder with all it holds."""
         held = self._held.pop(holder.bit)
         self._holdings.hide(held.before)
         self._holdings.hide(held.row)
@@ -116,7 +115,7 @@ class BlockIndex:
         return self._held[holder.bit].seq
 
     def new_session(self, holder: Holder) -> None:
-        """Lets only a snapshot continue the stream of an instance that connected again: changes may have gone missing.
+        """Demands a snapshot before further changes: the instance connected again, and changes may have been lost.
 
         What is known stays until that snapshot is complete; most of it is still true.
         """
@@ -124,7 +123,7 @@ class BlockIndex:
         held.synced = held.loading = held.resync_asked = False
 
     def apply_snapshot(self, holder: Holder, seq: int, packed_keys: bytes, *, first: bool, last: bool) -> Intake:
-        """Applies one part of a full content as of change ``seq``. After the last one, only named keys are held."""
+        """Applies one part of the full content as of change ``seq``. After the last part, no other keys are held."""
         held = self._held[holder.bit]
         if first:
             self._holdings.hide(held.before)
@@ -163,8 +162,10 @@ class BlockIndex:
         self, packed_keys: bytes, limit: int | None = None, expected: ExpectedBlocks | None = None, every: int = 1
     ) -> PrefixMatch:
         """Returns who holds how much of the beginning of a prompt with these keys, of which the first ``limit`` count.
-        With ``expected``, it also says who will hold how much soon. One key in ``every`` is looked up: blocks between
-        two of them are held by whoever holds the second one."""
+
+        With ``expected``, the match also says who will hold how much soon. One key in ``every`` is looked up: the
+        blocks between two of them are held by whoever holds the second one.
+        """
         count = len(packed_keys) // KEY_BYTES
         if limit is not None and limit < count:
             count = max(0, limit)
@@ -174,7 +175,7 @@ class BlockIndex:
         return match
 
     def collect(self, slots_max: int = COLLECT_SLOTS) -> bool:
-        """Clears what is void in at most so many slots of the table. Returns whether more is left to be done."""
+        """Clears void rows from at most ``slots_max`` slots of the table. Returns whether more is left to be done."""
         return self._holdings.collect(slots_max)
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""Placements in flight: what they added to instances and no report has taken back yet."""
+"""Placements in flight: the load that they add to instances until a report takes it back."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class _Decode:
 class InFlightTable:
     """The prefill and the decode part of every placement, until each ends, is released, or gets too old.
 
-    A placement is forgotten if its decode instance did not report its begin within ``unclaimed_s`` seconds. The load
-    balancer died between the placement and its use, or the instance refused it. So is a placement that is not claimed
-    again after the instance's session broke: the report of its end may have gone with that. Age is the last resort: a
+    A placement is forgotten if its decode instance did not report its begin within ``unclaimed_s`` seconds: the load
+    balancer died before it used the placement, or the instance refused it. So is a placement that is not claimed again
+    after the instance's session broke: the report of its end may have been lost with that. Age is the last resort: a
     part counts for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements are kept.
 
     The decode instance owns the request: with the decode part the prefill part goes, as its end may never be reported.
-    The reverse is not so: what is prefilled is still to be decoded.
+    The reverse is not so: a request whose prompt is computed is still to be decoded.
 
     Only computing waits for the engine: fetches go on beside it. While the prefill part counts, its instance is
     expected to hold the prompt's blocks soon.
@@ -91,12 +91,12 @@ class InFlightTable:
         self._unclaimed: dict[str, float] = {}
         """Decode parts that have not begun as far as their instance's session has said, and since when."""
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
-        """Requests with a part there: many instances may go at once, and none of them must search all requests."""
+        """Requests by the instances where they have a part: many instances may go at once, and each needs its own."""
         self._expected_keys = 0
         self.expected = ExpectedBlocks()
         self.expired = 0
         self.heard: Callable[[PlacementDecision, float], None] | None = None
-        """A callback for each trial whose prompt was computed where it was placed, with the seconds since then."""
+        """A callback for each trial whose prompt was computed where it was placed, with the seconds since placement."""
 
     @property
     def prefills(self) -> int:
@@ -118,7 +118,7 @@ class InFlightTable:
                 raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
 
     def shares_no_more(self, request_id: str) -> None:
-        """Forgets the prefixes of a request that is placed again: it has nothing in common with itself."""
+        """Forgets the prefixes of a request that is placed again: it must not share anything with itself."""
         part = self._decodes.get(request_id)
         if part is not None and part.marks:
             part.state.loads.prefixes.ended(part.state.row, part.marks)
@@ -135,10 +135,10 @@ class InFlightTable:
         first_s: float | None = None,
         decoded_keys: bytes = b"",
     ) -> None:
-        """Counts a placement; one of the same id that is still counted is replaced (the request was placed again).
+        """Counts a placement. One with the same id that is still counted is replaced: the request was placed again.
 
-        ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and others may reuse then.
-        ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
+        ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and that others may reuse
+        later. ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
         ``decoded_keys``: packed keys of the blocks that others may share while it is decoded; ``decode_blocks`` are
         without those that it shares there itself.
         """
@@ -170,8 +170,8 @@ class InFlightTable:
         decode.decodes_changed(1, decode_blocks)
 
     def waiting(self, state: InstanceState) -> list[Waiting]:
-        """Returns the requests that were placed there and are not being computed yet, as they came; only those that
-        were added with their request."""
+        """Returns the requests that were placed there and are not being computed yet, in order of arrival; only those
+        that were added with their request."""
         parts = (self._prefills.get(request_id) for request_id in self._by_instance.get(state, ()))
         return [
             Waiting(part.request, part.decision, part.first_s)
@@ -208,7 +208,7 @@ class InFlightTable:
             self.end_decode(request_id, state)
 
     def unclaim(self, state: InstanceState, now_s: float) -> None:
-        """Takes all requests at ``state`` for unclaimed: its new session names all that are there."""
+        """Marks all requests at ``state`` as unclaimed: its new session names those that are there."""
         for request_id in self._by_instance.get(state, ()):
             part = self._decodes.get(request_id)
             if part is not None and part.state is state:
@@ -266,7 +266,7 @@ class InFlightTable:
                 self._drop_prefill(request_id)
 
     def expire(self, now_s: float) -> int:
-        """Forgets parts that are too old, and placements that nobody claimed; returns how many parts."""
+        """Forgets parts that are too old, and placements that nobody claimed; returns the number of parts."""
         before = len(self._prefills) + len(self._decodes)
         for request_id in _leading(self._unclaimed, lambda since_s: since_s <= now_s - self._unclaimed_s):
             self.release(request_id)
@@ -323,7 +323,6 @@ class InFlightTable:
             self._forget(request_id, part.state)
 
     def _remember(self, request_id: str, state: InstanceState) -> None:
-        """Notes that the request has a part there."""
         requests = self._by_instance.get(state)
         if requests is None:
             self._by_instance[state] = {request_id: None}
@@ -331,7 +330,6 @@ class InFlightTable:
             requests[request_id] = None
 
     def _forget(self, request_id: str, state: InstanceState) -> None:
-        """Notes that the request has no part there any more."""
         requests = self._by_instance[state]
         del requests[request_id]
         if not requests:

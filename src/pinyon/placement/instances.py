@@ -56,8 +56,8 @@ class InstanceInfo:
 # Not frozen: one is made of each report, and a frozen one takes five times as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class InstanceLoad:
-    """The last load report, never changed: requests, prompt tokens, KV blocks, and milliseconds between tokens (0: no
-    token was decoded)."""
+    """The last load report: requests, prompt tokens, KV blocks, milliseconds between tokens (0: none decoded). Not
+    changed."""
 
     pending_requests: int = 0
     running_requests: int = 0
@@ -77,7 +77,7 @@ class InstanceLoad:
     failed_sources: frozenset[str] = frozenset()
     """Addresses that the instance avoids as sources of KV, because what it asked of them did not come."""
     level_blocks: int = 0
-    """Blocks per level by which the instance knows shared prefixes, which it reads once in decoding; 0: it does not."""
+    """The instance finds shared prefixes by levels of so many blocks, and reads them once; 0: it does not."""
     shared: tuple[SharedPrefix, ...] = ()
     """Prefixes that the requests decoded there have in common."""
     waiting_for_room: int = 0
@@ -86,8 +86,8 @@ class InstanceLoad:
     """The number of further requests that would have room at once."""
 
     def read_once(self, kv_tokens: float, block_tokens: int) -> float:
-        """Returns how many of so many tokens of KV in the batch it reads, if it reads once what was reported to be
-        shared. Requests that wait for a place in the batch count in ``shared``, too."""
+        """Returns how many of the batch's ``kv_tokens`` tokens of KV a step reads if it reads reported shared prefixes
+        once. ``shared`` also counts requests that wait for a place in the batch."""
         if not self.shared:
             return kv_tokens
         again = sum([(each.requests - 1) * each.blocks for each in self.shared]) * block_tokens
@@ -152,7 +152,7 @@ class InstanceState:
     host: str = field(init=False)
     """The host of its address; empty: unknown."""
     block_bytes: int = field(init=False)
-    """The bytes of a block of its layout, which would work it out each time; 0 where it has none."""
+    """The bytes of a block, kept because the layout computes them each time; 0 without a layout."""
     gone: bool = False
     """True once the instance has left: its row may belong to another one."""
 
@@ -176,7 +176,7 @@ class InstanceState:
         return self.loads.queue_s(self.row, now_s)
 
     def turn(self, prefill_s: float, now_s: float, *, in_order: bool = True) -> tuple[float, int]:
-        """Returns :meth:`LoadTable.turn` of this instance; not ``in_order``: as if computed in order of arrival."""
+        """Returns :meth:`LoadTable.turn` of this instance; not ``in_order``: prompts are computed as they come."""
         if not in_order or not self.info.short_first:
             return self.prefill_queue_s(now_s), 0
         return self.loads.turn(self.row, prefill_s, now_s)
@@ -186,11 +186,10 @@ class InstanceState:
         return self.prefill_queue_s(now_s) + self.loads.room_s[self.row]
 
     def drain_s(self, tokens: int, reused: int, queue_s: float) -> float:
-        """Returns the seconds from when the first of several nodes has computed its part of such a prompt until all
-        have.
+        """Returns the seconds from when the first of several nodes has computed its part of a prompt until all have.
 
         Other requests do not wait for it: what is queued and learned is the time of the first node. The last long chunk
-        takes as long on each of the further nodes as there; a shorter one behind it arrives hardly later. A prompt of
+        takes as long on each further node as on the first; a shorter one behind it arrives hardly later. A prompt of
         less than a chunk passes through them with what was queued before it, as far as that fits into a step.
         """
         further, most, model = self.info.stages - 1, self.info.chunk_tokens, self.prefill_model
@@ -269,8 +268,8 @@ class InstanceState:
         return tbt_s + token_s * new_tokens
 
     def _tbt(self) -> tuple[float, float]:
-        """Returns the seconds between tokens with one more request, and for each token of KV that it brings. A request
-        without a slot in the batch is not read meanwhile."""
+        """Returns the seconds between tokens with one more request, and for each token of KV that it brings. The KV of
+        a request without a slot in the batch is not read meanwhile."""
         wanted = self.decoding_requests() + 1
         batch = min(wanted, self.info.max_batch or BATCH_DEFAULT)
         block_tokens = 1 if self.info.layout is None else self.info.layout.block_tokens
@@ -287,7 +286,7 @@ class InstanceState:
         return not self.queued_prefill_us and not self.computing and not self.load.pending_prefill_tokens
 
     def decoding_requests(self) -> int:
-        """Returns the requests decoding or about to: reported, or placed here and not reported as ended."""
+        """Returns how many requests decode or are about to: as reported, or as placed and not reported as ended."""
         return max(self.load.running_requests + self.load.pending_requests, self.inflight_decodes)
 
     def blocks_in_use(self) -> int:

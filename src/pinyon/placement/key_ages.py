@@ -1,4 +1,4 @@
-"""The ages of keys, in 64ths of what the index may hold: a stamp of 8 bits each, and how many keys have it."""
+"""The ages of keys, in 64ths of what the index may hold: a stamp of 8 bits for each key, and how many keys have it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 STAMPS = 256
 EPOCHS = 64
-"""Epochs in which as many keys come as there may be."""
+"""The number of epochs in which as many keys come as the index may hold."""
 _OLDEST = 160
-"""Epochs that are told apart. Keys that are older count as that old; the other stamps are for new keys."""
+"""The number of epochs that are told apart. Older keys count as that old; the other stamps are for new keys."""
 _PART_SLOTS = 1 << 16
 
 
@@ -37,7 +37,8 @@ class KeyAges:
         self._came += keys
 
     def begins(self, keys: int, older: int, stamps: NDArray[np.uint8]) -> None:
-        """Begins an epoch where needed: ``keys`` keys come, and up to ``older`` keys from epochs before have to go."""
+        """Begins an epoch if the present one is full or leaves too few older keys: ``keys`` keys come, and up to
+        ``older`` keys from earlier epochs have to go."""
         full = self._came and self._came + keys > self.epoch_keys
         if full or (older and self.before_present < older):
             self._came = 0

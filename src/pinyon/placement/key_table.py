@@ -26,7 +26,7 @@ SLOTS: Final = 8
 BUCKETS_MIN = 8
 THERE: Final = -1
 CROWDED: Final = -2
-"""Results instead of a slot: the key is there already; or it has no room unless another one moves."""
+"""Results in place of a slot: the key is there already, or it has no room unless another one moves."""
 _SPARE: Final = 3
 """The second bucket is taken where the first one has fewer free slots than this, and than the second."""
 _GROWING = 4.8
@@ -38,7 +38,7 @@ _AHEAD = 512
 _RESERVED_BUCKETS_MAX = 1 << 24
 """The limit of buckets reserved at first. Beyond it (100 million keys) arrays are copied when they are full."""
 _SMALL = 1 << 12
-"""The buckets up to which a table is small: it may grow by half at once."""
+"""The number of buckets below which a table is small: it may grow by half at once."""
 _SECOND = np.int64(32)
 _LOW_HALF: Final = 0xFFFFFFFF
 _LOW_31: Final = 0x7FFFFFFF
@@ -58,8 +58,8 @@ Number = TypeVar("Number", np.int64, np.uint32, np.uint8)
 
 
 def fingerprint(low: i64, high: i64) -> i64:
-    """Returns the fingerprint of one key, given its halves; never 0. Keys are random, but in simulations and tests
-    small numbers, which this spreads: rounds of a Feistel network, from which no two numbers come out the same."""
+    """Returns the fingerprint of one key, given its halves; never 0. Keys are random already, but those of simulations
+    and tests are small numbers. Rounds of a Feistel network spread them, and map no two numbers to the same one."""
     left, right = low >> 32, low & _LOW_HALF
     left ^= right * _FIRST >> 15 & _LOW_31
     left ^= high >> 32
@@ -72,7 +72,7 @@ def fingerprint(low: i64, high: i64) -> i64:
 
 
 def read_prints(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
-    """Reads the fingerprints of the keys from this byte on, as many as there is room for; returns how many."""
+    """Fills ``prints`` with the fingerprints of the keys from byte ``at`` on, while there is room. Returns how many."""
     size: i64 = len(packed_keys)
     room: i64 = len(prints)
     count: i64 = 0
@@ -84,8 +84,8 @@ def read_prints(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
 
 
 class _Memory:
-    """Zeros that arrays change, and that compiled loops read as bytes as fast as C does. They cost nothing until they
-    are touched. Nobody else has these bytes, so nobody expects them to stay as they are."""
+    """Zeroed memory that arrays change, and that compiled loops read as bytes as fast as C does. It costs nothing until
+    it is touched. Nobody else has these bytes, so nobody expects them to stay as they are."""
 
     def __init__(self, size: int, advise: Advise | None) -> None:
         self.read = bytes(size + _LINE + 8)
@@ -102,7 +102,7 @@ class _Memory:
         return {"data": (self._address + self.start, False), "shape": (self._size,), "typestr": "|u1", "version": 3}
 
     def array(self, dtype: type[Number]) -> NDArray[Number]:
-        """Returns all of it as an array."""
+        """Returns all of the memory as an array."""
         return np.asarray(self).view(dtype)
 
 
@@ -113,7 +113,7 @@ class KeyTable:
     """
 
     def __init__(self, keys_max: int, push_out: Callable[[list[int]], None], advise: Advise | None = None) -> None:
-        """Makes an empty table. ``push_out`` frees one of these slots: a new key has nowhere else to go."""
+        """Makes an empty table. ``push_out`` frees one of these slots, for a new key that has no other place."""
         self._push_out = push_out
         self._advise = advise
         self._most = max(BUCKETS_MIN, 1 << (int(keys_max / _GROWN)).bit_length())
@@ -124,7 +124,7 @@ class KeyTable:
         self.watched: list[int] | None = None
         """Slots that keys moved into; None while nobody wants to know."""
         self._touched: i64 = 0
-        """A result of reads ahead, kept so that no compiler leaves them out."""
+        """The result of early reads, kept so that no compiler leaves them out."""
         self._prints: NDArray[np.int64] = np.zeros((0, SLOTS), np.int64)
         self.set_ids: NDArray[np.uint32] = np.zeros(0, np.uint32)
         """The number of the set by slot; 0 where the slot is free."""
@@ -139,8 +139,8 @@ class KeyTable:
 
     def find(self, prints: vec[i64], count: i64, slots: vec[i64], numbers: vec[i64]) -> None:
         """Finds the slots of the first ``count`` fingerprints, and the numbers of the sets there; -1 and 0 for an
-        absent one. Each pass reads what the next one needs of all of them: such reads do not wait for one another,
-        while those of one search after the other do."""
+        absent one. Each pass reads for all keys what the next one needs: such reads overlap, while those of one search
+        after the other wait."""
         memory, start = self._print_memory.read, self._print_memory.start
         sets, sets_start = self._set_memory.read, self._set_memory.start
         buckets: i64 = self.buckets
@@ -176,8 +176,7 @@ class KeyTable:
         self._touched = touched
 
     def touch_stamps(self, slots: vec[i64], count: i64) -> None:
-        """Reads the stamps of the first ``count`` slots (-1: none), which are needed next: such reads do not wait for
-        one another here, as in :meth:`find`."""
+        """Reads the stamps of the first ``count`` slots (-1: none) early: the reads overlap, as in :meth:`find`."""
         memory, start = self._stamp_memory.read, self._stamp_memory.start
         touched: i64 = 0
         for each in range(count):
@@ -186,11 +185,11 @@ class KeyTable:
         self._touched = touched
 
     def set_at(self, slot: i64) -> i64:
-        """Returns the element of :attr:`set_ids`."""
+        """Returns one element of :attr:`set_ids`."""
         return read_i64_le(self._set_memory.read, self._set_memory.start + 4 * slot) & _LOW_HALF
 
     def stamp_at(self, slot: i64) -> i64:
-        """Returns the element of :attr:`stamps`."""
+        """Returns one element of :attr:`stamps`."""
         return self._stamp_memory.read[self._stamp_memory.start + slot]
 
     def taken(self, start: int, end: int) -> Slots:
@@ -205,9 +204,9 @@ class KeyTable:
     # -- changes
 
     def insert(self, print_: i64) -> i64:
-        """Returns the slot that a new key has from now on; :meth:`put` is to be called before any other change. Or
-        returns :data:`THERE`: the key is there after all. Or returns :data:`CROWDED`: nothing has changed, and
-        :meth:`make_room` is to be called first."""
+        """Returns the slot that a new key has from now on; :meth:`put` must be called before any other change. Returns
+        :data:`THERE` if the key is there after all. Returns :data:`CROWDED` if there is no room: nothing has changed,
+        and :meth:`make_room` must be called first."""
         memory, start = self._print_memory.read, self._print_memory.start
         buckets: i64 = self.buckets
         level: i64 = self._level
@@ -240,8 +239,8 @@ class KeyTable:
         return slot
 
     def put(self, slots: vec[i64], set_id: int, stamp: int) -> None:
-        """Writes the set and the stamp of slots that were given to keys since. All at once: to write to a large table
-        one by one takes several times as long."""
+        """Writes the set and the stamp of slots that were given to keys since the last call. To write to a large table
+        one by one would take several times as long."""
         if len(slots):
             array = _as_array(slots)
             self.set_ids[array] = set_id
@@ -262,7 +261,7 @@ class KeyTable:
             self.grow(self.buckets * SLOTS)
 
     def free(self, slots: Slots) -> None:
-        """Frees different slots, each of them taken."""
+        """Frees slots that differ and are all taken."""
         self._flat[slots] = 0
         self.set_ids[slots] = 0
         self.keys -= len(slots)
@@ -273,7 +272,7 @@ class KeyTable:
             self.free(_as_array(slots))
 
     def grow(self, keys: int) -> None:
-        """Makes room for so many keys, as far as the limit goes, and for some that come next."""
+        """Makes room for ``keys`` keys, as far as the limit goes, and for some that come next."""
         want = min(self._most, int(keys / _GROWING) + 1)
         if want > self.buckets:
             want = min(self._most, want + min(_AHEAD, self.buckets // 8))
@@ -302,7 +301,7 @@ class KeyTable:
         self._reserved, self._print_memory, self._set_memory = buckets, print_memory, set_memory
         self._stamp_memory = stamp_memory
         self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
-        # reading an element of an array takes five times as long as of these
+        # an element of an array takes five times as long as one of these
         self._prints_one, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data
 
     def _split(self, count: int) -> None:

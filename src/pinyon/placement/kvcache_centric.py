@@ -18,7 +18,7 @@ from pinyon.placement.threshold_tuner import ThresholdTuner
 
 @dataclass(frozen=True, slots=True)
 class KvCacheCentricSettings:
-    """The options. ``balancing_threshold``: a prefix is fetched that is more than this many times as long as the local
+    """The options. ``balancing_threshold``: a prefix is fetched if it is more than this many times as long as the local
     one.
 
     The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold. So with 2
@@ -54,7 +54,7 @@ class _Option(NamedTuple):
     transfer_s: float
     prefill_s: float
     doubted: tuple[int, float, float] | None
-    """Prefix, transfer and prefill times of a fetch that is said to be slower than computing."""
+    """Prefix, transfer and prefill times of a fetch that is predicted to be slower than computing."""
 
 
 class KvCacheCentric:
@@ -85,7 +85,6 @@ class KvCacheCentric:
 
     @property
     def threshold(self) -> float:
-        """The threshold in force."""
         return self._threshold if self._tuner is None else self._tuner.threshold
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
@@ -143,7 +142,7 @@ class KvCacheCentric:
         if sharing is not None and self._worth_waiting(request, sharing, best):
             best = sharing
         _, _, state, local, prefix, queue_s, transfer_s, prefill_s, doubted = best
-        if doubted is not None:  # only now: among the others, an instance in doubt counts as if it computed
+        if doubted is not None:  # after the choice, in which an instance in doubt counts as if it computed
             prefix, transfer_s, prefill_s = doubted
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:

@@ -29,7 +29,7 @@ PREFILL_US_MAX: Final = 1 << 40
 
 
 def size_class(prefill_us: i64, near: i64 = 0) -> i64:
-    """Returns the class of a prompt that takes so long; found in one step from a class that is ``near``."""
+    """Returns the class of a prompt that takes ``prefill_us``, in one step from a class that is ``near``."""
     if not compiled():  # in compiled code numbers have no bit lengths
         return min(CLASSES - 1, int(prefill_us).bit_length())
     size = near
@@ -41,7 +41,7 @@ def size_class(prefill_us: i64, near: i64 = 0) -> i64:
 
 
 def whole_us(seconds: float) -> i64:
-    """Returns microseconds, from 0 to twelve days. Rounds as ``round``, which compiled code calls like Python does."""
+    """Returns ``seconds`` as whole microseconds, 0 to twelve days. Rounds like ``round``, which is slow if compiled."""
     wanted = min(seconds * 1e6, float(PREFILL_US_MAX))
     whole = i64(wanted)
     rest = wanted - float(whole)
@@ -63,7 +63,7 @@ class PastLoads:
 
     @property
     def own_bytes(self) -> int:
-        """The bytes of this copy alone, without what several share that were kept one after the other."""
+        """The bytes of this copy, without the coefficients, which successive copies share."""
         return sum(each.nbytes for each in (self._queued_us, self._ends_s, self._reported_s, self.room_s))
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
@@ -72,7 +72,7 @@ class PastLoads:
 
 
 class LoadArrays:
-    """The columns of a table with so many rows, as arrays; a table that grows has others."""
+    """The columns of a load table as arrays. A table that grows makes new ones."""
 
     def __init__(self, table: LoadTable) -> None:
         self.queued_us: NDArray[np.int64] = _ints(table.queued_us)
@@ -86,7 +86,7 @@ class LoadArrays:
         self.learned(table)
 
     def learned(self, table: LoadTable) -> None:
-        """Takes the coefficients anew: they are elsewhere now."""
+        """Takes the coefficients anew, after the table has replaced them."""
         self.coefficients: NDArray[np.float64] = _floats(table.coefficients).reshape(-1, COEFFICIENTS)
         """The prefill cost model's coefficients, (rows, 3)."""
         self.transfer: NDArray[np.float64] = _floats(table.transfer).reshape(-1, PATH_KINDS, 2)
@@ -94,8 +94,8 @@ class LoadArrays:
 
 
 class LoadTable:
-    """The load of each instance in a row, whose number no other instance has meanwhile. ``ahead_us``, ``behind``,
-    ``coefficients`` and ``transfer`` are written to here alone."""
+    """The load of all instances, one row each; no two live instances have the same row. ``ahead_us``, ``behind``,
+    ``coefficients`` and ``transfer`` are written only here."""
 
     def __init__(self, rows: int = ROWS_MIN) -> None:
         self.queued_us: vec[i64] = _numbers(rows)
@@ -107,9 +107,9 @@ class LoadTable:
         self.room_s: vec[float] = _seconds(rows)
         """Seconds until a new request has KV memory, as the instance reports it."""
         self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
-        """Microseconds of the queued prompts that are of this class or shorter, class by class."""
+        """Microseconds of queued prompts in this class or a shorter one, class by class."""
         self.behind: vec[i64] = _numbers(rows * CLASSES)
-        """The number of queued prompts that are longer than this class, likewise."""
+        """The number of queued prompts in longer classes, class by class."""
         self.short_first: vec[bool] = _truths(rows)
         """True where short prompts are computed before long ones; else they are computed as they come."""
         self.decoding: vec[i64] = _numbers(rows)
@@ -123,9 +123,9 @@ class LoadTable:
         self.blocks_max: vec[float] = _seconds(rows)
         """The limit of KV blocks; infinite where the instance named none."""
         self.slots: vec[float] = _seconds(rows)
-        """The share of the batch's slots with one request more; over 1, it would first wait."""
+        """The share of the batch's slots in use with one more request; over 1, it would first wait."""
         self.tbt_s: vec[float] = _seconds(rows)
-        """Seconds between tokens with one request more that brings no KV."""
+        """Seconds between tokens with one more request that brings no KV."""
         self.tbt_token_s: vec[float] = _seconds(rows)
         """Seconds for each token of KV that the request brings."""
         self.tbt_request_s: vec[float] = _seconds(rows)
@@ -142,12 +142,12 @@ class LoadTable:
         """The number of those fetches."""
         self.arrays = LoadArrays(self)
         self.prefixes = SharedPrefixes()
-        """Prefixes of what is decoded, by row."""
+        """Prefixes that requests decoded there share, by row."""
         self._lent = False
-        """True while somebody keeps the coefficients as they are: before they change they are copied."""
+        """True while somebody keeps the coefficients as they are: they are copied before they change."""
 
     def add(self, row: int, blocks_max: int = 0) -> None:
-        """Clears the row of a new instance. A limit of 0 is none that is known."""
+        """Clears the row of a new instance. ``blocks_max`` 0: no limit is known."""
         rows = len(self.queued_us)
         self._own_coefficients()
         if row >= rows:
@@ -205,7 +205,7 @@ class LoadTable:
             at += 2
 
     def past(self) -> PastLoads:
-        """Returns the present content, to be kept."""
+        """Returns a copy of the present content."""
         self._lent = True
         return PastLoads(self.arrays)
 
@@ -218,16 +218,14 @@ class LoadTable:
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
         """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
-        report if that is more. The report also covers what came past this conductor, or from before it restarted."""
+        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
         arrays = self.arrays
         return _queues_s(arrays.queued_us.take(rows), arrays.ends_s.take(rows), arrays.reported_s.take(rows), now_s)
 
     def enqueue(self, row: int, prefill_us: int) -> None:
-        """Counts a prompt that was placed there and takes so long."""
         self._count(row, prefill_us, 1)
 
     def dequeue(self, row: int, prefill_us: int) -> None:
-        """Subtracts a prompt that does not wait there any more."""
         self._count(row, prefill_us, -1)
 
     def _count(self, row: i64, prefill_us: i64, sign: i64) -> None:
@@ -244,16 +242,16 @@ class LoadTable:
         return size * i64(len(self.queued_us)) + row
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
-        """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance where short ones go
-        first, and how many prompts it goes before. Work that only the instance knows of, and not the table, may be of
-        any length."""
+        """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance that computes short ones
+        first, and how many prompts it goes before. Reported work that the table lacks counts in full: its length is
+        unknown."""
         at = self.place_of(row, size_class(whole_us(prefill_s)))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
 
     def prefills_s(self, rows: NDArray[np.intp], tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the seconds to compute a prompt of ``tokens`` tokens, ``reused`` of them reused, by instance."""
+        """Returns the seconds to compute a prompt of ``tokens`` tokens if ``reused`` of them are reused, by row."""
         k0, k1, k2 = self.arrays.coefficients.take(rows, axis=0).T
         rest = tokens - reused
         seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
@@ -292,7 +290,7 @@ def _more(numbers: vec[i64], count: i64) -> vec[i64]:
 
 
 def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
-    """Returns the column of each class with more rows."""
+    """Returns the columns of all classes with more rows."""
     had = i64(len(numbers)) // CLASSES
     wider = _numbers(rows * CLASSES)
     for size in range(CLASSES):

@@ -56,15 +56,15 @@ class PoolRings:
 
 
 class Pairs:
-    """The choice of pairs: remembers which prefixes are hot, and for each group of instances its rings. ``key_tokens``:
-    the tokens by which prefixes grow (A.2.1), in whole blocks."""
+    """The choice of each request's pair of instances. It remembers which prefixes are hot, and the rings of each group.
+    ``key_tokens``: the tokens by which prefixes grow (A.2.1), in whole blocks."""
 
     def __init__(self, hotness: HotnessSettings, virtual_nodes: int, seed: int, key_tokens: int) -> None:
         self._hotness = HotnessTrees(hotness)
         self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND))
         self._key_tokens = key_tokens
         self._pool: Pool | None = None
-        """The pool that was asked about last, mostly the same as before; with its rings and maybe its tree."""
+        """The pool that was asked about last, mostly the same as before; its rings and tree are kept, too."""
         self._tree: HotnessTree | None = None
 
     def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
@@ -73,7 +73,7 @@ class Pairs:
         return pool.prefills[first], None if second is None else pool.prefills[second]
 
     def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
-        """Returns the places of the two instances in the pool."""
+        """Returns the places of the request's two instances in the pool, and counts the request."""
         if pool is not self._pool:
             self._one, self._two = self._rings.of(pool)
             self._pool, self._tree = pool, None

@@ -55,7 +55,7 @@ class PinyonSettings:
 
 
 class Pinyon:
-    """The policy that the module describes. ``terms``: the terms of costs, if those are not all."""
+    """The policy that the module describes. ``terms``: the terms of its costs; by default all of them."""
 
     name: ClassVar[str] = "pinyon"
 
@@ -86,8 +86,8 @@ class Pinyon:
         costs: Costs,
         now_s: float,
     ) -> PlacementDecision | None:
-        """Returns the decision that costs least of those that admission would not refuse, as it would refuse ``late``;
-        or None. Admission judges the request's own time; the time of others was to decide among those alone."""
+        """Returns the cheapest decision that admission would not refuse, as it would refuse ``late``; or None.
+        Admission judges the request's own time; the time of others was to decide among decisions in time."""
         decode, decodes, elsewhere_s = late.decode, -1, 0.0
         if decode is not late.prefill:
             elsewhere_s = decode.load.room_wait_ms * 1e-3
@@ -122,8 +122,8 @@ class Pinyon:
         return PlacementDecision(state, decode, cost.local, fetches, times, self.name, aside)
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
-        """Returns the place of one of the request's pair, if that costs little more and is in time; else ``place``. The
-        bound is the time that it would take later to fetch what is computed at ``place``."""
+        """Returns the place of an instance of the request's pair if it is in time and costs little more, else
+        ``place``. It may cost as much more as it would take to fetch later what is computed at ``place``."""
         chosen, state = costs.columns.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
@@ -153,8 +153,8 @@ class Pinyon:
         cost: Cost,
         now_s: float,
     ) -> tuple[int, float, float] | None:
-        """Returns prefix, transfer and prefill times of a fetch that is said to be slower than computing, to learn
-        whether it is. That comes after the choice: in it, an instance in doubt counts as if it computed."""
+        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
+        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
         local = cost.local
         if not self._terms.fetch or match.blocks <= local:
             return None

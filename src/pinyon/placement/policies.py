@@ -1,4 +1,4 @@
-"""The placement policies by name, and one for each model."""
+"""The placement policies by name, and a choice of one for each model."""
 
 from __future__ import annotations
 

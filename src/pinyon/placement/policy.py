@@ -23,10 +23,10 @@ NANO_S: Final = 1e-9
 ON_HOST_MAX: Final = 64
 """The maximum number of instances of one host that are told apart from those elsewhere."""
 OWN_TIME_PATIENCE: Final = 0.25
-"""The wait of a request that by itself takes longer than the default TTFT limit, as a share of that time."""
+"""The wait allowed where a prompt alone takes longer than the default TTFT limit, as a share of that time."""
 
 
-# Not frozen: a frozen one takes five times as long to make.
+# Not frozen: a frozen dataclass takes five times as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class PlacementRequest:
     """One request to place; never changed. ``block_keys`` are packed; the tenant is in the keys already (their chain's
@@ -58,7 +58,7 @@ class PlacementRequest:
         return max(self.ttft_slo_s, own_s * (1 + OWN_TIME_PATIENCE))
 
     def reusable_blocks(self, block_tokens: int) -> int:
-        """Returns how many leading blocks may be reused: the last token is computed, its logits give the first one."""
+        """Returns how many leading blocks may be reused: the last token must be computed, its logits give the next."""
         return 0 if self.no_reuse else (self.prompt_tokens - 1) // block_tokens
 
     def keys_max(self, block_tokens: int) -> int:
@@ -66,7 +66,7 @@ class PlacementRequest:
         return self.prompt_tokens // block_tokens
 
     def reused_tokens(self, blocks: int, block_tokens: int) -> int:
-        """Returns the tokens of the prompt in so many leading blocks."""
+        """Returns how many tokens of the prompt are reused with so many leading blocks."""
         return blocks * block_tokens
 
     def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
@@ -115,7 +115,7 @@ class Aside(NamedTuple):
     """The part of a policy's answer beside its choice, for moves, learning and explanations."""
 
     alternate: InstanceState | None = None
-    """An instance besides where the request may run: its pair has two (DualMap §3.2)."""
+    """An alternative to the prefill instance: the second one of a pair (DualMap §3.2)."""
     doubts_transfer: bool = False
     """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
     trial: tuple[float, float] | None = None
@@ -163,7 +163,7 @@ class PlacementDecision:
         self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
     def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
-        """Returns the decision with what a pipeline of nodes takes besides."""
+        """Returns the decision with the drain time that a pipeline of nodes needs."""
         if self.prefill.info.stages == 1:
             return self
         reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
@@ -210,7 +210,7 @@ class Pool:
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
     by_address: Mapping[str, Sequence[InstanceState]]
     group_prefills: int
-    """The number of all prefill instances, also those that cannot or should not take this request, or nothing now."""
+    """The number of prefill instances in all, also those that cannot or should not take this request, or any now."""
     together: bool = False
     neighbours: Neighbours = field(default_factory=Neighbours, repr=False, compare=False)
     """Instances on the hosts of the sources."""
@@ -218,7 +218,6 @@ class Pool:
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     """Rows of the prefill instances as in :attr:`rows`, for loops."""
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
-    """Rows of the decode instances, for loops."""
     last_row: int = field(init=False, repr=False, compare=False)
     """The largest row of the prefill instances."""
 
@@ -253,7 +252,7 @@ class Pool:
         return self._decode_place_of
 
     def places_near(self, bit: int) -> vec[i64]:
-        """Returns places of other prefill instances on the host of the source with this bit; some of very many."""
+        """Returns the places of other prefill instances on the host of the source with this bit; of very many, some."""
         row = bit.bit_length()
         places = self._places_near.get(row)
         if places is None:
@@ -264,12 +263,13 @@ class Pool:
         return places
 
     def stride(self, key_tokens: int) -> int:
-        """Returns so many tokens in blocks, at least one: DualMap has 512 (A.2.1), an instance may have fewer."""
+        """Returns ``key_tokens`` in whole blocks, at least one. The paper's blocks have 512 tokens (DualMap A.2.1), an
+        instance's may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
 
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
-        """Returns the prefill instance with the least of these times; of equals the one that decodes least, then the
-        first by id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
+        """Returns the prefill instance with the least of these times. Ties go to the one that decodes least, then to
+        the first by id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
         least = int(costs_s.argmin())
         near = costs_s <= costs_s[least] + NANO_S
         if np.count_nonzero(near) == 1:
@@ -282,8 +282,8 @@ class Pool:
         return self.prefills[0].loads.queues_s(self.rows, now_s)
 
     def waits_s(self, now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds until a new request's prompt is computed, by prefill instance: it waits for KV memory,
-        and then for its turn."""
+        """Returns the seconds until a prompt is computed, by prefill instance: the wait for KV memory, then the
+        queue."""
         return self.queues_s(now_s) + self.rooms_s
 
     @property
@@ -336,7 +336,7 @@ Queues = Callable[[InstanceState], Sequence[Waiting]]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request that waits at one instance and should wait at another one."""
+    """A waiting request that should move from one instance to another."""
 
     request: PlacementRequest
     source: InstanceState

@@ -38,7 +38,7 @@ class Holders(Generic[Member]):
         return iter(self.among(self.mask))
 
     def less(self, members: Iterable[Member]) -> Holders[Member]:
-        """Returns the set without these. It shares what is large: each reader of a placement may have its own."""
+        """Returns the set without these members. It shares what is large: each reader may have a set of its own."""
         left: Holders[Member] = Holders(())
         left._by_bit, left.mask = self._by_bit, self.mask
         for member in members:
@@ -66,15 +66,15 @@ class PrefixMatch:
     __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks", "soon")
 
     def __init__(self, runs: Sequence[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
-        """Takes the runs of a look-up. ``soon``: the match with what holders expect to hold when a new request's turn
-        comes, if that is another one."""
+        """Takes the runs of a look-up. ``soon``: the match that includes what holders expect to hold when a new
+        request's turn comes; None if they expect nothing."""
         self._runs = runs
         self.blocks = blocks
         self.soon: PrefixMatch = self if soon is None else soon
         self._leading: dict[int, int] | None = None
         self._all: int | None = None
         self._extents: dict[tuple[int, int, int | None], int] = {}
-        """Ends that were found for ``(first block, who may be asked, most spans)``: most readers of a placement hold
+        """Extents found, by ``(first block, mask of who may be asked, most spans)``: most readers of a placement hold
         nothing of the prompt, so they all ask the same."""
 
     @property
@@ -120,7 +120,7 @@ class PrefixMatch:
         return held
 
     def _ends(self) -> Iterator[tuple[int, int]]:
-        """Yields masks of holders and where what they hold without a gap ends; a holder of nothing is in none."""
+        """Yields masks of holders and the end of what they hold without a gap; a holder of nothing is in no mask."""
         if not self._runs:
             return
         unbroken = self._runs[0][1]
@@ -135,12 +135,12 @@ class PrefixMatch:
     def extent_for(
         self, reader: Holder, first_block: int, sources: Holders[Member], spans_max: int | None = None
     ) -> int:
-        """Returns the end of the blocks from ``first_block`` on of which each is held by one of ``sources`` besides the
-        reader. With ``spans_max``, it is as far as so many spans of :meth:`spans_for` go."""
+        """Returns the end of the blocks from ``first_block`` on that are held by ``sources`` other than the reader,
+        each by at least one. With ``spans_max``, it is as far as so many spans of :meth:`spans_for` go."""
         return self.extent(first_block, sources.mask & ~reader.bit, spans_max)
 
     def extent(self, first_block: int, mask: int, spans_max: int | None = None) -> int:
-        """Returns :meth:`extent_for` of the sources in a mask, which the reader is not in."""
+        """Returns :meth:`extent_for` for the sources in a mask, which the reader is not in."""
         if len(self._runs) <= FEW_RUNS:
             return self._extent(first_block, mask, spans_max)
         if self._all is None:
@@ -171,17 +171,18 @@ class PrefixMatch:
     def spans_for(
         self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
     ) -> list[tuple[int, int, list[Member]]]:
-        """Returns ``(first, end, who holds all of it)`` from ``first_block`` on without a gap, besides the reader.
+        """Returns spans ``(first, end, who holds all of it)`` from ``first_block`` on without a gap, the reader left
+        out.
 
-        Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
+        Each span goes as far as any one source does, so there are as few as possible. Requires ``end_block <=
         extent_for(reader, first_block, sources)``.
         """
         spans = self.spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
         return [(at, end, sources.among(holders)) for at, end, holders in spans]
 
     def spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
-        """Returns spans as :meth:`spans_for`, with a mask for who may be asked, and one for who holds all of each. They
-        are the first ``most``; in all there are no more than runs."""
+        """Returns the first ``most`` spans of :meth:`spans_for`, each with a mask of who holds all of it; ``allowed``
+        is a mask of who may be asked. There are never more spans than runs."""
         runs = self._runs
         spans: list[tuple[int, int, int]] = []
         index = 0

@@ -1,8 +1,8 @@
-"""The decision when instances should be added, and when one should be removed (DualMap §3.4, A.3.3).
+"""The decision when to add instances, and when to remove one (DualMap §3.4, A.3.3).
 
-Instances are added where first tokens are not in time, or all are overloaded. They are many at once, since one more
-does not work off a queue that has built up. They are removed one by one, while those that stay would be idle enough.
-Both go by what placements predict: at that time, nobody has waited for it yet. The paper prints no rule; these are
+Instances are added where first tokens are not in time, or all instances are overloaded. Many are added at once, since
+one would not work off a queue that has built up. They are removed one by one, while those that stay would be idle
+enough. Both go by predictions, as those come before anybody has waited. The paper prints no rule; these bounds are
 ours.
 """
 
@@ -35,19 +35,19 @@ class ScalingSettings:
     share: float = 0.9
     """The share of the placements that should be in time."""
     overload: float = 0.5
-    """A share of the SLO: instances that in the mean have more than that to compute are overloaded."""
+    """The mean work of instances, as a share of the SLO, beyond which they are overloaded."""
     grow: float = 1.0
     """Instances added at once, for each that there is; at least one."""
     idle: float = 0.5
-    """The share of their time that those who stay may compute prompts, at most, for one to be removed."""
+    """The largest share of their time that the remaining instances would compute prompts, for one to be removed."""
     hold_s: float = 10.0
-    """The time for which overload must last before something is added: a burst is over before that is there."""
+    """The time for which overload must last before instances are added: a burst is over before they are there."""
     window_s: float = 30.0
-    """The window of placements that is looked at before something is added."""
+    """The window of placements that is looked at before instances are added."""
     idle_window_s: float = 120.0
     """The window that is looked at before one is removed."""
     settle_s: float = 60.0
-    """The time without decisions after some were added: they have to come, and queues to be worked off."""
+    """The time without decisions after instances were added: they have to come, and queues to be worked off."""
     between_s: float = 30.0
     """The time from one removal to the next."""
 
@@ -72,7 +72,7 @@ def parse_sizes(text: str) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class _Part:
-    """Placements of a little while."""
+    """Sums over the placements of a short time."""
 
     began_s: float
     count: int = 0
@@ -87,10 +87,10 @@ class Scaler:
         self._settings = settings
         self._part_s = min(settings.window_s, settings.idle_window_s) / PARTS
         self._parts: deque[_Part] = deque(maxlen=PARTS_MAX)
-        """Parts in order of time, those that a window still looks at."""
+        """Parts in order of time, as far back as a window looks."""
         self._settled_s = now_s
         self._since_s = now_s
-        """The time since when there are as many as there are now."""
+        """The time since when there are as many instances as now."""
         self._hot_since_s: float | None = None
 
     def placed(
@@ -98,7 +98,7 @@ class Scaler:
     ) -> None:
         """Adds what was predicted of a request: its TTFT, infinite if it found no place, and its SLO, 0 if it names
         none. ``own_s``: the part of the TTFT that no idle cluster would spare it, where that is not ``prefill_s``. A
-        request that is too late by that alone is work for those that there are, and asks for no more instances."""
+        request that is too late by that alone is work for the present instances, and asks for no more of them."""
         if not self._parts or now_s >= self._parts[-1].began_s + self._part_s:
             self._forget(now_s)
             self._parts.append(_Part(now_s))

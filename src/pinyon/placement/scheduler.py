@@ -24,7 +24,7 @@ Consider = Callable[[PlacementRequest, PlacementDecision, Pool, PrefixMatch], No
 
 
 class Scheduler:
-    """Places requests on a fleet by one policy."""
+    """The placement of requests on a fleet by one policy."""
 
     def __init__(self, fleet: Fleet, policy: PlacementPolicy, rng: Random | None = None) -> None:
         """Starts with a policy. ``rng``: the policy's source of chance; by default one of a fixed seed."""
@@ -35,17 +35,17 @@ class Scheduler:
         self.use(policy)
 
     def use(self, policy: PlacementPolicy) -> None:
-        """Lets this policy place from now on."""
+        """Places by this policy from now on."""
         self._policy = policy
         self._rebalancing = policy if isinstance(policy, Rebalancing) else None
         self._fleet.inflight.heard = policy.prefilled if isinstance(policy, Learning) else None
 
     def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
-        """Decides and counts the placement as in flight.
+        """Decides on a placement, and counts it as in flight.
 
         Raises :class:`NotFound` (model), :class:`InvalidArgument` (does not fit into any instance),
         :class:`Unavailable` (no instance), :class:`Rejected` (SLO), :class:`ResourceExhausted` (in-flight limit). While
-        the fleet is settling, those that an instance still to come may prove wrong are :class:`Unavailable`.
+        the fleet is settling, refusals that a further instance may prove wrong are :class:`Unavailable`.
         """
         fleet = self._fleet
         fleet.inflight.shares_no_more(request.request_id)
@@ -59,12 +59,12 @@ class Scheduler:
         if not (request.no_reuse or request.request_class.no_store):
             expected = key_sample(request.block_keys, fleet.sample_of(pool.layout), held)
             shared = request.block_keys
-        kept = request if decision.alternate is not None else None  # only then it may move
+        kept = request if decision.alternate is not None else None  # only a request with an alternate may move
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept, decoded_keys=shared)
         return decision
 
     def decide(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
-        """Returns the decision of :meth:`schedule`, for a caller that counts it by itself."""
+        """Returns the decision of :meth:`schedule` without counting it: the caller does so."""
         return self._settled(request, now_s)[0]
 
     def decide_at(
@@ -116,8 +116,9 @@ class Scheduler:
     def _soonest_first(
         self, request: PlacementRequest, pools: list[Pool], now_s: float
     ) -> list[tuple[Pool, PrefixMatch]]:
-        """Returns pools with who holds the prompt there. A policy is asked for the first one, and for the next one only
-        if nothing there is in time: it may count requests. There are several while weights or layouts change."""
+        """Returns the pools, each with who holds the prompt, by the earliest possible first token. A policy is asked
+        for the next pool only if nothing in the one before is in time: it may count requests. Several exist while
+        weights or layouts change."""
         found = [(pool, self._match(request, pool)) for pool in pools]
         if len(found) > 1:
             found.sort(key=lambda each: _soonest_s(request, each[0], each[1], now_s))
@@ -155,7 +156,7 @@ class Scheduler:
 
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:
-    """Returns when a first token could be there, by what waits there and by what instances hold themselves."""
+    """Returns the seconds until a first token could be there, by what waits and by what instances hold themselves."""
     reused = pool.reused_tokens(request, match.soon)
     return float((pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
 
@@ -175,7 +176,7 @@ def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:
 
 
 def _usable(request: PlacementRequest, pools: tuple[Pool, ...]) -> list[Pool]:
-    """Returns the pools less excluded instances and those the request does not fit into; never none."""
+    """Returns the pools less excluded instances and those the request does not fit into; never empty."""
     exclude = request.exclude
     remaining: list[Pool] = []
     for pool in pools:

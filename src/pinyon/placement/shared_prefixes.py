@@ -1,9 +1,9 @@
-"""The instances that decode requests of each prefix: there another such request costs a batch little more to read.
+"""The instances that decode requests of each prefix: there one more such request adds little for a batch to read.
 
-They are known from reports, of the largest groups, and from placements that have not ended. What others will share with
-a placement is not known yet, so it counts at depths of which each is four times the one before. What is found is at
-least a quarter of what is shared, as far as whole levels go, until the instance reports it. An instance that reads what
-is shared once for each request is not here.
+Instances report their largest groups; placements that have not ended are added. What later requests will share with a
+placement is not known yet, so it counts at depths each of which is four times the one before. What is found is thus at
+least a quarter of what is shared, as far as whole levels go, until the instance reports it. Instances that read shared
+KV once for each request are left out.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.shared_prefix import SharedPrefix
 
 DEPTHS_MAX: Final = 64
-"""The limit of depths that are looked at for a request; reports at others do not count. Placements have as many."""
+"""The limit of different depths that a look-up tries; reports at further ones do not count. Placements have as many."""
 FOUND_MAX: Final = 32
-"""The limit of instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
+"""The limit of instances that one look-up finds. Where more decode the prefix, some of these mostly have room."""
 DEPTH_STEP: Final = 4
-"""The ratio of one depth of a placement to the one before: each has its price, at every placement and at its end."""
+"""The ratio of a placement's depth to the one before: each depth takes time, at every placement and at its end."""
 MARKS_MAX: Final = 1 << 18
 """The limit of placements' marks, ~60 MB. Placements beyond it only look as if they shared nothing."""
 
 
 Mark = tuple[int, BlockKey]
-"""A depth in blocks and the key there. No named tuple, as those are slow to make, and each mark makes one."""
+"""A depth in blocks and the key there. Not a named tuple: those are slow to make, and every mark is one."""
 
 
 class SharedPrefixes:
@@ -35,18 +35,18 @@ class SharedPrefixes:
     def __init__(self) -> None:
         self.used = True
         self._depths: list[int] = []
-        """The depths of what is here, in order."""
+        """The depths of all marks, in order."""
         self._depths_said: dict[int, int] = {}
         self._depths_placed: dict[int, int] = {}
         """The numbers of marks at each depth, of reports and of placements."""
         self._rows: dict[int, dict[BlockKey, dict[int, int]]] = {}
-        """The marks of each row, by depth in blocks and by the key there: those of a report, and of placements."""
+        """The number of marks of each row, by depth in blocks and by the key there, from reports and placements."""
         self._levels: dict[int, int] = {}
-        """Blocks of a level, of the rows that read once what is shared."""
+        """Blocks of a level, by row, for instances that read shared KV once."""
         self._said: dict[int, tuple[SharedPrefix, ...]] = {}
         """The last report of each row."""
         self._counted: dict[int, list[Mark]] = {}
-        """The marks that are counted, of the last report of each row."""
+        """The marks of each row's last report that are counted."""
         self._marks = 0
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class SharedPrefixes:
         return not self._depths
 
     def reported(self, row: int, level_blocks: int, shared: tuple[SharedPrefix, ...]) -> None:
-        """Takes what the instance reports now; of a level of 0 nothing is kept."""
+        """Stores what the instance reports now; with a level of 0 nothing is kept."""
         same = level_blocks == self._levels.get(row, 0) and shared == self._said.get(row, ())
         # A mark that was at one depth too many may have its place by now.
         if not self.used or (same and len(self._counted.get(row, ())) == len(shared)):
@@ -91,8 +91,8 @@ class SharedPrefixes:
         self._marks -= len(marks)
 
     def found(self, block_keys: bytes, row: int) -> dict[int, int]:
-        """Returns the blocks that a request with these packed keys would share, by rows that decode such requests: at
-        most :data:`FOUND_MAX`, those that share most, and always ``row``."""
+        """Returns the blocks that a request with these packed keys would share, by rows that decode such requests. They
+        are at most :data:`FOUND_MAX`, those that share most, and ``row`` in any case."""
         found: dict[int, int] = {}
         depths = self._depths
         for place in range(len(depths) - 1, -1, -1):
@@ -112,7 +112,7 @@ class SharedPrefixes:
         return found
 
     def _count(self, row: int, mark: Mark, sign: int, depths: dict[int, int]) -> bool:
-        """Counts a mark once more, or once less. Returns False if it is at one depth too many."""
+        """Counts a mark once more, or once less. Returns False if it would be at one depth too many."""
         depth, key = mark
         of_depth = depths.get(depth, 0) + sign
         if of_depth == 0:

@@ -8,29 +8,29 @@ from typing import ClassVar, Final
 from pinyon.placement.cost_model import NonNegativeLeastSquares
 
 PRIOR_SHARE_MIN = 1e-3
-"""The least share of its prior, for a coefficient that other paths were found to be without: this path may have it."""
+"""The least share of its prior from which a new path's coefficient starts, even if other paths seem to be without."""
 RATE_EASING = 1.02
 """The time of the fastest read counts as so much more with each read: a source may have become slower."""
 FASTER_MAX = 2.0
-"""One read shows a source to be at most so many times faster than it was, and than the reader's path is. What it took
-is known to a microsecond and less its start, and its reader may say anything."""
+"""One read shows a source to be at most so many times faster than it was, and than the reader's path. Its time is known
+to a microsecond and less its start, and its reader may say anything."""
 SLOWER_MAX = 16.0
-"""A first read shows a source at most so many times slower than the reader's path: it may be a byte in an hour."""
+"""A first read shows a source as at most so many times slower than the reader's path: it may be a byte in an hour."""
 READ_BYTES_S_MAX = 1e13
 """The bound of any read's speed. The adapters of a host have 0.8 TB/s (sixteen of 400 Gbit/s), its memory one or two,
 the links between all of its GPUs 7."""
 RATE_S = 60.0
-"""A source that nobody has read from for so long may be fast again: one that is said to be slow is not read from."""
+"""A source that nobody has read from for so long may be fast again: a source that seems slow is not read from."""
 
 
 class PathKind(IntEnum):
     """The kind of path between who sends KV and who reads it."""
 
     HOST = 0
-    """The memory of their host."""
+    """The memory of the host that both are on."""
     NETWORK = 1
     STORE = 2
-    """The memory of their host: a store node's pool there."""
+    """The memory of the host that both are on: the pool of a store node."""
     SSD = 3
     """The SSDs of a store node, wherever it is."""
 
@@ -45,7 +45,7 @@ HOST: Final = PathKind.HOST
 NETWORK: Final = PathKind.NETWORK
 STORE: Final = PathKind.STORE
 SSD: Final = PathKind.SSD
-"""The kinds again: to look one up in its class takes ten times as long."""
+"""Aliases of the kinds: a look-up in their class takes ten times as long."""
 
 TransferPriors = tuple[tuple[float, float], ...]
 """A start in seconds, and seconds per byte, for each kind of path."""
@@ -92,8 +92,8 @@ class TransferCostModel:
         return start + per_byte * size_bytes if size_bytes else 0.0
 
     def observe(self, size_bytes: float, seconds: float, kind: PathKind | None = None) -> None:
-        """Learns from one measured read, of ``size_bytes`` and what moved before or beside it. Without a kind (of
-        several, or unknown) it tells of the reader's paths as a whole."""
+        """Learns from one measured read, of ``size_bytes`` and what moved before or beside it. Without a kind (several
+        kinds, or unknown) it tells of the reader's paths as a whole."""
         if size_bytes <= 0:
             return
         prior = self._priors[PathKind.NETWORK if kind is None else kind]
@@ -119,7 +119,7 @@ class TransferCostModel:
 
 
 class SendRate:
-    """The fastest that one source was seen to send lately, whoever read: a slower read may be the reader's fault."""
+    """The fastest that one source was seen to send lately, to any reader: a slower read may be the reader's fault."""
 
     __slots__ = ("_read_s", "per_byte_s")
 

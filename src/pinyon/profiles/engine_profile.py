@@ -19,8 +19,7 @@ SECONDS_MAX = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """An engine's coefficients in seconds: see :meth:`seconds`. A wrong one raises :class:`InvalidArgument` with its
-    name."""
+    """An engine's coefficients in seconds: see :meth:`seconds`. Raises :class:`InvalidArgument` naming the field."""
 
     source: str
     stated: str
@@ -60,7 +59,7 @@ class EngineProfile:
 
     def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int, kv_tokens: float) -> float:
         """Returns the length of a step of prompt chunks at ``[start, end)`` and of ``decodes`` requests that read
-        ``kv_tokens`` tokens together. A mixed step takes as long as both parts one after the other, an empty one 0
+        ``kv_tokens`` together. A mixed step takes as long as both parts one after the other; an empty step takes 0
         s."""
         seconds, any_chunk = self.step_s, False
         for start, end in chunks:
@@ -76,8 +75,7 @@ def built_in_profiles() -> list[str]:
 
 
 def load_profile(name: str) -> EngineProfile:
-    """Returns a built-in profile, or that of a file (has a ``/`` or ends in ``.json``), or raises
-    :class:`InvalidArgument`."""
+    """Loads a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
     return profile_from(EngineProfile, name, _FOLDER, "engine profile")
 
 

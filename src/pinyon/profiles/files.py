@@ -21,8 +21,8 @@ def names_in(folder: Path) -> list[str]:
 
 
 def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Profile:
-    """Returns the profile ``name`` in ``folder``, or that of a file (has a ``/`` or ends in ``.json``). ``what`` names
-    the kind in messages, and with underscores the field of an error. Raises :class:`InvalidArgument`."""
+    """Loads the profile ``name`` from ``folder``, or from a file (has a ``/`` or ends in ``.json``). ``what`` is its
+    kind in messages, and with underscores the field of an error. Raises :class:`InvalidArgument`."""
 
     def bad(message: str) -> InvalidArgument:
         return InvalidArgument(f"{what}: {message}", field=what.replace(" ", "_"))

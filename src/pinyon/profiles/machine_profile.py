@@ -17,7 +17,7 @@ MOST = 1e15
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """The numbers of a machine. A wrong one raises :class:`InvalidArgument` naming the field."""
+    """The numbers of a machine. Raises :class:`InvalidArgument` naming the field."""
 
     source: str
     stated: str
@@ -54,8 +54,7 @@ def built_in_machines() -> list[str]:
 
 
 def load_machine(name: str) -> MachineProfile:
-    """Returns a built-in profile, or that of a file (has a ``/`` or ends in ``.json``), or raises
-    :class:`InvalidArgument`."""
+    """Loads a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
     return profile_from(MachineProfile, name, _FOLDER, "machine profile")
 
 
