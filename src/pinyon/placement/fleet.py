@@ -29,8 +29,8 @@ CLOCK_S = 1e-6
 class Fleet:
     """The owner of the :class:`InstanceState` objects and of what is in flight on them.
 
-    ``version`` grows when an instance joins, leaves, or becomes schedulable or not; not with each load report. While
-    the fleet is ``settling``, there may be instances that are not known yet.
+    ``version`` grows when an instance joins, leaves, or becomes schedulable or not, and when ``settling`` changes; not
+    with each load report. While the fleet is ``settling``, there may be instances that are not known yet.
     """
 
     def __init__(

@@ -176,7 +176,7 @@ class InstanceState:
         return self.loads.queue_s(self.row, now_s)
 
     def turn(self, prefill_s: float, now_s: float, *, in_order: bool = True) -> tuple[float, int]:
-        """Returns :meth:`LoadTable.turn` of this instance; not ``in_order``: prompts are computed as they come."""
+        """Returns :meth:`LoadTable.turn` of this instance; not ``in_order``: as if computed in order of arrival."""
         if not in_order or not self.info.short_first:
             return self.prefill_queue_s(now_s), 0
         return self.loads.turn(self.row, prefill_s, now_s)
