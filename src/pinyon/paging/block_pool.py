@@ -235,10 +235,7 @@ class BlockPool:
         self._promises.add(keys, blocks)
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
-        """Returns the promised blocks of the leading run of ``keys``, with one more reference each.
-
-        One holder computes their content while the others wait for it.
-        """
+        """Returns the promised leading run of ``keys``, one more reference each; one holder computes, others wait."""
         blocks = self._promises.run(keys)
         for block in blocks:
             self._refs[block] += 1
@@ -344,10 +341,7 @@ class BlockPool:
         return held
 
     def _are_new(self, blocks: Sequence[int], keys: Sequence[bytes]) -> bool:
-        """Returns whether there is one tier, none of these keys is held and all these blocks are in use and unkeyed.
-
-        This is nearly always so, and then a few operations on all blocks together do.
-        """
+        """Returns whether there is one tier, no key is held, and all blocks are in use and unkeyed: the usual case."""
         if self.below is not None or not keys or not self._contents.block_of.keys().isdisjoint(keys):
             return False
         refs, present = self._refs, self._contents.key_of
@@ -400,10 +394,7 @@ class BlockPool:
     def switch(
         self, eviction: EvictionPolicy[bytes], now_s: float, of_both: EvictionPolicy[bytes] | None = None
     ) -> None:
-        """Replaces the eviction policy, see :meth:`Evictor.switch`.
-
-        With a second tier, ``of_both`` replaces the policy for the keys of both tiers.
-        """
+        """Replaces the eviction policy, see :meth:`Evictor.switch`; with two tiers, ``of_both`` that of both."""
         if (of_both is None) != (self.below is None):
             raise ValueError("one eviction policy is needed, and another one if there is a second tier")
         policies = (eviction,) if of_both is None else (eviction, of_both)

@@ -29,8 +29,7 @@ class Contents:
     def put_all(
         self, blocks: Sequence[int], keys: Sequence[bytes], traits: Traits, place: int, after: bytes | None
     ) -> None:
-        """Gives keys to several unkeyed blocks that follow each other in a prompt; ``place`` is that of the first one.
-        Gives keys to several unkeyed blocks that follow each other in a prompt; ``place`` is that of the first one."""
+        """Gives keys to several unkeyed blocks that follow each other in a prompt, the first at ``place``."""
         block_of, key_of = self.block_of, self.key_of
         all_traits, places, afters = self._traits, self._places, self._after
         for block, key in zip(blocks, keys, strict=True):

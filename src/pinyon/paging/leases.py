@@ -47,16 +47,12 @@ class LeaseTable(Generic[T]):
         return lease_id
 
     def release(self, lease_id: int) -> list[T] | None:
-        """Ends a lease and returns its items, whose references the caller now gives back; None if it had ended before.
-        Ends a lease and returns its items, whose references the caller now gives back; None if it had ended before."""
+        """Ends a lease; returns its items, whose references the caller gives back, or None if it had ended before."""
         lease = self._leases.pop(lease_id, None)
         return None if lease is None else lease[1]
 
     def overdue(self, now_s: float) -> list[int]:
-        """Returns the leases whose time is up, each named once.
-
-        They are held until :meth:`release`: the caller first ends their readers' access.
-        """
+        """Returns each lease whose time is up, once. It is held until :meth:`release`: first shut out its readers."""
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             lease_id = heapq.heappop(self._deadlines)[1]

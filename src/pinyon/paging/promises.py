@@ -6,10 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Promises:
-    """The promised keys of blocks ``0 .. blocks - 1``, each with the block that will hold it.
-
-    A promise ends when the block has its content or nobody holds the block any more.
-    """
+    """The promised keys with their blocks, each until the block has its content or no holder; ids are < ``blocks``."""
 
     def __init__(self, blocks: int) -> None:
         self._block_of: dict[bytes, int] = {}

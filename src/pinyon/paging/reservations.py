@@ -25,8 +25,7 @@ class Reservation:
 
 
 class Reservations:
-    """The holders of a pool's blocks: reservations, leases and :meth:`hold` all take references, which the pool counts.
-    The holders of a pool's blocks: reservations, leases and :meth:`hold` all take references, which the pool counts."""
+    """The holders of a pool's blocks: reservations, leases and :meth:`hold` take references, which it counts."""
 
     def __init__(self, pool: BlockPool, leases: LeaseTable[int]) -> None:
         self._pool = pool
@@ -76,10 +75,7 @@ class Reservations:
     def extend(
         self, reservation: Reservation, keys: Sequence[BlockKey], now_s: float, traits: Traits | None = None
     ) -> int:
-        """Replaces the reservation's own empty blocks by blocks that became readable since; returns their number.
-
-        ``keys`` are those of the whole prompt's reusable blocks.
-        """
+        """Replaces the reservation's empty blocks by readable ones of reusable ``keys``; returns how many."""
         use = Use(traits, reservation.held)
         found = self._pool.acquire_run(keys[reservation.held : len(reservation.table)], now_s, use)
         end = reservation.held + len(found)

@@ -40,8 +40,7 @@ class _Below(NamedTuple):
 
 
 class SecondTier:
-    """The slots ``0 .. slots - 1``, owned by one :class:`pinyon.paging.BlockPool`; ``eviction`` knows both tiers' keys.
-    The slots ``0 .. slots - 1``, owned by one :class:`pinyon.paging.BlockPool`; ``eviction`` knows both tiers' keys."""
+    """The slots ``0 .. slots - 1`` of one :class:`pinyon.paging.BlockPool`; ``eviction`` knows both tiers' keys."""
 
     def __init__(
         self,

@@ -39,10 +39,7 @@ class Cache:
         self.evicted = 0
 
     def tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
-        """Tells the policy of one request: it uses these blocks, each once, and stores those that are not resident.
-
-        The policy is told run by run, the deepest first.
-        """
+        """Tells the policy that a request uses these blocks, or stores new ones: run by run, the deepest first."""
         for start, end, known in runs(blocks, self.resident):
             run, at = blocks[start:end], places[start:end]
             if known:

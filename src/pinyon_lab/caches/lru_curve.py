@@ -18,10 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class LruCurve:
-    """The hits of LRU by capacity for a sequence of requests, each with its blocks in prompt order.
-
-    O(n log n) time and O(n) memory for n requested blocks.
-    """
+    """The hits of LRU by capacity, for requests with n blocks in prompt order. O(n log n) time and O(n) memory."""
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
         uses: list[int] = []  # by number of use: the number of the same block's previous use, plus 1; 0: none

@@ -21,10 +21,7 @@ KEY_BYTES = 16
 
 
 class TierReplay:
-    """A worker's books with ``capacity`` blocks in the pool and ``dram`` in the second tier; copies take no time.
-
-    Raises ``ValueError`` for an unknown policy.
-    """
+    """A worker's books: a pool of ``capacity`` blocks, a second tier of ``dram`` blocks; copies take no time."""
 
     def __init__(self, choice: str, capacity: int, dram: int) -> None:
         self._below = SecondTier(dram, EVICTION_POLICIES.make(choice), swaps_out_max=capacity)

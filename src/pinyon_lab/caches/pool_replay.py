@@ -53,10 +53,7 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """The settings of :class:`CacheAffinity`.
-
-    A run counts only from ``min_share`` of the request's blocks on, in [0, 1].
-    """
+    """The settings of :class:`CacheAffinity`: a run counts from this share of the request's blocks on, in [0, 1]."""
 
     min_share: float = 0.0
 

@@ -118,8 +118,7 @@ class Asked(NamedTuple):
 def replay(
     requests: Sequence[Asked], choice: str, capacity: int, progress: Callable[[int], None] = lambda _: None
 ) -> CacheReplay:
-    """Returns a cache after all of the requests, in this order, with the policy of that choice; see :func:`replayed`.
-    Returns a cache after all of the requests, in this order, with the policy of that choice; see :func:`replayed`."""
+    """Returns a cache after all of the requests, in order, with the policy of that choice; see :func:`replayed`."""
     return replayed(requests, choice, lambda make: CacheReplay(make(), capacity), progress)[0]
 
 

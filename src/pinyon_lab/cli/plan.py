@@ -17,8 +17,7 @@ from pinyon_lab.simulator.workload import at_rate, one_by_one
 APART_S = 600.0
 """The least time in s between requests that shall not wait for each other."""
 APART_INSTANCES = 1024
-"""A number of caches that hold all that is worth it; a policy that spreads prompts over them may reuse more with one.
-A number of caches that hold all that is worth it; a policy that spreads prompts over them may reuse more with one."""
+"""A number of caches with room for everything; a policy that spreads prompts over them may reuse more with one."""
 
 _DESCRIPTION = """\
 Find the fewest simulated instances that serve a trace so that --share of its requests have their first token within
@@ -101,8 +100,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def _unreachable(share: float, best: float, rows: Rows, limits: Limits) -> str:
-    """Returns the error message; ``rows`` are of requests that wait for no other, and ``best`` is their share in time.
-    Returns the error message; ``rows`` are of requests that wait for no other, and ``best`` is their share in time."""
+    """Returns the error message; ``rows`` are of requests that wait for no other, and ``best`` is the share in time."""
     counted = rows[limits.warm_up :]
     late = [row for row in counted if not 0 <= row.ttft_s <= limits.slo_s]
     why = f"even where nobody waits, {best:.1%} of the requests are in time"

@@ -1,7 +1,4 @@
-"""The command ``pinyon simulate --regions``: several regions over a day, and the cost of serving them.
-
-Source: SkyWalker §2.2, §5.
-"""
+"""The command ``pinyon simulate --regions``: several regions over a day, and their cost (SkyWalker §2.2, §5)."""
 
 from __future__ import annotations
 
@@ -134,10 +131,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _found(world: World, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
-    """Returns the measures by clients' region, where any request ended, and of all regions together.
-
-    Raises :class:`InvalidArgument` if no request ended at all.
-    """
+    """Returns the measures by clients' region, and of all. Raises :class:`InvalidArgument` if no request ended."""
     found: dict[str, Measured] = {}
     for region in (*world.settings.regions, ""):
         try:

@@ -256,8 +256,7 @@ def _ignore_interrupts() -> None:
 
 
 def _write(spool: IO[bytes], times: list[tuple[float, int]], out: Path) -> None:
-    """Writes the rows in order of arrival, with times since the first one; the spool has them in order of their ends.
-    Writes the rows in order of arrival, with times since the first one; the spool has them in order of their ends."""
+    """Writes the rows in order of arrival, with times since the first; the spool has them in order of their ends."""
     if not times:
         raise NotFound("no request came and ended meanwhile: there is no trace")
     parse = FORMATS["qwen"].make()

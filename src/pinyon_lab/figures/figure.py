@@ -142,10 +142,7 @@ By = Callable[[Given], Result]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that can be made: ``needs`` names the workloads it requires, ``likes`` those it uses if present.
-
-    ``measures``: it measures CPU time.
-    """
+    """A figure that can be made: it ``needs`` some workloads, ``likes`` others, and ``measures`` CPU time or not."""
 
     name: str
     paper: str
@@ -175,8 +172,5 @@ def figure(
     likes: tuple[str, ...] = (),
     **ways: bool,
 ) -> Callable[[By], Figure]:
-    """Returns a decorator that turns the function that makes a figure into the :class:`Figure`.
-
-    The ``ways`` are the flags ``measures`` and ``has_quick_way``.
-    """
+    """Returns a decorator that makes the function a :class:`Figure`; ``ways``: ``measures`` and ``has_quick_way``."""
     return lambda by: Figure(name, paper, section, title, needs, likes, by, **ways)

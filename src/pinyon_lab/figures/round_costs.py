@@ -167,8 +167,7 @@ class _Instance:
 
 
 def engine_s(load: RoundLoad, profile: EngineProfile) -> float:
-    """Returns the modelled time of an oracle's round: a step for each group, and the own tokens of entering requests.
-    Returns the modelled time of an oracle's round: a step for each group, and the own tokens of entering requests."""
+    """Returns the modelled time of an oracle's round: a step per group, and the own tokens of entering requests."""
     each = load.requests // load.groups
     context = load.tokens + OUT_TOKENS // 2
     read = profile.kv_read(context * each, load.prefix_tokens * (each - 1))

@@ -47,8 +47,7 @@ def mixed(nodes: int = NODES) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A cluster of the testbed; ``changes`` are fields of :class:`ClusterSettings`, ``nic_bytes_s`` is the machine's.
-    A cluster of the testbed; ``changes`` are fields of :class:`ClusterSettings`, ``nic_bytes_s`` is the machine's."""
+    """A cluster of the testbed; ``changes`` are fields of :class:`ClusterSettings`, ``nic_bytes_s`` of the machine."""
 
     name: str
     roles: tuple[Role, ...]

@@ -135,10 +135,7 @@ def tree_costs(load: TreeLoad, seed: int, rounds: int, clock: Clock) -> dict[str
 
 
 def _clock_ns(clock: Clock) -> float:
-    """Returns the part of a measured time that is due to reading the clock twice.
-
-    Reading it is a system call, and takes longer than some operations.
-    """
+    """Returns what reading the clock adds to a measured time: a system call takes longer than some operations."""
     taken = []
     for _ in range(CLOCK_READS):
         began = clock()

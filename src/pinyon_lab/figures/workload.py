@@ -55,10 +55,7 @@ class Workload:
 
 
 def together(workloads: Sequence[Workload]) -> Workload:
-    """Returns all workloads as one that begins at the same moment, in order of time.
-
-    They share no blocks. Their block sizes must be equal.
-    """
+    """Returns all workloads as one, starting together, by time, without shared blocks. Block sizes must be equal."""
     (block_tokens,) = {each.block_tokens for each in workloads}
     count = len(workloads)
 

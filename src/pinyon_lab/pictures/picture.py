@@ -1,7 +1,4 @@
-"""Pictures as SVG text: curves, usually over a logarithmic x axis, bars side by side, and heat maps.
-
-The y axes of curves and bars are linear from 0.
-"""
+"""Pictures as SVG text: curves (mostly over a logarithmic x axis) and bars, with y linear from 0, and heat maps."""
 
 from __future__ import annotations
 
@@ -254,8 +251,7 @@ def _heat(panel: Heat, left: float, top: float) -> list[str]:
 
 
 def _shade(part: float) -> str:
-    """Returns a colour from near white to dark blue: steadily darker, so that a print without colours reads the same.
-    Returns a colour from near white to dark blue: steadily darker, so that a print without colours reads the same."""
+    """Returns a colour from near white to dark blue: ever darker, so that a print without colours reads the same."""
     low, middle, high = (240, 246, 252), (66, 146, 198), (8, 40, 96)
     one, other, share = (low, middle, 2 * part) if part < 0.5 else (middle, high, 2 * part - 1)
     mixed = (round(a + (b - a) * min(1.0, max(0.0, share))) for a, b in zip(one, other, strict=True))

@@ -10,8 +10,7 @@ from pinyon.eviction.ranked import Rank, Ranked
 
 
 class RankedPolicy(Generic[Key]):
-    """A base for policies that rank each key when it is stored or used; the least rank, by :meth:`_rank`, goes first.
-    A base for policies that rank each key when it is stored or used; the least rank, by :meth:`_rank`, goes first."""
+    """A base for policies that rank each key when it is stored or used, by :meth:`_rank`; the least rank goes first."""
 
     def __init__(self) -> None:
         self._held: dict[Key, Rank] = {}

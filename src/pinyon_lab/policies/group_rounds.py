@@ -17,10 +17,7 @@ NO_GROUP: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class OracleSettings:
-    """The settings of the oracle.
-
-    Requests with the same first ``group_blocks`` blocks form a group; ``passed_over_s`` is as in ``feather``.
-    """
+    """The settings: requests with equal first ``group_blocks`` form a group; ``passed_over_s`` is as in ``feather``."""
 
     group_blocks: int = 4
     passed_over_s: float = 10.0

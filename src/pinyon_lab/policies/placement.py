@@ -268,10 +268,7 @@ class LabDualMap(DualMap):
 
 @dataclass(frozen=True, slots=True)
 class LabPinyonSettings(PinyonSettings):
-    """The settings of :class:`LabPinyon`, each of which can switch off one part.
-
-    These are fetching prefixes, looking at the order of service, and preferring pairs.
-    """
+    """The settings of :class:`LabPinyon`: whether to fetch prefixes, heed the order of service, and prefer pairs."""
 
     fetch: bool = True
     order: bool = True

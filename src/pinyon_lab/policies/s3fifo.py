@@ -31,10 +31,7 @@ class _Entry(Generic[Key]):
 
 
 class S3Fifo(Generic[Key]):
-    """An eviction policy by S3-FIFO; the worth of a key is the time since its last use, negated.
-
-    It remembers as many names of evicted keys as the main queue is to hold.
-    """
+    """An S3-FIFO policy with as many remembered names as main keys; worth: the time since the last use, negated."""
 
     def __init__(self) -> None:
         self._held: dict[Key, _Entry[Key]] = {}

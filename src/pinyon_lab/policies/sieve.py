@@ -29,10 +29,7 @@ class _Queue(Sieve[Key]):
         newer.older = node
 
     def find(self) -> Key | None:
-        """Returns the next victim, which stays, with the hand at it; None: the queue is empty.
-
-        Takes at most one round.
-        """
+        """Returns the next victim, which stays, with the hand at it; None: the queue is empty. At most one round."""
         node = self._hand or self._tail
         while node is not None and node.visited:
             node.visited = False

@@ -10,8 +10,7 @@ R = TypeVar("R")
 
 
 class TipTree(ChunkedHashTree[R]):
-    """A tree whose next request shortens the shared prefix least; ties go to the shortest, then to the first to arrive.
-    A tree whose next request shortens the shared prefix least; ties go to the shortest, then to the first to arrive."""
+    """A tree whose next request shortens the shared prefix least; ties go to the shortest, then to the oldest."""
 
     def _find(self) -> BestRequest[R]:
         node = self._tip

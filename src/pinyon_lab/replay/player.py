@@ -53,10 +53,7 @@ class Sending:
 
 
 class Player:
-    """A player over a ``channel`` to a load balancer; call :meth:`run` once.
-
-    ``progress`` is told how many have ended.
-    """
+    """A player over a ``channel`` to a load balancer, for one :meth:`run`; ``progress`` is told how many have ended."""
 
     def __init__(
         self,

@@ -58,10 +58,7 @@ class Prompts:
         self._transcripts: dict[int, Tokens] = {}
 
     def of(self, number: int) -> Tokens:
-        """Returns the prompt of the request at this place, with as many tokens as it has.
-
-        Call it once for each request.
-        """
+        """Returns the prompt of the request at this place, with as many tokens as it has. Once for each request."""
         arrival, size = self._arrivals[number], self._block_tokens
         prompt = self._by_ids(arrival)
         before = self._before(arrival)
