@@ -117,7 +117,7 @@ class Worker:
         self._store: StoreClient | None = None
         self._journal: JournalFile | None = None
         self._batching = settings.batching
-        """The choice in force."""
+        """The name of the batching policy in force."""
         self._steps: StepScheduler | None = None
         self._announcing: asyncio.Task[None] | None = None
 

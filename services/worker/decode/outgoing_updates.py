@@ -127,7 +127,7 @@ class OutgoingUpdates:
         if load is not None:
             made.append(worker_pb2.SessionResponse(load=load))
 
-    # -- what the writer asks for
+    # -- for the writer
 
     def __aiter__(self) -> OutgoingUpdates:
         return self

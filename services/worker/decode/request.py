@@ -227,7 +227,7 @@ class DecodeRequest:
         layout = self._parts.served.layout
         tokens = np.concatenate([self._prompt.tokens, np.asarray(self._made, np.uint32)])
         del self._made[:]
-        if len(self._tail) == 4 * layout.block_tokens:  # full with the token that is fed next
+        if len(self._tail) == 4 * layout.block_tokens:  # the token that is fed next fills the block
             (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
             self._keys.append(self._last_key)
             self._tail.clear()

@@ -75,7 +75,10 @@ class PagedAttention:
         self._pool[blocks, layer, 1, offsets] = values
 
     def attend(self, layer: int, queries: _F32, start: int, table: _I64, out: _F32) -> None:
-        """Computes scaled queries ``(n, heads, head_dim)`` from ``start`` on; K, V of ``[0, start + n)`` are stored."""
+        """Computes a chunk at positions ``[start, start + n)``, whose K and V, and all before, must be in the pool.
+
+        The ``queries`` (scaled) and ``out`` are ``(n, heads, head_dim)``.
+        """
         n = queries.shape[0]
         end = start + n
         longest = -(-end // LENGTH_STEP) * LENGTH_STEP

@@ -66,7 +66,7 @@ class PacedEngine(Hollow):
                 if chunk.wait_layer is not None:
                     waiting_s = self._clock()
                     chunk.wait_layer(layer)
-                    end_s += self._clock() - waiting_s  # a GPU would stand still, too
+                    end_s += self._clock() - waiting_s  # a GPU would wait, too
                 if chunk.on_layer is not None:
                     chunk.on_layer(layer)
         self._sleep_until(end_s)

@@ -57,7 +57,7 @@ class Sampler:
         if adjusts and scores.max() == -np.inf:
             raise InvalidArgument("before min_tokens there is no token but those that end the text", field="min_tokens")
         if params.temperature == 0.0 or params.top_k == 1:
-            choice = int(np.argmax(scores))  # the first of equals
+            choice = int(np.argmax(scores))  # the first one on ties
         else:
             choice = _draw(scores, params, uniform(params.seed, index))
         return choice if allowed is None else int(allowed[choice])

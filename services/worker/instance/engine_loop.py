@@ -127,7 +127,7 @@ class EngineLoop:
 
     def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
         if not self._stepping:
-            return  # it was given up
+            return  # this step was given up
         self._stepping = False
         if self.hangs:
             self.hangs = False

@@ -141,7 +141,10 @@ class StepMembers:
         self._looked_s = -math.inf
         """The time at which :attr:`formed` was looked up."""
         self.formed = Formed()
-        """The batch of the last step, else all admitted ones. Replaced, never changed: the metrics' thread reads it."""
+        """The batch of the last step; where steps decode all running requests, all that are admitted for it.
+
+        It is replaced, never changed: the metrics' thread reads it.
+        """
 
     @property
     def running(self) -> int:

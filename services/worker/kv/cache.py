@@ -233,7 +233,10 @@ class KvCache:
         allow_gaps: bool,
         use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
-        """Returns the lease, its blocks and their key, see :meth:`Reservations.lease`; read when :meth:`settled`."""
+        """Returns the lease and its blocks, see :meth:`Reservations.lease`, and the key to read them with, if any.
+
+        They must not be read before they are :meth:`settled`.
+        """
         lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps, use)
         self._swap()
         if not lease_id:

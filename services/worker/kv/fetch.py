@@ -211,7 +211,7 @@ class Fetcher:
                 self.failures += 1
                 break
             read.nbytes = read.blocks * self._layout.block_bytes
-        if failures == self.failures:  # else the time says nothing about the bytes
+        if failures == self.failures:  # after a failure, the time says nothing about the bytes
             fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.begun_s = self._clock()
         return fetched
@@ -267,7 +267,8 @@ class Fetcher:
             if read.arrivals is not None and read.arrivals.first_layer.done():
                 under_way = True
                 return read.arrivals.first_layer.result()
-            self._avoidance.failed(read.span.address, self._clock())  # it did not even keep to its time
+            # the source did not even keep to its own time limit
+            self._avoidance.failed(read.span.address, self._clock())
             return 0
         finally:
             waited.cancel()

@@ -97,7 +97,7 @@ class Swaps:
         self.under_way += len(swaps)
         self._queue.put((self._submitted, swaps))
 
-    # -- who waits
+    # -- waiting
 
     def of(self, tables: Iterable[Sequence[int]]) -> Swapping | None:
         """Returns the copies of these blocks that are not over; None: there are none."""

@@ -367,7 +367,7 @@ class PrefillJob:
         keys, after = order.keys[first:until], order.keys[first - 1] if first else None
         duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, first, after)
         if self._owned is None:
-            self._duplicates += duplicates  # they may be being sent
+            self._duplicates += duplicates  # a push may still be sending them
         else:
             self._parts.cache.release(duplicates)
         if store:  # fetched blocks are in the store, or on their way there from where they were computed

@@ -235,7 +235,7 @@ class BlockPool:
         self._promises.add(keys, blocks)
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
-        """Returns the promised leading run of ``keys``, one more reference each; one holder computes, others wait."""
+        """Returns the blocks promised for the leading ``keys``, referenced once more; one holder computes them."""
         blocks = self._promises.run(keys)
         for block in blocks:
             self._refs[block] += 1
@@ -408,7 +408,7 @@ class BlockPool:
         tier = self.below if self.below is not None and key in self.below else self._contents
         return tier.known_of(key)
 
-    # -- telling others
+    # -- reporting
 
     def drain_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Returns the net ``(stored, removed)`` keys since the last call, see :class:`KeyChanges`."""

@@ -25,7 +25,7 @@ class Reservation:
 
 
 class Reservations:
-    """The holders of a pool's blocks: reservations, leases and :meth:`hold` take references, which it counts."""
+    """The holders of a pool's blocks: reservations, leases and :meth:`hold` take references that the pool counts."""
 
     def __init__(self, pool: BlockPool, leases: LeaseTable[int]) -> None:
         self._pool = pool

@@ -75,7 +75,7 @@ class S3Fifo(Generic[Key]):
                 entry.queue[key] = None
                 entry.queue.move_to_end(key, last=False)
                 if entry.queue is self._main and not entry.frequency:
-                    entry.frequency = 1  # it was in use until now
+                    entry.frequency = 1  # the key was in use until now
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
         for key in keys:
