@@ -317,7 +317,6 @@ class Worker:
         return InstanceDecisions(config, self._journal, self._refits)
 
     def load(self) -> InstanceLoad:
-        """Returns the present load."""
         return self._load.reported()
 
     def _engine_changed(self) -> None:

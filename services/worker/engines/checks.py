@@ -31,7 +31,6 @@ class Hollow:
         self.pool = np.zeros((num_blocks, *layout.shape), np.float32)
 
     def check(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> None:
-        """Calls :func:`check_step`."""
         check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
 
 

@@ -56,7 +56,6 @@ class ModelWeights:
 
 
 def load_weights(card: ModelCard) -> ModelWeights:
-    """Returns the weights of a card's model."""
     if card.path is None:
         return builtin_weights(card.config)
     return _assemble(card.config, _Checkpoint(card.path))

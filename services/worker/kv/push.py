@@ -67,7 +67,6 @@ class Push:
         self._submitting = threading.Lock()
         self._error: PinyonError | None = None
         self.bytes = 0
-        """The number of bytes submitted."""
 
     def blocks(self, first: int, end: int) -> None:
         """Sends whole blocks whose content is complete."""

@@ -102,7 +102,6 @@ class Storage:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stored = 0
-        """Blocks put so far."""
         self.drops: Counter[Drop] = Counter()
         """Blocks not put, by the reason."""
 

@@ -82,7 +82,6 @@ class Swaps:
         self.under_way = 0
         """The number of blocks that are copied, or wait for that."""
         self.bytes = 0
-        """The bytes copied so far."""
         self.seconds = 0.0
         """The time that the copies took."""
 
@@ -199,7 +198,6 @@ class Swaps:
             self._call(self._over, number, swaps, time.perf_counter() - start_s)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Calls a function on the event loop."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(function, *args)

@@ -23,7 +23,6 @@ class KeyChanges:
             self._stored[key] = None
 
     def add_all(self, keys: Sequence[bytes]) -> None:
-        """Calls :meth:`add` for each key."""
         if self._removed.keys().isdisjoint(keys):
             self._stored.update(dict.fromkeys(keys))
         else:
@@ -37,7 +36,6 @@ class KeyChanges:
             self._removed[key] = None
 
     def remove_all(self, keys: Sequence[bytes]) -> None:
-        """Calls :meth:`remove` for each key."""
         if self._stored.keys().isdisjoint(keys):
             self._removed.update(dict.fromkeys(keys))
         else:

@@ -41,7 +41,6 @@ class Promises:
             del self._block_of[key]
 
     def end_all(self, blocks: Iterable[int]) -> None:
-        """Calls :meth:`end` for each block."""
         block_of, key_of = self._block_of, self._key_of
         if not block_of:
             return

@@ -21,7 +21,6 @@ side. The last line is one JSON object with all of them."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("compare", help="simulate placement policies side by side", description=_DESCRIPTION)
     add_cluster(parser)
     parser.add_argument(

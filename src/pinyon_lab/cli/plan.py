@@ -27,7 +27,6 @@ sizes."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("plan", help="find how many instances a trace needs", description=_DESCRIPTION)
     add_cluster(parser, sized=False)
     add_policy(parser)

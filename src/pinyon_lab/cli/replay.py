@@ -42,7 +42,6 @@ reported, and the exit status is 130."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "replay",
         help="send a trace to a running suite",

@@ -32,7 +32,6 @@ TABLE_WIDTH_MAX = 200
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("reproduce", help="make a paper's figure again", description=_DESCRIPTION)
     parser.add_argument("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
     parser.add_argument(

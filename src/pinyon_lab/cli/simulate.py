@@ -33,7 +33,6 @@ memory with a second tier, a global pool, and transfers that share NICs. --steps
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "simulate",
         help="run a trace on a simulated cluster",

@@ -34,7 +34,6 @@ With --dram it is the books of a worker's two tiers, where a request's own block
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "simulate-cache", help="find the hit ratio of a trace in a cache", description=_DESCRIPTION
     )

@@ -35,7 +35,6 @@ COLUMNS_SHOWN = 12
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser("analyze", help="what its requests reuse, figure by figure", description=_DESCRIPTION)
     add_trace(parser)
     parser.add_argument(

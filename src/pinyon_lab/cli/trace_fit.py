@@ -19,7 +19,6 @@ policy workload_aware:fits=FILE, in simulate-cache and in services."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser(
         "fit", help="fit the reuse of its last day, for workload_aware:fits=FILE", description=_DESCRIPTION
     )

@@ -31,7 +31,6 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser("generate", help="make a trace from a profile and a seed", description=_DESCRIPTION)
     parser.add_argument(
         "profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=f"one of {', '.join(PROFILES)}"

@@ -51,7 +51,6 @@ seed_of = whole("a whole number from 0 to 2^64 - 1", most=(1 << 64) - 1)
 
 
 def add_trace(parser: Any, *, needed: bool = True) -> None:
-    """Adds the arguments that name a trace."""
     nargs = {} if needed else {"nargs": "?"}
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped", **nargs)
     parser.add_argument(

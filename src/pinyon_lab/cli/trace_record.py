@@ -55,7 +55,6 @@ it works on the load balancer's own host only."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser(
         "record",
         help="write what load balancers serve as a trace",

@@ -24,7 +24,6 @@ PROGRESS_EVERY = 4096
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser("scale", help="keep a random share of its users or sessions", description=_DESCRIPTION)
     add_trace(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="a file (.gz: gzipped), or - for standard output")

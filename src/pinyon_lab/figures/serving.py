@@ -32,7 +32,6 @@ MODEL_NOTE = (
 
 
 def node() -> tuple[MachineProfile, EngineProfile]:
-    """Returns the machine and the engine of one node."""
     machine = load_machine(MACHINE)
     return machine, utilised(load_profile(machine.engine), UTILISATION)
 
