@@ -28,7 +28,7 @@ def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
     return choice["text"], choice["finish_reason"], answer["pinyon"]["policy"]
 
 
-def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
+def test_two_paced_instances_serve_with_the_chosen_policies(tmp_path):
     spec = cluster_spec(
         prefill=0, decode=0, mixed=2, stores=0, engine="paced", engine_profile="tiny", pool_blocks=64, **CHOSEN
     )
@@ -49,7 +49,7 @@ def test_two_paced_instances_serve_with_the_policies_that_were_chosen(tmp_path):
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_a_policy_that_is_unknown_is_refused_before_anything_starts(kind):
+def test_an_unknown_policy_is_refused_before_anything_starts(kind):
     with pytest.raises(InvalidArgument, match=f"no {kind.replace('_', ' ')} policy 'nonsense'; known: ") as caught:
         cluster_spec(**{kind: "nonsense"})
     assert caught.value.field == kind

@@ -116,9 +116,7 @@ def test_it_serves_the_openai_client_over_https(secured: LocalCluster) -> None:
         assert "".join(part.choices[0].text for part in parts if part.choices) == whole.choices[0].text
 
 
-async def test_tokens_are_exact_and_reused_and_no_byte_passes_by_shared_memory(
-    secured: LocalCluster, reference: Reference
-) -> None:
+async def test_tokens_are_exact_and_reused_and_nothing_goes_by_shm(secured: LocalCluster, reference: Reference) -> None:
     random_ = random.Random(SEED)
     document = text_tokens(random_, 300)
     asks = [Ask(tuple(document + text_tokens(random_, 9)), random_sampling(random_, 8)) for _ in range(12)]

@@ -24,7 +24,7 @@ def regions(tmp_path: Path) -> Iterator[LocalRegions]:
         yield regions
 
 
-def test_overflow_goes_to_the_others_and_a_killed_load_balancer_costs_nothing(regions: LocalRegions) -> None:
+def test_overflow_goes_elsewhere_and_a_killed_lb_loses_nothing(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "eu")
         victim = regions.clusters["eu"].services["lb-0"]

@@ -37,7 +37,7 @@ def first_token(number: int, seconds: float) -> conductor_pb2.FirstTokenMeasurem
     )
 
 
-async def test_a_placement_is_explained_as_it_was_and_with_what_came_of_it(start):
+async def test_an_explanation_shows_a_placement_and_its_outcome(start):
     world = await start()
     members = await world.cluster()
     await members["p1"].report(stored=(0, 1, 2))
@@ -89,7 +89,7 @@ async def test_only_the_instance_that_decodes_can_tell_and_only_once(start):
     assert decision.first_token.ttft_us == 1_000_000
 
 
-async def test_attempts_are_in_order_and_a_restart_between_them_mixes_nothing(start):
+async def test_attempts_are_in_order_and_a_restart_mixes_nothing(start):
     world = await start()
     members = await world.cluster()
     lb = LoadBalancer(world.stub)

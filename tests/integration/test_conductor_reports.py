@@ -72,7 +72,7 @@ async def serve(listen: str) -> tuple[Conductor, str]:
     return conductor, await conductor.server.start()
 
 
-async def test_the_index_follows_the_instances_and_is_rebuilt_after_a_restart():
+async def test_the_index_follows_instances_and_survives_a_restart():
     ports = HeldPorts()  # it comes back where it was
     conductor, address = await serve(f"127.0.0.1:{ports.take('127.0.0.1')}")
     caches = {name: Cache() for name in ("s0", "s1")}

@@ -77,7 +77,7 @@ async def test_one_that_dies_is_stood_in_for_and_gets_its_own_back(tmp_path):
         assert metrics.get_sample_value("pinyon_controller_probes_total", {"outcome": "silent"}) >= 4
 
 
-async def test_one_that_hangs_is_stood_in_for_though_its_connection_stands():
+async def test_a_hanging_load_balancer_is_replaced_while_connected():
     times = {"silence_s": 1.5, "probe_timeout_s": 0.5}
     async with running_controller(**times) as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
         a.freeze()

@@ -43,7 +43,7 @@ def in_force(registry: CollectorRegistry, service: str) -> set[str]:
     }
 
 
-async def test_a_worker_keeps_its_blocks_and_its_journal_says_who_chose(fleet: Fleet, tmp_path: Path) -> None:
+async def test_switching_eviction_keeps_blocks_and_is_journaled(fleet: Fleet, tmp_path: Path) -> None:
     """Under load: a pool of a few prompts evicts before and after each switch, and requests run meanwhile."""
     path = tmp_path / "journal.jsonl"
     m = await fleet.start("mixed", "m0", blocks=24, max_batch=2, journal=str(path))

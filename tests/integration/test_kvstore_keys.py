@@ -123,7 +123,7 @@ async def test_a_readers_key_is_for_its_lease_and_dies_with_it(redis_url: str, t
         assert node.nothing_is_left()
 
 
-async def test_a_key_whose_lease_has_run_out_never_reads_what_comes_next(redis_url: str) -> None:
+async def test_a_key_of_a_lease_that_ran_out_never_reads_later_content(redis_url: str) -> None:
     async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
         await client.stored([0])
         stale = await acquire(node, 0)
@@ -144,7 +144,7 @@ async def test_a_nodes_own_segment_opens_nothing(redis_url: str) -> None:
         assert not (await acquire(node, 1)).HasField("segment")
 
 
-async def test_a_reader_whose_key_was_taken_back_has_a_miss_and_asks_again(redis_url: str) -> None:
+async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         await client.stored([0, 1])
 
@@ -194,7 +194,7 @@ def slow_reader(lease: Any) -> socket.socket:
     return sock
 
 
-async def test_what_is_still_being_sent_is_not_overwritten_when_its_lease_ends(redis_url: str) -> None:
+async def test_memory_being_sent_is_not_reused_when_its_lease_ends(redis_url: str) -> None:
     size = 8 << 20
     async with running_node(redis_url, pool_mib=8) as node, client_of(redis_url, slots=size // OBJECT) as client:
         client.memory[:] = b"\xaa" * size

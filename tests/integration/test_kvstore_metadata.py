@@ -175,7 +175,7 @@ async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata,
     assert await metadata.renew(NODE, WAIT_S)
 
 
-async def test_a_server_that_knows_only_earlier_changes_is_noticed_at_the_next_one(metadata: StoreMetadata) -> None:
+async def test_a_redis_that_lost_the_last_changes_is_noticed_next_time(metadata: StoreMetadata) -> None:
     raw = metadata._redis
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(0), 5)])
@@ -220,7 +220,7 @@ async def test_a_lost_index_is_noticed_at_the_next_change(metadata: StoreMetadat
 
 
 @pytest.mark.parametrize("name", ["written:{life}", "node:{life.node_id}", "lives", "index:{life}"])
-async def test_what_a_stranger_has_put_in_the_place_of_a_key_is_replaced(metadata: StoreMetadata, name: str) -> None:
+async def test_a_foreign_value_in_the_place_of_a_key_is_replaced(metadata: StoreMetadata, name: str) -> None:
     raw = metadata._redis
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(0), 5)])
@@ -235,7 +235,7 @@ async def test_what_a_stranger_has_put_in_the_place_of_a_key_is_replaced(metadat
     assert [len(each) for each in await metadata.locate([key(0), key(1)])] == [1, 1]
 
 
-async def test_a_node_without_entries_is_content_after_it_has_told_everything(metadata: StoreMetadata) -> None:
+async def test_a_node_without_entries_renews_after_telling_everything(metadata: StoreMetadata) -> None:
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(0), 5)])
     await metadata.discard(NODE.life, [key(0)])
@@ -262,7 +262,7 @@ async def _lose_changes(raw: Redis, life: Life) -> None:
 
 
 @pytest.mark.parametrize("lose", [_lose_entries, _lose_index, _lose_changes])
-async def test_entries_that_are_lost_without_the_record_are_listed_again(
+async def test_entries_lost_without_their_record_are_listed_again(
     metadata: StoreMetadata, redis_server: RedisServer, lose: Callable[[Redis, Life], Awaitable[None]]
 ) -> None:
     numbers = range(12)

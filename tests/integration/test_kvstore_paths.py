@@ -88,7 +88,7 @@ def redis_url() -> Iterator[str]:
 
 
 @shm
-async def test_on_one_host_the_store_is_written_and_read_by_shared_memory(
+async def test_on_one_host_the_store_is_used_by_shared_memory(
     redis_url: str, start_node: Callable[..., ServiceProcess]
 ) -> None:
     node = start_node(redis_url)
@@ -142,7 +142,7 @@ async def fleet():
 
 
 @shm
-async def test_on_one_host_workers_read_from_each_other_by_shared_memory(fleet: Fleet) -> None:
+async def test_on_one_host_workers_read_each_other_by_shared_memory(fleet: Fleet) -> None:
     """From one that never pushed to the reader, so that the answer to Acquire is all that is known of it."""
     p, d = await fleet.pair()
     other = await fleet.start("prefill", "p1")
@@ -234,7 +234,7 @@ def redis_inside(netns: str, door: Path) -> subprocess.Popen[bytes]:
 
 @rails
 @pytest.mark.slow
-def test_between_two_hosts_the_store_is_written_and_read_over_all_nics(
+def test_between_two_hosts_the_store_is_used_over_all_nics(
     two_hosts: tuple[ServiceProcess, HostProcess],
 ) -> None:
     node, client = two_hosts

@@ -113,7 +113,7 @@ async def test_another_put_that_is_not_over_does_not_count_as_stored(redis_url: 
         await client.stored([1])
 
 
-async def test_puts_of_clients_that_died_end_and_no_other_client_is_kept_out(redis_url: str) -> None:
+async def test_puts_of_dead_clients_end_and_make_place_for_others(redis_url: str) -> None:
     dead = 64
     async with running_node(redis_url, open_puts_max=dead) as node, client_of(redis_url) as client:
         for number in range(dead):
@@ -240,7 +240,7 @@ async def test_readers_cannot_write(redis_url: str) -> None:
         assert result.reason is Reason.ACCESS_DENIED
 
 
-async def test_a_writer_that_dies_gives_its_room_back_and_cannot_write_late(redis_url: str) -> None:
+async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         keys = b"".join(key(number) for number in range(CAPACITY))
         start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=60_000)
@@ -305,7 +305,7 @@ async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
         assert cancelled > 10
 
 
-async def test_a_node_that_stops_is_found_no_more_and_leaves_nothing_in_redis(redis_url: str) -> None:
+async def test_a_stopped_node_is_not_found_and_leaves_no_redis_keys(redis_url: str) -> None:
     async with client_of(redis_url) as client:
         async with running_node(redis_url):
             await client.stored([1, 2])

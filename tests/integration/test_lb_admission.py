@@ -139,7 +139,7 @@ async def test_a_tenant_s_bodies_leave_room_for_those_of_others(keys):
         await bench.idle()
 
 
-async def test_by_grpc_too_who_has_no_key_or_no_place_is_told_before_the_message(keys):
+async def test_grpc_calls_without_key_or_place_are_refused_unread(keys):
     """Else whoever reaches the port could make us hold 4 MiB a call for as long as it likes."""
 
     async def never():

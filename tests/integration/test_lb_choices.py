@@ -392,7 +392,7 @@ async def test_log_probabilities_of_a_chat(told):
         await client.chat.completions.create(**ask, top_logprobs=2)
 
 
-async def test_an_instance_that_tells_no_log_probabilities_fails_the_call():
+async def test_a_call_fails_where_an_instance_tells_no_logprobs():
     """Nobody is given an answer that lacks what was asked for."""
     async with running_lb() as bench:
         for worker in bench.workers:
@@ -420,7 +420,7 @@ async def test_many_log_probabilities_are_as_few_are(told):
     ],
     ids=["log-probabilities", "token ids", "token ids of a conversation"],
 )
-async def test_what_is_long_is_written_piece_by_piece_beside_the_event_loop(monkeypatch, stream, path, fields):
+async def test_long_answers_are_written_in_pieces_off_the_event_loop(monkeypatch, stream, path, fields):
     beside, pieces = [], []
     written = openai_choices._json
     monkeypatch.setattr(openai_choices, "PIECE_ENTRIES", 512)
@@ -459,7 +459,7 @@ async def test_what_is_long_is_written_piece_by_piece_beside_the_event_loop(monk
         await bench.idle()
 
 
-async def test_the_log_probabilities_of_one_calls_prompts_are_bounded_together():
+async def test_log_probabilities_of_all_prompts_of_a_call_are_bounded():
     """Each prompt alone has few enough for an instance."""
     async with running_lb(1) as bench:
         ask = {"prompt": [[97] * 4000] * 5, "echo": True, "max_tokens": 0}

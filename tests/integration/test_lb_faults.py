@@ -68,7 +68,7 @@ async def test_a_request_in_the_window_of_a_conductor_s_restart(code, known):
         await bench.idle()
 
 
-async def test_a_conductor_that_says_that_its_list_is_whole_is_believed():
+async def test_a_conductor_that_says_its_list_is_whole_is_believed():
     async with running_lb(instances_grace_s=3600, placement_wait_s=0.1) as bench:
         first, second = bench.workers
         await restarted(bench, [first], incomplete=True)
@@ -89,7 +89,7 @@ async def test_in_its_own_session_the_conductor_s_word_counts_at_once():
         assert (await bench.complete(max_tokens=2)).status == 503
 
 
-async def test_instances_that_the_conductor_has_lost_sight_of_are_tried_when_there_are_no_others():
+async def test_instances_the_conductor_lost_are_tried_as_a_last_resort():
     """Its network is at fault, or it stood still: the load balancer reaches them."""
     async with running_lb(placement_wait_s=WAIT_S) as bench:
         first, second = bench.workers
@@ -107,7 +107,7 @@ async def test_instances_that_the_conductor_has_lost_sight_of_are_tried_when_the
         await bench.idle()
 
 
-async def test_another_instance_at_a_kept_one_s_address_takes_its_place():
+async def test_another_instance_at_a_kept_address_takes_its_place():
     async with running_lb(instances_grace_s=3600) as bench:
         old, other = bench.workers
         new = FakeWorker("w9")
@@ -154,7 +154,7 @@ async def test_a_request_that_kills_instances_meets_few_of_them():
         await bench.idle()
 
 
-async def test_an_instance_that_comes_back_on_its_address_is_used_again():
+async def test_an_instance_that_returns_on_its_address_is_used_again():
     async with running_lb(workers=1, placement_wait_s=WAIT_S) as bench:
         (worker,) = bench.workers
         assert (await bench.complete(max_tokens=2)).status == 200
@@ -170,7 +170,7 @@ async def test_an_instance_that_comes_back_on_its_address_is_used_again():
         await bench.idle()
 
 
-async def test_a_restarted_instance_gets_a_new_session_and_the_old_one_s_requests_may_end():
+async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
     """The list says that another process is at the address: a session opened before may be to nobody. If it is not,
     what runs on it is not cut."""
     async with running_lb(workers=1) as bench:
@@ -192,7 +192,7 @@ async def test_a_restarted_instance_gets_a_new_session_and_the_old_one_s_request
         await bench.idle()
 
 
-async def test_the_session_to_an_instance_that_left_ends_with_its_last_request():
+async def test_a_session_to_a_gone_instance_ends_with_its_last_request():
     async with running_lb() as bench:
         first, second = bench.workers
         first.go.clear()
@@ -259,7 +259,7 @@ async def test_with_the_same_weights_elsewhere_it_goes_on_there():
         await bench.idle()
 
 
-async def test_an_instance_that_was_upgraded_unnoticed_refuses_and_another_one_serves():
+async def test_another_instance_serves_where_an_upgraded_one_refuses():
     """The list still has its old weights, so the keys and the fingerprint it is sent are the old ones."""
     async with running_lb() as bench:
         first, second = bench.workers
@@ -328,7 +328,7 @@ async def test_requests_without_a_token_are_counted_apart():
         assert bench.gauge("no_token_total", finish="internal", model=MODEL) == 1
 
 
-async def test_a_client_that_is_gone_before_its_first_token_is_counted_apart():
+async def test_a_client_gone_before_its_first_token_is_counted_apart():
     async with running_lb() as bench:
         bench.workers[0].go.clear()
         async with Connection(bench.http) as connection:

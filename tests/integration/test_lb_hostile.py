@@ -157,7 +157,7 @@ async def test_who_only_sends_nothing_more_is_still_there(tmp_path, size):
 # ---------------------------------------------------------------- who is slow
 
 
-async def test_a_stalled_request_behind_another_does_not_touch_its_answer():
+async def test_a_stalled_request_does_not_touch_the_answer_before_it():
     stalled = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 9\r\n\r\n{"
     async with running_lb(head_timeout_s=1.0, body_timeout_s=1.0) as bench, Connection(bench.http) as connection:
         worker = bench.workers[0]

@@ -195,7 +195,7 @@ async def test_a_full_instance_is_passed_over_while_another_has_room(field, cond
 # ---------------------------------------------------------------- no conductor
 
 
-async def test_serving_goes_on_without_the_conductor_and_it_is_found_again():
+async def test_serving_goes_on_without_the_conductor_until_it_is_back():
     async with running_lb() as bench:
         port = int(bench.conductor.address.rpartition(":")[2])
         await bench.conductor.stop()
@@ -252,7 +252,7 @@ async def test_an_answer_that_comes_too_late_is_given_back():
         assert not bench.workers[0].submissions
 
 
-async def test_requests_in_flight_do_not_notice_that_the_conductor_goes():
+async def test_requests_in_flight_outlive_the_conductor():
     async with running_lb() as bench:
         worker = bench.workers[0]
         worker.go.clear()
@@ -378,7 +378,7 @@ async def test_grpc_generates():
 
 
 @pytest.mark.parametrize("die_at", [-1, 3])
-async def test_grpc_tells_log_probabilities_also_of_what_goes_on_elsewhere(die_at):
+async def test_grpc_tells_log_probabilities_also_after_a_failover(die_at):
     async with running_lb(workers=2) as bench, grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
         bench.workers[0].die_at = die_at
         sampling = common_pb2.SamplingParams

@@ -99,7 +99,7 @@ async def test_a_stream_whose_region_dies_goes_on_with_the_same_tokens():
         await regions["us"].idle()
 
 
-async def test_a_stream_goes_on_in_another_region_when_this_ones_instances_die():
+async def test_a_stream_goes_on_elsewhere_when_a_regions_instances_die():
     async with running_regions("us", "eu") as regions:
         here, there = regions["us"].workers[0], regions["eu"].workers[0]
         here.die_at = 3
@@ -171,7 +171,7 @@ async def test_a_region_that_is_known_and_was_not_heard_yet_may_come():
         await regions.idle()
 
 
-async def test_requests_wait_at_the_load_balancer_until_somebody_has_room():
+async def test_requests_wait_at_the_load_balancer_until_there_is_room():
     async with running_regions("us") as regions:
         us = regions["us"]
         regions.say("us", FULL)

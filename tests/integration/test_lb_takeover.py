@@ -29,7 +29,7 @@ async def federated(place_by="conductor", **settings):
 
 
 @pytest.mark.parametrize("place_by", ["conductor", "routing"])
-async def test_the_instances_of_one_that_fails_are_served_by_another_one(place_by):
+async def test_instances_of_a_failed_balancer_are_served_by_another(place_by):
     async with federated(place_by) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
         await regions.knows("eu", "us", ROOMY)

@@ -295,7 +295,7 @@ async def test_who_only_says_it_is_not_well_keeps_its_requests() -> None:
 # ---------------------------------------------------------------- in mid-stream
 
 
-async def test_a_stream_that_breaks_off_ends_with_an_error_and_says_nothing_twice() -> None:
+async def test_a_broken_stream_ends_with_one_error_and_repeats_nothing() -> None:
     server, other = FakeServer(), FakeServer()
     server.answer = other.answer = broken_stream
     async with running_upstreams(server, other) as bench:
@@ -435,7 +435,7 @@ async def test_a_stream_that_does_not_begin_goes_elsewhere() -> None:
         assert bench.asked == [1, 1]
 
 
-async def test_a_whole_answer_that_is_too_long_to_keep_and_breaks_off_ends_the_connection() -> None:
+async def test_a_long_whole_answer_that_breaks_off_ends_the_connection() -> None:
     server = FakeServer()
 
     async def half(asked: Asked, wire: Wire) -> None:
@@ -559,7 +559,7 @@ async def test_who_fails_is_left_out_and_tried_again() -> None:
         assert bench.live(wrong, sound)
 
 
-async def test_a_client_whose_requests_break_servers_does_not_end_the_service() -> None:
+async def test_a_client_whose_requests_break_servers_stops_no_others() -> None:
     servers = [FakeServer() for _ in range(3)]
 
     async def poisoned(asked: Asked, wire: Wire) -> None:
@@ -576,7 +576,7 @@ async def test_a_client_whose_requests_break_servers_does_not_end_the_service() 
         assert (await bench.chat()).status == 200
 
 
-async def test_who_is_absent_is_found_out_by_the_first_request_and_back_at_once() -> None:
+async def test_an_absent_server_is_noticed_by_the_first_request() -> None:
     gone, sound = FakeServer(), FakeServer()
     async with running_upstreams(gone, sound, upstream_health_s=30, routing="round_robin") as bench:
         await gone.stop()
@@ -604,7 +604,7 @@ async def test_a_server_that_comes_back_has_an_empty_cache() -> None:
         assert len(free.asked) == before + 4
 
 
-async def test_nobody_there_is_said_after_a_while_and_at_once_served_when_somebody_is() -> None:
+async def test_a_request_waits_for_a_server_and_gets_503_if_none_comes() -> None:
     server = FakeServer()
     async with running_upstreams(server, placement_wait_s=0.2) as bench:
         await server.stop()

@@ -13,7 +13,7 @@ from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wir
 from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
 
 
-async def test_what_the_region_has_no_room_for_goes_to_another_one_as_it_came():
+async def test_a_request_without_room_goes_unchanged_to_another_region():
     async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         assert (await us.chat()).status == 200
@@ -101,7 +101,7 @@ async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int):
         await regions.idle()
 
 
-async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_one():
+async def test_a_body_too_large_for_the_other_region_waits_at_home():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
         regions["eu"].lb.serving.limits = regions["eu"].lb.serving.limits.__class__(body_bytes=1024)
@@ -136,7 +136,7 @@ async def test_models_that_only_another_region_has():
         await other.stop()
 
 
-async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_model():
+async def test_models_of_other_regions_do_not_change_the_default_model():
     async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})
@@ -145,7 +145,7 @@ async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_mode
         assert (await us.post("/v1/completions", {"prompt": "x"})).status == 200
 
 
-async def test_requests_for_several_models_are_told_apart_until_they_have_arrived():
+async def test_requests_under_way_are_counted_for_each_model():
     async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.servers[0].models = (MODEL, "other")

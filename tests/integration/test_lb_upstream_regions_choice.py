@@ -37,7 +37,7 @@ async def test_nothing_is_forwarded_twice():
         await regions.idle()
 
 
-async def test_what_another_region_has_no_place_for_is_put_back_and_served_at_home():
+async def test_a_request_refused_elsewhere_is_put_back_and_served_home():
     async with running_upstream_regions("us", "eu", queue_limit=0, in_flight_limit=1) as regions:
         us, eu = regions["us"], regions["eu"]
         go = asyncio.Event()

@@ -163,7 +163,7 @@ async def test_servers_are_added_and_removed_by_hand():
         await us.idle()
 
 
-async def test_who_left_in_good_order_is_stood_in_for_whoever_asks_first():
+async def test_a_balancer_that_left_in_good_order_is_stood_in_for():
     """Its region is known by its servers then, not by a load balancer any more."""
     async with federated() as (_, _, regions):
         us, eu = regions["us"], regions["eu"]

@@ -17,7 +17,7 @@ from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wir
 # ---------------------------------------------------------------- the request goes on as it came
 
 
-async def test_a_request_goes_on_as_it_came_and_its_answer_comes_back_as_it_is() -> None:
+async def test_a_request_and_its_answer_are_passed_on_unchanged() -> None:
     server = FakeServer()
 
     async def odd(asked: Asked, wire: Wire) -> None:
@@ -269,7 +269,7 @@ async def test_errors_of_servers_are_passed_on() -> None:
         assert bench.asked[0] == 5
 
 
-async def test_a_slow_client_is_waited_for_and_no_more_is_kept_than_is_bounded() -> None:
+async def test_a_slow_client_is_awaited_with_bounded_memory() -> None:
     server = FakeServer()
     written = 0
 
@@ -410,7 +410,7 @@ async def test_who_waits_for_a_model_that_goes_is_told() -> None:
         await bench.idle()
 
 
-async def test_before_any_model_is_known_clients_are_told_to_come_again() -> None:
+async def test_clients_are_told_to_retry_before_a_model_is_known() -> None:
     server = FakeServer()
     server.lists = b"{}"
     async with running_upstreams(server, known=False) as bench:
@@ -440,7 +440,7 @@ async def test_malformed_lists_of_models(lists: bytes) -> None:
 # ---------------------------------------------------------------- where requests go
 
 
-async def test_prompts_that_begin_alike_go_to_one_server_and_others_spread() -> None:
+async def test_prompts_that_begin_alike_go_to_one_server() -> None:
     servers = [FakeServer() for _ in range(4)]
     for server in servers:
         server.running = 0
@@ -522,7 +522,7 @@ async def test_servers_without_metrics_are_counted_by_what_they_have(capacity: i
         assert {reply.status for reply in await asyncio.gather(*tasks)} == {200}
 
 
-async def test_what_a_server_has_room_for_is_shared_with_other_load_balancers() -> None:
+async def test_room_at_a_server_is_shared_with_other_load_balancers() -> None:
     """Of one that says what it runs, for all of them, that is what is free; its batch is as large as it is."""
     says, silent = FakeServer(), FakeServer(metrics=False)
     says.running = 6
@@ -687,7 +687,7 @@ async def test_policies_are_changed_by_admins() -> None:
         assert (await bench.chat()).status == 200
 
 
-async def test_where_a_request_may_be_served_is_looked_at_where_there_is_a_region() -> None:
+async def test_geographies_are_checked_only_where_a_region_is_set() -> None:
     server = FakeServer()
     headers = {"x-pinyon-geographies": "eu"}
     async with running_upstreams(server) as bench:

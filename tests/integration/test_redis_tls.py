@@ -72,7 +72,7 @@ async def test_strangers_get_nothing(server: RedisServer, authority: TestAuthori
         anonymous.ping()
 
 
-async def test_a_process_at_redis_address_with_another_name_is_not_taken_for_it(
+async def test_redis_under_a_name_its_certificate_lacks_is_refused(
     server: RedisServer, authority: TestAuthority
 ) -> None:
     """Its certificate says for which hosts it is good: 127.0.0.1 stands in it, another way to write that does not."""
@@ -108,7 +108,7 @@ def client_files(folder: Path) -> dict[str, str]:
     return {argument: str(folder / name) for argument, name in names.items()}
 
 
-def test_without_tls_in_the_binary_it_listens_on_a_private_socket(
+def test_redis_without_tls_listens_on_a_private_socket(
     authority: TestAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if embedded_redis_executable() is None:

@@ -298,7 +298,7 @@ def test_a_slow_nic_gets_less(make_hosts) -> None:
 
 
 @shaped
-def test_secondary_nics_carry_only_when_the_preferred_ones_are_down(make_hosts) -> None:
+def test_secondary_nics_carry_only_while_preferred_ones_are_down(make_hosts) -> None:
     hosts = make_hosts(bridged=True, mbit=MBIT, topology={"cpu:0": [["eth0", "eth1"], ["eth2", "eth3"]]})
 
     def carry(*expected: str) -> None:

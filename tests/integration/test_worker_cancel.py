@@ -320,7 +320,7 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
 
 
 @pytest.mark.parametrize("transports", ["tcp", "shm"])
-async def test_a_workers_lease_opens_its_blocks_to_read_and_nothing_else(fleet, transports):
+async def test_a_workers_lease_opens_only_its_blocks_only_for_reading(fleet, transports):
     from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
     from pinyon.messages.segment import segment_from_proto
     from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest

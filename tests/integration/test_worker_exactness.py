@@ -232,7 +232,7 @@ async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
     await fleet.idle()
 
 
-async def test_a_prefix_is_computed_once_even_by_requests_that_come_together(fleet):
+async def test_simultaneous_requests_compute_a_shared_prefix_once(fleet):
     p, d = await fleet.pair()
     client = await fleet.client(d)
     prefix = list(range(40, 40 + 8 * BLOCK_TOKENS))
@@ -346,7 +346,7 @@ async def test_computing_begins_before_all_layers_have_arrived(fleet):
 
 
 @pytest.mark.parametrize("fault", ["a layer is lost", "the lease was too short"])
-async def test_a_fetch_that_fails_late_is_computed_and_nothing_wrong_is_kept(fleet, fault):
+async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, fault):
     p, d = await fleet.pair()
     other, fresh = await fleet.start("prefill", "p1"), await fleet.start("decode", "d1")
     client, fresh_client = await fleet.client(d), await fleet.client(fresh)

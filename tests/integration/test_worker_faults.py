@@ -145,7 +145,7 @@ async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
         assert (await late_writer(fake, engine))[0].status is TransferStatus.REFUSED
 
 
-async def test_a_prefills_key_opens_its_targets_for_writing_and_nothing_else(fleet, fake_server):
+async def test_a_prefills_key_opens_only_its_targets_only_for_writing(fleet, fake_server):
     fake = FakePrefill(on_cancel=lambda number: worker_pb2.PrefillResult(stream_id=number))
     d = await fleet.start("decode", "d0")
     client = await fleet.client(d)
@@ -169,7 +169,7 @@ async def test_a_prefills_key_opens_its_targets_for_writing_and_nothing_else(fle
 
 
 @pytest.mark.parametrize("well", [True, False])
-async def test_a_prefill_that_has_ended_can_write_no_more_before_anybody_hears_of_it(fleet, fake_server, well):
+async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
     """Its blocks are read by others from now on, or used again: late bytes would be somebody's wrong tokens."""
     with TransferEngine() as engine:
         fake = FakePrefill()
@@ -561,7 +561,7 @@ def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
     return [*news.begun_decode_request_ids], [*news.ended_prefill_request_ids], [*news.ended_decode_request_ids]
 
 
-async def test_reports_name_the_requests_that_came_and_those_that_ended(fleet):
+async def test_reports_name_the_requests_that_came_and_that_ended(fleet):
     p, d = await fleet.pair()
     report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
     client = await fleet.client(d)

@@ -53,7 +53,7 @@ class Health:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_requests_of_an_engine_that_hangs_fail_and_it_serves_again_when_the_step_ends(fleet, caplog, phase):
+async def test_an_engine_that_hangs_fails_requests_then_serves_again(fleet, caplog, phase):
     m = await fleet.start("mixed", "m0", **HANG)
     client = await fleet.client(m)
     health = Health(m)
@@ -83,7 +83,7 @@ async def test_requests_of_an_engine_that_hangs_fail_and_it_serves_again_when_th
     await fleet.idle()
 
 
-async def test_a_prefill_instance_that_hangs_says_so_to_the_decode_instance(fleet):
+async def test_a_hanging_prefill_instance_tells_the_decode_instance(fleet):
     p = await fleet.start("prefill", "p0", **HANG)
     other = await fleet.start("prefill", "p1")
     d = await fleet.start("decode", "d0")
@@ -152,7 +152,7 @@ async def test_the_conductor_places_nothing_on_an_engine_that_hangs(fleet):
     await fleet.idle()
 
 
-async def test_a_request_goes_on_elsewhere_with_the_same_tokens_when_its_engine_hangs(fleet):
+async def test_a_request_of_a_hung_engine_goes_on_elsewhere_exactly(fleet):
     """Load balancer, conductor and two workers, all real."""
     conductor = await fleet.start_conductor()
     workers = [await fleet.start("mixed", name, conductor=conductor, **HANG) for name in ("m0", "m1")]

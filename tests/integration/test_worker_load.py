@@ -111,7 +111,7 @@ async def test_a_roomy_one_while_prompts_are_computed_and_decoded(fleet):
     await fleet.idle()
 
 
-async def test_those_beyond_the_batch_wait_and_so_do_those_beyond_all_places(fleet):
+async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
     """Two are decoded at once; four have KV memory at once."""
     m = await fleet.start("mixed", "m0", max_batch=2, load_interval_s=0.01)
     lb = await listener(fleet, m)
@@ -180,7 +180,7 @@ async def test_one_that_gave_way_waits_once(fleet):
     await fleet.idle()
 
 
-async def test_prompts_elsewhere_take_no_place_and_their_instance_has_its_own_room(fleet):
+async def test_prompts_computed_elsewhere_take_no_place(fleet):
     p = await fleet.start("prefill", "p0", blocks=8, load_interval_s=0.01)
     d = await fleet.start("decode", "d0", max_batch=1, load_interval_s=0.01)
     at_d, at_p = await listener(fleet, d), await listener(fleet, p)

@@ -31,7 +31,7 @@ async def fleet():
 
 @pytest.mark.parametrize("chunk_tokens", [BLOCK_TOKENS, 512])
 @pytest.mark.parametrize("apart", [True, False])
-async def test_a_prompt_that_was_computed_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
+async def test_a_computed_prompt_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
     """Of one chunk or of many: the conductor takes what ends without having begun for cancelled or failed."""
     if apart:
         p, d = await fleet.pair(prefill_chunk_tokens=chunk_tokens)
@@ -53,7 +53,7 @@ async def test_a_prompt_that_was_computed_has_begun_however_short_it_is(fleet, c
     assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["failing"])
 
 
-async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fleet, monkeypatch):
+async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkeypatch):
     """Of one chunk: the time until its end says nothing of how fast the instance computes."""
 
     async def broken(self) -> None:
@@ -71,7 +71,7 @@ async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fl
     assert not happened.measured
 
 
-async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fleet):
+async def test_the_time_between_tokens_comes_with_its_load(fleet):
     p, d = await fleet.pair()
     client = await fleet.client(d)
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="alone"))
@@ -100,7 +100,7 @@ async def test_an_hour_without_requests_is_not_between_tokens(fleet):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet, apart):
+async def test_first_token_times_are_told_of_numbered_placements(fleet, apart):
     if apart:
         p, d = await fleet.pair()
     else:
@@ -123,9 +123,7 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
 
 @pytest.mark.parametrize("kernel", ["grouped", "whole", "plain"])
 @pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
-async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(
-    fleet, monkeypatch, batching, kernel
-):
+async def test_the_shared_prefix_of_decoded_requests_is_reported(fleet, monkeypatch, batching, kernel):
     """Where steps read it once: by a kernel that does so for each group, or by batches that all share something."""
     monkeypatch.setattr(step_members, "LOOK_S", 0.0)
     conductor = await fleet.start_conductor()

@@ -93,7 +93,7 @@ async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends
     await fleet.idle()
 
 
-async def test_who_got_room_late_takes_what_another_one_began_with_meanwhile(fleet):
+async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
     """Else it would compute the same prefix beside it."""
     p, d = await fleet.pair(blocks=24)
     client = await fleet.client(d)
@@ -127,7 +127,7 @@ async def test_who_got_room_late_takes_what_another_one_began_with_meanwhile(fle
     await fleet.idle()
 
 
-async def test_mixed_instances_do_not_wait_for_each_others_room_in_a_circle(fleet):
+async def test_mixed_instances_do_not_wait_in_a_circle_for_room(fleet):
     here, there = [await fleet.start("mixed", name, blocks=12, room_timeout_s=0.05) for name in ("m0", "m1")]
     client = await fleet.client(here)
     # What holds the room there may wait for room here.
@@ -139,7 +139,7 @@ async def test_mixed_instances_do_not_wait_for_each_others_room_in_a_circle(flee
     await fleet.idle()
 
 
-async def test_an_instance_that_cannot_compute_prompts_says_that_there_is_no_room(fleet):
+async def test_an_instance_without_room_for_a_prompt_says_so(fleet):
     there = await fleet.start("prefill", "p0", room_timeout_s=0.05)
     here = await fleet.start("decode", "d0")
     client = await fleet.client(here)

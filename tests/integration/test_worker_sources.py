@@ -53,7 +53,7 @@ def prompt(number: int) -> list[int]:
     return [32 + (number * 7 + place * 3) % 90 for place in range(BLOCKS * BLOCK_TOKENS + 3)]
 
 
-async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_used_again_when_it_is_back(fleet):
+async def test_a_source_with_a_dead_port_costs_one_request_until_back(fleet):
     conductor = await fleet.start_conductor()
     address = f"127.0.0.1:{port_of(fleet)}"
     source = await fleet.start("mixed", "s0", listen=address)
@@ -104,7 +104,7 @@ async def test_a_source_whose_transfer_port_is_dead_costs_one_request_and_is_use
     await fleet.idle()
 
 
-async def test_a_decode_instance_that_takes_no_kv_does_not_keep_the_places_of_others(fleet):
+async def test_a_decode_instance_that_takes_no_kv_blocks_no_others(fleet):
     clock = Clock()
     p = await fleet.start("prefill", "p0", clock=clock, active_prefills=1, push_timeout_s=5.0)
     d, other = await fleet.start("decode", "d0"), await fleet.start("decode", "d1")

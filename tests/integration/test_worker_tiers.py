@@ -93,7 +93,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.001) -> None
     monkeypatch.setattr(Swaps, "_copy", late)
 
 
-async def test_the_turns_of_talks_that_do_not_fit_into_the_pool_hit_in_the_second_tier(fleet):
+async def test_talks_larger_than_the_pool_hit_in_the_second_tier(fleet):
     """Six talks of three turns, one turn of each after the other: each time around, the pool held another one."""
     m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=96, prefill_chunk_tokens=24)
     client = await fleet.client(m)
@@ -152,7 +152,7 @@ async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, monk
     assert tiers(m)["hits dram"] > 0
 
 
-async def test_a_prefill_instance_sends_what_comes_from_its_second_tier(fleet, monkeypatch):
+async def test_a_prefill_instance_sends_from_its_second_tier(fleet, monkeypatch):
     slow_copies(monkeypatch)
     p = await fleet.start("prefill", "p0", blocks=16, dram_blocks=64)
     d = await fleet.start("decode", "d0", blocks=64)
@@ -247,7 +247,7 @@ async def test_a_lease_is_answered_when_what_it_names_has_come(fleet, monkeypatc
     await fleet.idle()
 
 
-async def test_what_is_fetched_waits_until_its_blocks_have_been_copied_away(fleet, monkeypatch):
+async def test_a_fetch_waits_until_its_blocks_are_copied_away(fleet, monkeypatch):
     slow_copies(monkeypatch, 0.005)
     source = await fleet.start("mixed", "m0", blocks=32)
     p = await fleet.start("prefill", "p0", blocks=12, dram_blocks=32)
@@ -321,7 +321,7 @@ async def test_contents_are_bit_for_bit_what_was_demoted(fleet):
             np.testing.assert_array_equal(pool[books._contents.block_of[key]], before[key])
 
 
-async def test_the_engine_goes_on_while_copies_wait_and_touches_nothing_that_they_need(fleet, monkeypatch):
+async def test_the_engine_steps_during_copies_and_spares_their_blocks(fleet, monkeypatch):
     """A prompt computed into blocks whose content is still to be copied away waits; and comes back whole."""
     m = await fleet.start("mixed", "m0", blocks=16, dram_blocks=32)
     client = await fleet.client(m)
@@ -341,7 +341,7 @@ async def test_the_engine_goes_on_while_copies_wait_and_touches_nothing_that_the
     await fleet.idle()
 
 
-async def test_requests_that_go_while_their_blocks_are_swapped_leave_nothing(fleet, monkeypatch):
+async def test_requests_cancelled_during_swaps_leave_nothing(fleet, monkeypatch):
     """Cancelled at any moment, with copies held up, chunk after chunk; then the same prompts again."""
     rng = random.Random(11)
     p, d = await fleet.pair(blocks=24, dram_blocks=48, max_batch=4)
@@ -380,7 +380,7 @@ async def test_a_worker_that_stops_in_the_middle_of_a_swap_stops(fleet, monkeypa
     assert m.parts.cache.pool.used == 0
 
 
-async def test_what_is_decided_with_two_tiers_is_decided_the_same_again(fleet, tmp_path: Path):
+async def test_decisions_with_two_tiers_are_replayed_the_same(fleet, tmp_path: Path):
     path = tmp_path / "mixed.jsonl"
     m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=32, max_batch=2, journal=str(path))
     client = await fleet.client(m)

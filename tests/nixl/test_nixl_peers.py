@@ -150,7 +150,7 @@ def test_memory_that_is_gone_costs_neither_process(engine: TransferEngine, start
     assert peer.process.poll() is None
 
 
-def test_a_peer_that_would_have_to_serve_reads_itself_is_read_by_tcp(
+def test_a_peer_that_must_serve_its_reads_is_read_by_tcp(
     engine: TransferEngine, start_peer: Callable[..., Peer]
 ) -> None:
     peer = start_peer(UCX_TLS=ONLY_THROUGH_THE_PEER)
@@ -186,7 +186,7 @@ class Sockets:
         eventually(few, f"{more} more than {self.before}; there are {[sockets(pid) for pid in self.pids]}")
 
 
-def test_no_socket_is_left_behind_however_often_links_end_and_memory_changes(
+def test_ended_links_and_changed_memory_leave_no_socket_behind(
     engine: TransferEngine, start_peer: Callable[..., Peer]
 ) -> None:
     """UCX gives none back while both processes live."""

@@ -120,7 +120,7 @@ def test_all_end_and_the_first_never_gives_way(
     assert machine.pool.used == machine.admission.admitted == machine.admission.waiting == 0
 
 
-def test_one_that_waits_gets_the_place_of_those_that_came_after_it() -> None:
+def test_a_waiting_request_gets_the_place_of_later_ones() -> None:
     machine = Machine(max_batch=4, headroom=0)
     for number, blocks in ((0, 4), (2, 2), (3, 2)):
         machine.tokens[number], machine.left[number] = blocks * BLOCK - 3, 3

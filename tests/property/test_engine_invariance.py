@@ -304,7 +304,7 @@ def test_log_probabilities_do_not_depend_on_chunks_or_company(
     assert told(sorted({cut for cut in cuts if cut < length} | {length}), company) == whole
 
 
-def test_a_vocabulary_that_needs_many_panels_of_logits_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_logits_in_many_panels_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("builtin")
     chunk = telling_chunk(prompt_of(engine, 150), 0, 150, range(16))
     at_once = engine.step([chunk], []).logprobs

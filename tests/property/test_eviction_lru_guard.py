@@ -103,7 +103,7 @@ def test_it_bounds_what_a_wrong_belief_costs() -> None:
     assert lru - with_it < tries * debt < lru - without
 
 
-def test_what_is_another_tenants_by_now_does_not_go_as_that_of_the_one_before() -> None:
+def test_a_block_that_changed_tenants_is_not_evicted_as_before() -> None:
     """LRU lost it as the flooding tenant's; it is the quiet one's now, who is below its share."""
     policy, guard = guarded()
     policy.stored(range(10), 0.0, Traits("a/1", "flood"), range(10))

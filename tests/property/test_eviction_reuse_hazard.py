@@ -154,7 +154,7 @@ def test_what_others_use_says_little_of_a_tenant() -> None:
     assert shares.protects_s(quiet) == LONGEST_S
 
 
-def test_a_group_that_is_another_tenants_by_now_knows_nothing_of_it() -> None:
+def test_a_group_that_changed_tenants_knows_nothing_of_the_old() -> None:
     shares = TenantShares()
     groups = [shares.group(f"tenant {number}") for number in range(GROUPS)]
     for group in groups[1:]:
@@ -353,7 +353,7 @@ def test_what_is_pinned_stays_even_if_all_else_must_go() -> None:
     assert len(policy) == 0
 
 
-def test_a_prefix_that_went_and_came_back_is_held_by_what_extends_it() -> None:
+def test_a_prefix_stored_again_is_held_by_its_extensions() -> None:
     policy = own(guard=False)
     policy.stored([1, 2], 0.0, Traits(), range(2))
     policy.stored([3, 4], 1.0, Traits(), range(2, 4), 2)

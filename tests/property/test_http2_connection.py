@@ -597,7 +597,7 @@ def test_header_blocks_are_bounded(last: bool):
     assert failed.value.code in (Code.ENHANCE_YOUR_CALM, Code.COMPRESSION_ERROR)
 
 
-def test_the_room_of_new_settings_is_used_after_they_are_acknowledged():
+def test_more_send_room_is_used_once_settings_are_acknowledged():
     """grpcio holds who writes before that to the room of before, and resets the stream."""
     wire = Wire(Random(0))
     client = Connection(wire.write)
@@ -610,7 +610,7 @@ def test_the_room_of_new_settings_is_used_after_they_are_acknowledged():
     assert len(wire.waiting) > 100
 
 
-def test_more_streams_than_may_be_open_are_refused_and_the_others_go_on():
+def test_streams_over_the_limit_are_refused_and_others_go_on():
     back = Wire(Random(0))
     server = Ours(back, 1 << 20)
     there = Wire(Random(0))
@@ -632,7 +632,7 @@ def test_more_streams_than_may_be_open_are_refused_and_the_others_go_on():
     assert len(server.kept) == 64
 
 
-def test_a_compressed_message_and_one_that_is_too_large_are_refused_by_name():
+def test_compressed_and_oversized_messages_are_refused_by_name():
     for data, status in ((b"\1\0\0\0\1x", "UNIMPLEMENTED"), (b"\0\xff\0\0\0", "RESOURCE_EXHAUSTED")):
         server = Ours(Wire(Random(0)), 1 << 20)
         wire = Wire(Random(0))
@@ -700,7 +700,7 @@ def test_a_window_update_of_nothing_is_an_error_of_the_protocol(stream_id: int):
 
 
 @pytest.mark.parametrize("stream_id", [0, 1, 3])
-def test_a_header_block_that_nobody_began_is_an_error_of_the_protocol(stream_id: int):
+def test_a_header_block_nobody_began_is_a_protocol_error(stream_id: int):
     there = Wire(Random(0))
     server, client = Ours(Wire(Random(0)), 1 << 20), Connection(there.write)
     client.open(HEAD, Kept())

@@ -202,7 +202,7 @@ def test_any_bytes_are_a_proxy_header_or_refused(data):
 
 @settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([b"x-forwarded-for", b"forwarded"]), st.binary(max_size=60)), max_size=4))
-def test_any_forwarded_header_names_an_address_that_can_be_counted(fields):
+def test_any_forwarded_header_names_an_address_that_counts(fields):
     for name in ("x-forwarded-for", "forwarded"):
         client = TrustedProxies("10.0.0.0/8", name).client("10.0.0.1", fields)
         assert Peers(1).take(client) is not None

@@ -424,6 +424,6 @@ def test_what_looks_like_a_prompt_inside_of_a_string_is_none():
         ("stop", list(range(40_000))),
     ],
 )
-def test_bodies_of_too_many_parts_are_refused_before_they_are_read(field, value):
+def test_bodies_of_too_many_parts_are_refused_unread(field, value):
     with pytest.raises(InvalidArgument, match="has more than"):
         parse_chat(json.dumps({**CHAT, field: value}).encode())

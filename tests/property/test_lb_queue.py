@@ -129,7 +129,7 @@ def test_tenants_against_a_model(slots: int, limit: int, steps: list[tuple[str, 
         queue.check_integrity()
 
 
-def test_one_tenant_s_flood_neither_fills_the_queue_nor_holds_it_up() -> None:
+def test_one_tenants_flood_neither_fills_nor_delays_the_queue() -> None:
     queue = RequestQueue(2, 100)
     assert enter(queue, -1, 0.0, "flood")
     assert enter(queue, -2, 0.0, "flood")
@@ -192,7 +192,7 @@ def test_nothing_is_saved_up_by_not_asking() -> None:
 
 
 @pytest.mark.parametrize("leave", [False, True])
-def test_a_tenant_that_takes_back_what_waits_has_had_its_turn_all_the_same(leave: bool) -> None:
+def test_a_tenant_that_cancels_its_requests_keeps_its_debt(leave: bool) -> None:
     """Its debt is not forgotten with its last waiting request, be that cancelled or served."""
     queue = RequestQueue(1, 1000)
     enter(queue, 0, 0.0)

@@ -161,7 +161,7 @@ def test_who_is_put_back_is_where_it_was() -> None:
     assert queue.next(6.0) == 2
 
 
-def test_of_those_who_came_at_one_moment_who_was_put_back_goes_first() -> None:
+def test_requests_put_back_go_before_others_of_the_same_time() -> None:
     queue = RequestQueue(2, 10)
     for number in range(1, 5):
         enter(queue, number, 1.0, room=False)

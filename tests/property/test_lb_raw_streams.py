@@ -167,7 +167,7 @@ async def test_how_it_fails(error: PinyonError, before: type, begun: bool) -> No
         ],
     ],
 )
-async def test_what_no_load_balancer_of_ours_sends_breaks_one_request_off(pieces) -> None:
+async def test_malformed_pieces_break_off_their_request(pieces) -> None:
     wire = Wire()
     answer = open_stream(wire)
     wire.reply = None

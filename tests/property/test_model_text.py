@@ -114,7 +114,7 @@ class CountsDecoded(HfTokenizer):
         return super().decode(tokens, skip_special_tokens=skip_special_tokens)
 
 
-def test_a_character_that_looks_unfinished_does_not_hold_the_text_back() -> None:
+def test_an_unfinished_looking_character_holds_no_text_back() -> None:
     """Nor is more and more of it decoded with each token."""
     tokenizer = CountsDecoded()
     for tokens in ([tokenizer.unknown] * 2000, [tokenizer.unknown, 3 + 0xE2] * 1000):

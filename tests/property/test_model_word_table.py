@@ -17,7 +17,7 @@ def packed(ids: list[int]) -> bytes:
 
 
 @given(st.lists(st.tuples(WORD, IDS), min_size=1, max_size=40), st.data())
-def test_what_is_known_has_its_tokens_and_what_was_forgotten_has_none(
+def test_the_table_has_known_tokens_and_none_of_forgotten_pieces(
     entries: list[tuple[str, list[int]]], data: st.DataObject
 ) -> None:
     """Of one place, so that pieces are forgotten."""

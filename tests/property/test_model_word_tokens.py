@@ -140,7 +140,7 @@ def test_a_tokenizer_without_words_is_new_all_the_time() -> None:
     ],
     ids=json.dumps,
 )
-def test_whoever_does_not_take_words_by_themselves_is_left_to_the_library(change: dict[str, object]) -> None:
+def test_a_tokenizer_that_needs_more_than_words_uses_the_library(change: dict[str, object]) -> None:
     rules = json.loads(rules_of(word_tokens._LLAMA3, None))
     assert known_words(rules)
     assert not known_words(rules | change)
@@ -159,7 +159,7 @@ def test_other_patterns_are_left_to_the_library() -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=3), st.binary(max_size=4)), max_size=80))
-def test_the_memory_holds_the_latest_and_no_more_than_twice_its_limit(entries: list[tuple[str, bytes]]) -> None:
+def test_the_memory_holds_the_latest_within_twice_its_limit(entries: list[tuple[str, bytes]]) -> None:
     limit = 10 * (word_tokens.ENTRY_BYTES + 7)
     memory, latest = Memory(limit), dict[str, bytes]()
     for text, tokens in entries:
@@ -251,7 +251,7 @@ def test_few_words_are_asked_for_one_by_one() -> None:
     assert len(asked) == 3 + word_tokens.LEARNED
 
 
-def test_nobody_learns_from_the_time_it_takes_what_others_have_asked() -> None:
+def test_encoding_time_does_not_reveal_what_others_have_asked() -> None:
     ours = HfTokenizer(rules_of(word_tokens._LLAMA3, None))
     text = " ".join(f"{number * 7919:x}" for number in range(1500))
     expected = ours.encode(text, whose="a").tolist()

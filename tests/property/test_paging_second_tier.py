@@ -234,7 +234,7 @@ def test_what_does_not_keep_up_is_lost() -> None:
         reservations.swapped(4)
 
 
-def test_what_changes_places_while_too_much_is_under_way_is_lost_too() -> None:
+def test_moves_between_tiers_beyond_the_limit_lose_their_blocks() -> None:
     pool, reservations = pools("lru", 4, 4, swaps_out_max=4)
     for prompt in (0, 1):
         ended(reservations, PROMPTS[prompt])

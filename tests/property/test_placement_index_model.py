@@ -276,7 +276,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(usually(2, long=8)))
-def test_keys_that_move_while_void_ones_are_cleared_away_are_cleared_too(seed, monkeypatch):
+def test_keys_that_move_while_void_ones_are_cleared_are_cleared(seed, monkeypatch):
     """Keys of a full bucket may move to where the round through the table has been already."""
     monkeypatch.setattr(key_table, "_GROWING", 7.6)
     monkeypatch.setattr(key_table, "_SMALL", 1)

@@ -222,7 +222,7 @@ def test_what_nobody_may_be_asked_for_is_computed(pair: bool) -> None:
     ]
 
 
-def test_of_very_many_that_cannot_fetch_one_is_taken_that_was_looked_at() -> None:
+def test_an_examined_instance_is_taken_where_none_can_fetch() -> None:
     """All lost the only holder's trust, which only a look at each of them tells."""
     fleet = crowd(12, {"s0": [*range(1, 41)]})
     for number in range(12):
@@ -275,7 +275,7 @@ def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, EXAMINED_MAX, EXAMINED_MAX + 1, 30])
-def test_what_seems_to_be_fetched_by_very_many_is_not_where_nobody_may_be_asked(count):
+def test_no_fetch_is_planned_where_no_holder_may_be_asked(count):
     fleet = make_fleet(("store", Role.STORE), *((f"m{number}", Role.MIXED) for number in range(count)))
     hold(fleet, "store", range(400))
     for number in range(count):

@@ -204,7 +204,7 @@ def store(objects: ObjectTable, *keys: bytes, size: int = 256) -> None:
     assert objects.end_put(put_id, commit=True, now_s=0.0) == len(keys)
 
 
-def test_the_least_recently_used_goes_first_and_the_end_of_a_run_before_its_start() -> None:
+def test_the_least_recent_object_goes_first_and_a_runs_end_first() -> None:
     objects = table()
     store(objects, *KEYS[:2])
     store(objects, *KEYS[2:4])
@@ -238,7 +238,7 @@ def test_nothing_is_evicted_in_vain() -> None:
     assert objects.exists(KEYS[:3]) == [True] * 3
 
 
-def test_idle_objects_that_are_not_side_by_side_are_not_evicted_for_one_that_fits_nowhere() -> None:
+def test_idle_objects_are_not_evicted_for_one_that_fits_nowhere() -> None:
     objects = table()
     for key in KEYS[:4]:
         store(objects, key)
@@ -256,7 +256,7 @@ def test_idle_objects_that_are_not_side_by_side_are_not_evicted_for_one_that_fit
 
 
 @given(data=st.data(), policy=st.sampled_from(EVICTION_POLICIES.names))
-def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.DataObject, policy: str) -> None:
+def test_an_object_finds_room_where_a_piece_is_free_or_idle(data: st.DataObject, policy: str) -> None:
     objects = table(eviction=policy)
     sizes = data.draw(st.lists(st.integers(1, 400), max_size=7))
     for key, size in zip(KEYS, sizes, strict=False):
@@ -282,7 +282,7 @@ def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.Dat
         assert objects.eviction.evicted == evicted
 
 
-def test_a_removed_object_disappears_with_its_last_lease_and_may_come_again() -> None:
+def test_removed_objects_go_with_their_last_lease_and_may_return() -> None:
     objects = table()
     store(objects, KEYS[0])
     first, second = (objects.acquire(KEYS[:1], 0.0, 1.0) for _ in range(2))

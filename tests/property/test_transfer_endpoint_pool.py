@@ -219,7 +219,7 @@ def test_what_was_idle_for_long_enough_expires() -> None:
     assert pool.lease("b") == "b1"
 
 
-def test_a_fresh_endpoint_of_a_key_at_its_cap_replaces_an_idle_one_of_that_key() -> None:
+def test_an_endpoint_of_a_full_key_replaces_an_idle_one_of_it() -> None:
     pool: EndpointPool[str, str] = EndpointPool(4, 2)
     fill(pool, "b1", "a1", "a2")
     assert pool.reserve("a") == ["a1"]
@@ -228,7 +228,7 @@ def test_a_fresh_endpoint_of_a_key_at_its_cap_replaces_an_idle_one_of_that_key()
     assert pool.lease("b") == "b1"
 
 
-def test_a_failed_path_is_forgotten_but_a_new_endpoint_of_it_may_stay() -> None:
+def test_a_failed_path_is_dropped_but_a_new_endpoint_may_stay() -> None:
     pool: EndpointPool[str, str] = EndpointPool(4, 4)
     fill(pool, "a2", "a1")
     assert pool.lease("a") == "a1"

@@ -216,7 +216,7 @@ def test_what_makes_no_sense_is_not_granted() -> None:
         table.grant(region, [(0, 1)], Access.READ)
 
 
-def test_grants_that_were_revoked_before_their_time_are_forgotten() -> None:
+def test_grants_revoked_before_their_time_are_forgotten() -> None:
     table = MemoryTable()
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     for _ in range(2000):
@@ -225,7 +225,7 @@ def test_grants_that_were_revoked_before_their_time_are_forgotten() -> None:
     assert sum(isinstance(each, Grant) and each.region is region for each in gc.get_objects()) < 100
 
 
-def test_revoking_waits_for_who_uses_it_and_ends_who_does_not_end() -> None:
+def test_revoking_waits_for_users_and_aborts_those_that_hang() -> None:
     table = MemoryTable()
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     used, other = (table.grant(region, [(at, 4)], Access.WRITE) for at in (0, 8))

@@ -343,7 +343,7 @@ FOUR = tier("tcp", "e0-f0", "e1-f1", "e2-f2", "e3-f3")
 
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("window", [16, 64])
-def test_a_path_measured_three_times_faster_gets_three_times_the_bytes(lanes: int, window: int) -> None:
+def test_a_path_three_times_faster_gets_three_times_the_bytes(lanes: int, window: int) -> None:
     fast, slow = tier("tcp", "e0-f0", "e1-f1")
     network = Network(board(), ((fast, slow),), {fast: 3e9, slow: 1e9}, lanes)
     network.run(2000, window=window)
@@ -404,9 +404,7 @@ def test_a_burst_is_divided_by_measured_rates() -> None:
 
 @settings(max_examples=50)
 @given(together=st.integers(1, 8), apart_s=st.sampled_from([0.0, 1e-6, 1e-4, 1e-3]), gap_s=st.sampled_from([0.0, 0.5]))
-def test_chains_that_share_a_path_and_end_together_measure_its_rate(
-    together: int, apart_s: float, gap_s: float
-) -> None:
+def test_chains_that_share_a_path_measure_its_whole_rate(together: int, apart_s: float, gap_s: float) -> None:
     paths = board()
     now = 0.0
     took_s = 0.032 + apart_s * (together - 1)
@@ -451,7 +449,7 @@ def test_a_preferred_nic_that_dies_is_avoided_and_returns() -> None:
     assert gained[victim] == pytest.approx(sum(gained.values()) / 3, rel=0.2)
 
 
-def test_secondary_nics_serve_only_when_all_preferred_ones_are_dead() -> None:
+def test_secondary_nics_serve_only_while_preferred_ones_are_dead() -> None:
     preferred, secondary = FOUR[:2], FOUR[2:]
     network = Network(board(), (preferred, secondary), dict.fromkeys(FOUR, 1e9))
     network.run(200)
@@ -489,15 +487,13 @@ RDMA, TCP, SHM, LOCAL = (tier(name, "-")[0] for name in ("rdma", "tcp", "shm", "
 
 
 @pytest.mark.parametrize(("first_rate", "second_rate"), [(4e9, 1e9), (1e9, 1.1e9), (0.2e9, 10e9)])
-def test_a_later_transport_carries_nothing_while_an_earlier_one_is_usable(
-    first_rate: float, second_rate: float
-) -> None:
+def test_a_later_transport_is_unused_while_an_earlier_one_works(first_rate: float, second_rate: float) -> None:
     network = Network(board(), ((RDMA,), (TCP,)), {RDMA: first_rate, TCP: second_rate})
     network.run(20_000)
     assert network.moved[TCP] == 0
 
 
-def test_a_later_transport_that_was_measured_faster_gives_way_when_the_earlier_one_is_back() -> None:
+def test_a_faster_later_transport_gives_way_to_an_earlier_one() -> None:
     (first,), (later,) = tier("rdma", "m0-m0"), tier("tcp", "e0-e0")
     network = Network(board(), ((first,), (later,)), {first: 1e9, later: 2e9})
     network.run(1000)
@@ -525,7 +521,7 @@ def fail_once(paths: PathBoard, path: Path, now: float) -> float:
     return paths.failed(path, MIB, 0.0, now)
 
 
-def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_transfer() -> None:
+def test_pauses_double_to_the_longest_and_reset_on_a_transfer() -> None:
     paths = board(pause_jitter=0.0)
     pauses = [fail_once(paths, TCP, 100.0 * n) for n in range(12)]
     assert pauses == pytest.approx([0.1 * 2**n for n in range(9)] + [30.0] * 3)
@@ -538,7 +534,7 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_transfer() -> No
     assert fail_once(paths, TCP, 2200.0) == pytest.approx(0.1)
 
 
-def test_when_all_is_avoided_the_shortest_pause_decides_then_the_queue() -> None:
+def test_if_all_paths_are_avoided_pause_then_queue_decide() -> None:
     paths = board(pause_jitter=0.0)
     for path, times in zip(FOUR, (3, 2, 1, 4), strict=True):
         for _ in range(times):

@@ -30,7 +30,7 @@ def make(name: str, *workloads: Workload) -> Result:
     return FIGURES[name].make(workloads, lambda _: None)
 
 
-def test_workloads_together_share_nothing_and_come_in_order_of_time() -> None:
+def test_joined_workloads_share_no_blocks_and_are_sorted_by_time() -> None:
     one = Workload("one", [TraceRow(7.0, 9, 1, (1, 2)), TraceRow(9.0, 9, 1, (1,))], 16)
     two = Workload("two", [TraceRow(1.0, 9, 1, (1, 2)), TraceRow(2.0, 9, 1, (2,))], 16, generated=True)
     both = together([one, two])

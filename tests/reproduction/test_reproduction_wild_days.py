@@ -43,7 +43,7 @@ def make(given: list[TraceRow], *, generated: bool = True) -> Result:
     return FIGURES["wild-fig29"].make([Workload("qwen_a_5d", given, 16, generated)], lambda _: None)
 
 
-def test_what_is_used_again_within_a_time_is_that_of_a_plain_count() -> None:
+def test_reuse_within_a_time_equals_a_plain_count() -> None:
     random_ = random.Random(3)
     trace = [
         TraceRow(at, 1, 1, tuple(range(100 * chat, 100 * chat + random_.randrange(1, 9))))

@@ -165,7 +165,7 @@ def test_a_pool_keeps_what_an_instance_has_lost() -> None:
     played.check_over()
 
 
-def test_no_clients_request_is_sent_before_what_it_follows_has_ended() -> None:
+def test_a_request_is_sent_after_the_one_it_follows_has_ended() -> None:
     turns = [alone(160, 50), alone(320, 50, 0.01)._replace(follows=0), alone(480, 1, 50.0)._replace(follows=1)]
     first, second, third = cluster(ONE).run(turns)
     assert second.arrived_s == pytest.approx(first.e2e_s)

@@ -121,7 +121,7 @@ def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> N
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("on_ssd", [False, True])
-def test_a_group_of_nodes_reads_its_part_of_the_pool_with_all_of_them(stages: int, on_ssd: bool) -> None:
+def test_each_node_of_a_group_reads_its_part_of_the_pool(stages: int, on_ssd: bool) -> None:
     """0.96 MB at 1 MB/s from each host's memory, or at 0.5 MB/s from its SSDs and then from there."""
     settings = ClusterSettings((Role.PREFILL, Role.DECODE), BLOCK, 64 * BLOCK, pipeline=stages)
     settings = replace(settings, pool_tokens=1 << 16, pool_on_ssd=on_ssd)
@@ -233,7 +233,7 @@ def test_where_nobody_has_a_first_token() -> None:
     assert (result["counted"], result["attainment"]) == (2, 0.0)
 
 
-def test_tokens_per_second_are_of_the_time_from_the_first_one_sent() -> None:
+def test_tokens_per_second_count_from_the_first_one_sent() -> None:
     """A turn that waits for the one before it is sent after rows behind it."""
     served = [Outcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)]
     assert cluster_report(served, 5.0, 0.1, 0)["output_tokens_per_s"] == pytest.approx(300 / 99)

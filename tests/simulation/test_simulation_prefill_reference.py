@@ -98,7 +98,7 @@ def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
     assert [each.hit_tokens for each in served] == [0, 1024, 0]
 
 
-def test_a_queue_in_front_of_one_server_waits_as_the_formula_says() -> None:
+def test_waits_at_one_server_match_the_md1_formula() -> None:
     """Each of 6,000 requests waits for the one before it (Lindley: w' = max(0, w + s - gap)), and the mean of 100,000
     (300,000 in a long run) that wait so is that of M/D/1: rho s / 2 (1 - rho)."""
     tokens, load = 500, 0.7
@@ -216,7 +216,7 @@ def test_what_is_wrong_is_said(
     assert word in " ".join(capsys.readouterr().err.split())
 
 
-def test_rounding_decides_neither_what_comes_first_nor_who_is_late() -> None:
+def test_rounding_decides_neither_order_nor_lateness() -> None:
     """The third request ends when the fourth comes, to 2e-16 s; the last one takes 5 s to 1e-14 s."""
     rows = [
         (0.0, 2048, (90, 91, 92, 93)),

@@ -141,7 +141,7 @@ def test_there_are_two_devices_per_host() -> None:
 
 
 @pytest.mark.parametrize("name", NICS)
-def test_an_address_is_a_rocev2_gid_and_the_mtu_is_that_of_its_rail(name: str) -> None:
+def test_an_address_is_a_rocev2_gid_with_the_mtu_of_its_rail(name: str) -> None:
     with contextlib.closing(Context(name=f"rxe_{name}")) as context:
         rocev2_index(context, NICS[name])
         port = context.query_port(1)
@@ -160,7 +160,7 @@ def test_bytes_cross_the_wire(rail: str, opcode: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["a1", "b1"])
-def test_a_link_that_goes_down_stops_its_rail_only_and_comes_back(name: str) -> None:
+def test_a_link_that_goes_down_stops_only_its_rail_until_up(name: str) -> None:
     with connected("1") as wire:
         move(wire, e.IBV_WR_RDMA_WRITE, seed=21)
         nic("down", name)
@@ -175,7 +175,7 @@ def test_a_link_that_goes_down_stops_its_rail_only_and_comes_back(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a1", "b1"])
-def test_a_device_that_is_unplugged_is_gone_until_it_is_plugged_in(name: str) -> None:
+def test_an_unplugged_device_is_gone_until_plugged_in(name: str) -> None:
     with connected("1") as wire:
         move(wire, e.IBV_WR_RDMA_WRITE, seed=24)
         nic("unplug", name)

@@ -87,7 +87,7 @@ def client(server: Server, host: HostA) -> Client:
     return Client(server, host)
 
 
-def test_a_key_opens_its_ranges_in_its_direction_and_nothing_else(server: Server, client: Client) -> None:
+def test_an_rdma_key_opens_only_its_ranges_in_its_direction(server: Server, client: Client) -> None:
     ranges = (4096, 8192), (100_001, 4097), (500_000, 200_000)
     reader, writer = server.grant(Access.READ, *ranges), server.grant(Access.WRITE, *ranges)
     before = bytes(server.memory)

@@ -185,7 +185,7 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
         host.close()
 
 
-def test_the_peer_evicts_what_rests_and_the_initiator_does_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peer_evicts_a_resting_link_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "REST_S", 0.3)
     limits = replace(LIMITS, max_inbound=1)
     far = pattern(4096, 6)

@@ -115,7 +115,7 @@ def test_some_steps_are_looked_at_together_however_they_are_told() -> None:
     assert batch.limit == 20
 
 
-def test_it_grows_while_it_is_reached_and_steps_are_clearly_shorter() -> None:
+def test_the_batch_grows_while_full_with_clearly_shorter_steps() -> None:
     batch = DynamicBatch(DynamicBatchSettings(0.1))
     assert steps(batch, 40, 0.125) == 32
     assert steps(batch, 32, 0.095) == 32, "close to the target"

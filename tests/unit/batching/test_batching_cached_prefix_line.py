@@ -64,7 +64,7 @@ def test_at_one_time_the_order_stands_until_somebody_comes() -> None:
     assert made.admit(9, 9, 1.0) == [3, 4]
 
 
-def test_where_many_wait_they_enter_as_they_came_unless_that_is_turned_off() -> None:
+def test_many_waiting_prompts_enter_as_they_came_unless_disabled() -> None:
     prompts = ("bb", "aa", "bb")
     assert policy("lpm:fallback=2", *prompts, cached=("aa",)).admit(9, 9, 1.0) == [0, 1, 2]
     assert policy("lpm:fallback=3", *prompts, cached=("aa",)).admit(9, 9, 1.0) == [1, 0, 2]
@@ -79,13 +79,13 @@ def test_the_heaviest_branch_comes_first_and_in_it_the_deepest() -> None:
     assert made.admit(9, 9, 1.0) == [3, 5, 2, 1, 0, 4]
 
 
-def test_of_equal_branches_the_one_that_is_there_for_longest_comes_first() -> None:
+def test_of_equal_branches_the_longest_cached_comes_first() -> None:
     made = policy("dfs_weight", "bb", "aa", cached=("aa", "bb"))
     assert made.admit(9, 9, 1.0) == [1, 0]
 
 
 @pytest.mark.parametrize("name", ["lpm", "dfs_weight"])
-def test_who_gave_way_comes_first_and_without_room_nobody_is_looked_at(name: str) -> None:
+def test_a_preempted_request_comes_first_and_without_room_none(name: str) -> None:
     made = policy(name, "bb", "aa", cached=("aa",))
     assert made.admit(9, 0, 1.0) == []
     assert made.admit(9, 2, 1.0) == [1, 0]

@@ -19,7 +19,7 @@ def tree(**requests: str) -> ChunkedHashTree[str]:
     return made
 
 
-def test_an_empty_batch_takes_the_shortest_and_its_own_depth_is_the_new_one() -> None:
+def test_an_empty_batch_takes_the_shortest_and_its_depth() -> None:
     cht = tree(a="xyz", b="pq", c="pqr")
     assert cht.find_best() == BestRequest("b", 0, 2, 2)  # c is equal to it at level 2
 
@@ -38,7 +38,7 @@ def test_figure_4_2() -> None:
     assert cht.tip_depth == 3  # r2 alone: its own end
 
 
-def test_figure_a_2_who_shares_with_one_of_the_batch_comes_before_who_shares_with_none() -> None:
+def test_figure_a_2_a_sharer_comes_before_a_stranger() -> None:
     cht = tree(r1="sa", r2="sb", r4="sc", r3="sb")
     cht.add_to_batch("r1")
     cht.add_to_batch("r2")
@@ -73,7 +73,7 @@ def test_who_is_added_does_not_find_itself_shared() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
-def test_who_has_finished_leaves_nothing_and_its_id_may_come_back(others: int) -> None:
+def test_a_finished_request_leaves_nothing_and_its_id_is_free(others: int) -> None:
     # Algorithm 6 returns before REMOVE where none or one is left (lines 13 and 17).
     cht = tree(a="xyz")
     cht.add_to_batch("a")

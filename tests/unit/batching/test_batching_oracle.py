@@ -38,7 +38,7 @@ def steps(made: GroupRounds, count: int) -> list[list[int]]:
     return taken
 
 
-def test_of_the_groups_that_run_comes_first_whatever_else_is_shared() -> None:
+def test_the_running_groups_come_first_whatever_else_is_shared() -> None:
     """By the first block alone: what comes behind it makes no difference."""
     policy = BATCHING_POLICIES.make("oracle:group_blocks=1").policy(Books())
     for number, letters in enumerate(("abcd", "xbcd", "azzz", "abcd", "xbcd")):

@@ -39,7 +39,7 @@ def test_who_shares_most_with_those_that_run_comes_first() -> None:
     assert policy.admit(9, 100, 0.0) == [0, 3, 2, 1]
 
 
-def test_by_tip_a_short_stranger_does_not_come_before_a_long_one_that_shares() -> None:
+def test_by_tip_a_long_sharer_comes_before_a_short_stranger() -> None:
     orders = {}
     for by_tip in ("false", "true"):
         policy = feather(Books(), f",by_tip={by_tip}")
@@ -51,7 +51,7 @@ def test_by_tip_a_short_stranger_does_not_come_before_a_long_one_that_shares() -
     assert orders == {"false": [2, 1], "true": [1, 2]}
 
 
-def test_when_those_that_run_have_ended_their_prefix_counts_no_more() -> None:
+def test_the_prefix_of_ended_requests_counts_no_more() -> None:
     policy = feather(Books())
     for number, letters in enumerate(("aaaa", "bbbb", "aaaa")):
         policy.enqueue(request(number, letters))

@@ -49,7 +49,7 @@ def test_looking_splits_nothing() -> None:
     assert edges(made) == ["abcd"]
 
 
-def test_when_it_is_full_what_was_passed_least_lately_goes_its_end_first() -> None:
+def test_a_full_tree_drops_the_least_recently_passed_end_first() -> None:
     made = tree("abcd", "abxy", "mnop", limit=10)
     assert len(made) == 10
     made.match(keys("abxy"))

@@ -88,7 +88,7 @@ def test_where_nobody_shares_one_decision_is_enough() -> None:
     assert told.asked == [BatchState(1, 1, 18)]
 
 
-def test_who_shares_only_a_part_is_in_another_batch_of_the_same_branch() -> None:
+def test_a_partial_sharer_goes_to_another_batch_of_its_branch() -> None:
     made = rounds(Told(homogeneous), r0="abcdx", r1="abcdy", r2="aqqx", r3="aqqy")
     assert steps(made, 2) == [[2, 3], [0, 1]]  # the shortest of the branch begins
 
@@ -103,7 +103,7 @@ def test_what_a_round_has_brought_is_its_tokens_by_its_time() -> None:
     assert made.reward == 6.0
 
 
-def test_a_round_stands_until_somebody_comes_or_the_policy_changes_its_mind() -> None:
+def test_a_round_stands_until_an_arrival_or_a_change_of_policy() -> None:
     stops = True
     told = Told(lambda state: state.loss < 2 or not stops)
     made = rounds(told, r0="aax", r1="aay", r2="bb")
@@ -181,7 +181,7 @@ class Coarse(Told):
         return (state.batch.bit_length(),)
 
 
-def test_in_a_round_it_is_asked_once_about_all_that_it_cannot_tell_apart() -> None:
+def test_a_round_asks_the_policy_once_about_all_equal_states() -> None:
     answers = iter([False, True, True])
     policy = Coarse(lambda state: next(answers))
     made = PrefixRounds(policy, 1)
@@ -197,7 +197,7 @@ def test_in_a_round_it_is_asked_once_about_all_that_it_cannot_tell_apart() -> No
     assert round_of[0] == [2]  # the largest branch's first, left as it is: so is everybody
 
 
-def test_who_leaves_takes_along_what_he_kept_the_others_from_sharing() -> None:
+def test_a_stranger_that_leaves_lets_the_others_share_again() -> None:
     made = PrefixRounds(Always(), 1)
     for number, text in enumerate(("aaab", "aaac", "z")):
         made.add(number, path(text))

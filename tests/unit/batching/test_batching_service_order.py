@@ -223,7 +223,7 @@ def test_what_was_computed_of_one_does_not_count_any_more(choice: str) -> None:
     assert [order.next(0.0) for _ in range(4)] == ["long", "short", "late", None]
 
 
-def test_what_is_computed_of_those_late_for_long_is_of_their_share() -> None:
+def test_partial_work_on_late_prompts_counts_in_their_share() -> None:
     order: MostInTime[str] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=0.5))
     order.add("old", 0.0, 8.0, 1.0)
     order.add("new", 0.0, 8.0, 1e3)
@@ -235,7 +235,7 @@ def test_what_is_computed_of_those_late_for_long_is_of_their_share() -> None:
     assert served == ["old", "new", "new"] * 3
 
 
-def test_those_who_are_late_for_long_do_not_save_up_turns_that_they_could_not_take():
+def test_those_late_for_long_do_not_save_up_missed_turns():
     order: MostInTime[str] = MostInTime()
     order.add("old", 0.0, 1.0, 1.0)
     for number in range(400):
@@ -250,7 +250,7 @@ def test_those_who_are_late_for_long_do_not_save_up_turns_that_they_could_not_ta
 
 @pytest.mark.parametrize("step_s", [0.1, 1.0])
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_prompts_whose_time_nobody_said_use_up_the_time_that_they_take(share: float, step_s: float) -> None:
+def test_prompts_of_unknown_time_use_up_the_time_they_take(share: float, step_s: float) -> None:
     """Two that are late for long, of 2 s each, among such prompts without end: 2 s / share after the first comes the
     other."""
     order: MostInTime[str] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=share))

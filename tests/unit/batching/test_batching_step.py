@@ -43,7 +43,7 @@ def test_a_prompt_is_gone_when_its_last_chunk_counts(scheduler):
     assert scheduler.prefilling == 0
 
 
-def test_a_step_counts_only_for_those_that_stayed_and_did_not_fail(scheduler):
+def test_a_step_counts_only_for_requests_that_stayed_and_worked(scheduler):
     for number in range(2):
         scheduler.add_decode(number, 5, 2)
         scheduler.add_prefill(PromptWork(number, 0, 8))
@@ -76,7 +76,7 @@ def ordered(choice: str, chunk_tokens: int = 16) -> StepScheduler:
 
 
 @pytest.mark.parametrize("choice", ["most_in_time", "shortest_in_time"])
-def test_a_short_prompt_that_came_later_goes_ahead_of_a_long_one_that_is_being_computed(choice):
+def test_a_short_later_prompt_goes_ahead_of_a_long_one_under_way(choice):
     scheduler = ordered(choice)
     scheduler.add_prefill(PromptWork(0, 0, 48, 0.0, seconds=6.0, deadline_s=20.0))
     assert computed(scheduler, 0.0) == [(0, 0, 16)]
@@ -118,7 +118,7 @@ def test_as_they_came_where_nobody_says_otherwise():
 @pytest.mark.parametrize(
     ("choice", "share"), [("most_in_time:age_s=3,aged_share=0.25", 0.25), ("shortest_in_time:age_s=3", 1)]
 )
-def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming(choice, share):
+def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(choice, share):
     """Late for long, it has its share of the steps, or all."""
     scheduler = ordered(choice)
     scheduler.add_prefill(PromptWork(0, 0, 160, 0.0, seconds=20.0, deadline_s=5.0))

@@ -100,7 +100,7 @@ def test_under_a_stream_of_long_prompts_both_sides_get_on() -> None:
     assert played.scheduler.prefilling > 20
 
 
-def test_a_batch_that_takes_all_of_the_limit_leaves_prompts_a_share() -> None:
+def test_a_batch_that_uses_up_the_limit_leaves_prompts_a_share() -> None:
     """Of decoding's time; and where a block takes longer than that, a block."""
     decodes = 600
     played = Played(1)
@@ -116,7 +116,7 @@ def test_a_batch_that_takes_all_of_the_limit_leaves_prompts_a_share() -> None:
     assert played.longest_s == pytest.approx((1 + PROMPT_SHARE) * decode_s, rel=0.03)
 
 
-def test_a_block_that_takes_longer_than_the_limit_is_computed_all_the_same() -> None:
+def test_a_block_slower_than_the_limit_is_computed_all_the_same() -> None:
     slow = EngineProfile("s", "", "", 0.0, 0.05, 0.0, 9e-3, 2e-4, 0.0)
     played = Played(4, engine=slow)
     played.scheduler.add_prefill(PromptWork(0, 0, 10 * BLOCK))
@@ -144,7 +144,7 @@ def test_each_batch_of_a_round_has_its_part_of_the_limit() -> None:
     assert lasted[-1] > 0.4 * TBT_S
 
 
-def test_several_steps_told_at_once_are_as_good_as_each_by_itself() -> None:
+def test_steps_told_together_teach_the_same_as_one_by_one() -> None:
     for known in (False, True):
         together, alone = StepCost(), StepCost()
         for cost in (together, alone):
@@ -201,7 +201,7 @@ def test_odd_times_break_nothing() -> None:
     assert free.left(0.1).tokens(0, 100) == 100
 
 
-def test_one_step_that_stood_still_is_not_taken_for_what_chunks_cost() -> None:
+def test_one_stalled_step_is_not_taken_for_the_cost_of_chunks() -> None:
     cost = StepCost()
     for place in range(40):
         start = 256 * (place % 8)

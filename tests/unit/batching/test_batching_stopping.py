@@ -123,7 +123,7 @@ def test_of_a_new_state_both_actions_are_tried(stop: LabLearning) -> None:
         assert other.adds(STRANGER) == (action == STOP)
 
 
-def test_a_batch_that_is_left_as_it_is_ends_an_episode_of_q_learning() -> None:
+def test_a_batch_left_as_it_is_ends_an_episode_of_q_learning() -> None:
     policy = QLearning(QLearningSettings(rate=1.0, discount=0.5))
     policy.learn([Taken(PEER, ADD), Taken(STRANGER, STOP), Taken(PEER, ADD)], 100.0)
     assert policy.table() == {"1/1/5": [-1.0, 100.0, 0.0, 2.0], "5/4/4": [100.0, -1.0, 1.0, 0.0]}

@@ -16,7 +16,7 @@ def test_a_sample_is_the_mean_of_its_tokens():
     assert times.take(idle=True) == (0.0, 0.0, 0.0)
 
 
-def test_fewer_steps_are_a_sample_when_nothing_is_decoded_any_more():
+def test_fewer_steps_are_a_sample_when_nothing_is_decoded_more():
     times = TokenTimes()
     times.decoded(1, 0.03, 7)
     assert times.take(idle=False) == (0.0, 0.0, 0.0)

@@ -67,7 +67,7 @@ def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_
     assert policy.admit(9, 1, now_s=15.1) == [1]
 
 
-def test_whose_turn_it_is_keeps_the_room_that_others_will_give_back(policy, books):
+def test_the_next_in_turn_keeps_the_room_others_will_give_back(policy, books):
     """Else a large one would never enter among small ones; but it sends nobody away, however long that takes."""
     policy.enqueue(request(1, 1.0, blocks=5))
     policy.enqueue(request(3, 2.0))
@@ -193,7 +193,7 @@ def test_what_left_or_was_taken_of_the_turns_that_hold_has_none(books):
 
 
 @pytest.mark.parametrize("name", BATCHING_POLICIES.names)
-def test_a_prompt_for_another_instance_passes_one_that_keeps_room(books, name):
+def test_a_prompt_for_another_instance_passes_one_keeping_room(books, name):
     """Which may have to wait for that one, and those that it waits for for prompts of the other instance."""
     policy = BATCHING_POLICIES.make(name).policy(books)
     policy.enqueue(request(1, blocks=5))

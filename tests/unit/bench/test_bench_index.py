@@ -14,7 +14,7 @@ def row(*blocks: int, tokens: int = 0, block_tokens: int = 16) -> TraceRow:
     return TraceRow(0.0, tokens or len(blocks) * block_tokens + 1, 1, blocks)
 
 
-def test_of_a_prefix_counts_what_lies_before_the_last_known_block() -> None:
+def test_a_prefix_counts_only_up_to_its_last_known_block() -> None:
     found = seen([row(*range(10)), row(0, 1, 2, 3, 4, 99, 6), row(50)], 16)
     assert (found.prompts, found.reusable, found.hits) == (161 + 113 + 17, 80, 1)
     assert {every: tokens // 16 for every, tokens in found.by_place.items() if every < 16} == {1: 5, 2: 4, 4: 4, 8: 0}

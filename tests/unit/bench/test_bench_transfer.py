@@ -310,7 +310,7 @@ def test_the_best_plain_sockets_count():
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point.nbytes >= 1 << 20], ids=lambda point: point.name)
 @pytest.mark.parametrize("sockets", SOCKETS, ids=lambda sockets: sockets.name)
-def test_any_plain_sockets_that_are_faster_at_any_large_point_or_batch_decide(sockets, point):
+def test_faster_plain_sockets_at_any_large_point_decide(sockets, point):
     measured = _measured(2.0)
     name = "tcp write, checksum off / best plain sockets, 1 MiB and more, also in batches, least"
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {2.0}
@@ -347,7 +347,7 @@ def _fig12(pairs, opcode, until: float = 9.0, order: list[float] | None = None) 
     return measured
 
 
-def test_fig12_systems_take_turns_and_a_ratio_is_within_a_repetition():
+def test_fig12_systems_take_turns_and_ratios_are_per_repetition():
     order: list[float] = []
     pairs = {TCP: Moving([2, 4, 6], order), **{sockets: Moving([1, 1, 9], order) for sockets in SOCKETS}}
     pairs[SOCKETS[1]] = Moving([5, 5, 5], order)
@@ -372,7 +372,7 @@ def test_fig12_repeats_what_ends_in_time(until, repetitions):
 @pytest.mark.parametrize(
     ("fails", "said"), [(Moving([1], []), "gone"), (Moving([1, 1, 1], [], share=0.5), "moved 0.5 GB in 10 s")]
 )
-def test_fig12_goes_on_without_a_system_that_fails_or_does_not_move_all(fails, said):
+def test_fig12_goes_on_without_systems_that_fail_or_fall_short(fails, said):
     pairs = {TCP: Moving([2, 2, 2], []), PEER: fails}
     measured = _fig12(pairs, WRITE)
     assert fails.closed

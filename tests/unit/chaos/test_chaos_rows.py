@@ -14,7 +14,7 @@ def record(client: int, started_s: float, ended_s: float, outcome: str = "ok", s
     return Record(client, size, False, started_s, ended_s, outcome, **values)
 
 
-def test_a_gap_is_the_longest_wait_of_a_client_for_anything_it_sent_after_the_event():
+def test_a_gap_is_the_longest_wait_for_a_request_after_the_event():
     records = [
         record(0, 9.0, 13.0),  # sent before
         record(0, 10.0, 14.0),
@@ -51,7 +51,7 @@ def test_only_what_the_victim_alone_had_is_excused():
     assert not row.good
 
 
-def test_what_died_with_its_load_balancer_is_excused_and_what_failed_or_was_wrong_is_not():
+def test_only_requests_that_died_with_their_balancer_are_excused():
     records = [
         record(0, 9.9, 10.0, "died"),
         record(0, 10.0, 10.1, "failed", detail="HTTP 503"),
@@ -66,7 +66,7 @@ def test_what_died_with_its_load_balancer_is_excused_and_what_failed_or_was_wron
     assert not row.good
 
 
-def test_sizes_have_rows_of_their_own_and_calm_is_before_the_fault():
+def test_sizes_have_own_rows_and_calm_is_before_the_fault():
     records = [
         record(0, 8.0, 8.5),
         record(0, 10.0, 10.2),
@@ -86,7 +86,7 @@ def test_sizes_have_rows_of_their_own_and_calm_is_before_the_fault():
     assert large.good
 
 
-def test_growth_is_a_line_through_what_comes_after_the_first_quarter():
+def test_growth_is_a_line_through_all_after_the_first_quarter():
     requests = list(range(0, 10_001, 100))
     warming = [50_000_000 + min(count, 2_400) * 10_000 for count in requests]
     flat = growth("flat", requests, warming)

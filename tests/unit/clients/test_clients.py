@@ -36,7 +36,7 @@ def wheels(tmp_path, monkeypatch):
     return folder
 
 
-def test_what_a_package_needs_is_installed_without_what_is_left_out(wheels):
+def test_a_packages_needs_are_installed_but_for_what_is_left_out(wheels):
     wheel(wheels, "big", ["small", "huge>=1", 'gone; extra == "more"', "old; python_version < '3'"])
     wheel(wheels, "small")
     made = Environment("made", (Step(("big==1.0",), alone=True), Step(needs_of="big", without=("huge",))))

@@ -96,7 +96,7 @@ async def test_a_store_node_is_asked_for_what_the_longest_blocks_need():
     assert world.conductor.fleet.index.blocks_of(store.state) == 25
 
 
-async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_while():
+async def test_a_store_node_is_asked_for_less_once_less_was_enough():
     world = World(index_stride_tokens=128)
     store, _, dense = (
         world.register("s0", Role.STORE),
@@ -137,7 +137,7 @@ async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_wh
     index.check_integrity()
 
 
-async def test_while_no_instance_computes_a_store_node_goes_on_as_before():
+async def test_a_store_node_goes_on_as_before_while_none_computes():
     """The first one that comes back finds all that it held."""
     world = World(index_stride_tokens=128)
     store, worker = world.register("s0", Role.STORE), world.register("p0", Role.PREFILL, 64)
@@ -153,7 +153,7 @@ async def test_while_no_instance_computes_a_store_node_goes_on_as_before():
     assert (store.every, world.held(store, 2)) == (2, 50)
 
 
-async def test_placements_reuse_and_expect_up_to_the_last_block_of_the_sample():
+async def test_placements_reuse_up_to_the_last_block_of_the_sample():
     world = World(index_stride_tokens=64)
     fleet = world.conductor.fleet
     holder, _, _ = (

@@ -108,7 +108,7 @@ async def test_placements_are_answered_where_they_are_read(world):
     assert world.placed == 1
 
 
-async def test_who_reads_too_slowly_has_nothing_placed_that_it_never_hears_of(world):
+async def test_a_slow_reader_has_nothing_placed_that_it_never_hears_of(world):
     await world.reporter()
     carrier, take, session = await world.open("ScheduleSession")
     carrier.room = False

@@ -74,7 +74,7 @@ def test_who_is_refused_for_want_of_room_counts_as_late() -> None:
     assert world.wanted == 2
 
 
-def test_one_goes_where_little_is_to_be_done_and_none_is_told_of_who_left() -> None:
+def test_an_idle_cluster_wants_one_fewer_an_empty_one_nothing() -> None:
     world = World(("p0", Role.MIXED), ("p1", Role.MIXED), ("p2", Role.MIXED))
     world.sizing.look()
     world.ask(1, 10)
@@ -145,7 +145,7 @@ def test_what_no_instance_more_would_help_asks_for_none(ttft_slo_s: float) -> No
     assert world.wanted == 1
 
 
-def test_a_time_between_tokens_that_nobody_has_asks_for_no_instances() -> None:
+def test_an_impossible_time_between_tokens_asks_for_no_instances() -> None:
     world = World(("p0", Role.MIXED))
     for state in world.fleet.instances():
         world.fleet.set_load(state, InstanceLoad(running_requests=1, mean_tbt_ms=50.0), 0.0)
@@ -158,7 +158,7 @@ def test_a_time_between_tokens_that_nobody_has_asks_for_no_instances() -> None:
     assert world.wanted == 1
 
 
-def test_what_no_idle_instance_would_compute_in_time_asks_for_none_where_nobody_is_refused() -> None:
+def test_work_too_long_for_idle_instances_asks_for_none() -> None:
     world = World(("p0", Role.MIXED), ttft_slo_s=0.0)
     state = world.fleet.get("p0")
     assert state is not None

@@ -74,7 +74,7 @@ def test_a_success_that_began_before_the_last_failure_is_no_news():
     assert not avoidance.avoids("a", 5.9)
 
 
-def test_lateness_speaks_against_whom_a_fair_part_of_the_time_was_offered():
+def test_lateness_counts_only_when_fair_time_was_offered():
     late = DeadlineExceeded("late")
     assert blames_peer(late)
     assert blames_peer(late, 0.3, 1.0)
@@ -82,7 +82,7 @@ def test_lateness_speaks_against_whom_a_fair_part_of_the_time_was_offered():
     assert blames_peer(Unavailable("gone"), 0.2, 1.0)
 
 
-def test_one_tries_whether_a_peer_is_back_while_the_others_leave_it_alone():
+def test_one_tries_an_avoided_peer_while_others_leave_it_alone():
     avoidance = Avoidance(first_s=1.0, max_s=8.0)
     avoidance.tried("a", 0.0)
     assert "a" not in avoidance, "nothing to find out"

@@ -187,7 +187,7 @@ def test_only_methods_can_be_recorded() -> None:
         journal.record("shelf", Shelf(1), ("count",))
 
 
-def test_what_cannot_be_written_down_ends_the_journal_and_not_the_call() -> None:
+def test_an_unwritable_value_ends_the_journal_but_not_the_call() -> None:
     lines: list[str] = []
     journal = Journal(lines.append, lambda: 0.0, CODEC, {})
     shelf = journal.record("shelf", Shelf(9), ("put", "take_all"))

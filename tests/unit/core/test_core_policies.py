@@ -163,9 +163,7 @@ def test_a_bad_choice_of_ones_own(module: str, choice: str, message: str) -> Non
             look(choice)
 
 
-def test_a_class_that_lacks_a_method_is_told_what_it_implements_and_may_derive_from(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_lacks_a_method_is_told_its_interface(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tuned, "__module__", module)
     with pytest.raises(
         ValueError, match=rf"{module}:Tuned: the class has no play \(a policy of your own implements .*"

@@ -93,7 +93,7 @@ def test_a_queue_decides_the_same_again() -> None:
     assert (seen.calls, seen.different) == (8, 0)
 
 
-def test_a_queue_with_all_that_it_can_be_told_decides_the_same_again() -> None:
+def test_a_queue_with_all_its_inputs_decides_the_same_again() -> None:
     config = FrontConfig(slots=2, limit=4, ageing_s=2.0)
     lines: list[str] = []
     journal = Journal(

@@ -36,7 +36,7 @@ def test_those_that_are_passed_by_do_not_tell_of_those_that_pass() -> None:
     assert waits.wait_s(99.5) == 0.5
 
 
-def test_those_that_had_their_turn_do_not_tell_of_those_that_have_none() -> None:
+def test_served_requests_do_not_hide_the_wait_of_unserved_ones() -> None:
     """Of three that come each second one has room at once and two never have: most wait as long as there is time."""
     waits = RoomWaits()
     for second in range(40):

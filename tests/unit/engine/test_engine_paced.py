@@ -111,7 +111,7 @@ def test_an_idle_engine_saves_nothing_up() -> None:
     assert time.now_s - begun_s == pytest.approx(0.885)
 
 
-def test_layers_are_spread_over_the_step_and_waiting_for_one_prolongs_it() -> None:
+def test_layers_spread_over_the_step_and_a_late_one_prolongs_it() -> None:
     time = VirtualTime()
     seen: list[tuple[str, int, float]] = []
 
@@ -148,7 +148,7 @@ def test_a_step_that_a_hook_aborted_can_be_repeated() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 200), st.integers(1, 40), st.data())
-def test_tokens_do_not_depend_on_chunks_batches_or_where_they_are_resumed(seed, prompt, count, data) -> None:
+def test_tokens_do_not_depend_on_chunks_batches_or_resumption(seed, prompt, count, data) -> None:
     sampling = SamplingParams(seed=seed)
     engine, other = VirtualTime().engine(), VirtualTime().engine()
     whole = engine.step([chunk(0, prompt, sampling)], []).prefill_tokens

@@ -113,7 +113,7 @@ def test_every_draw_is_the_inverse_distribution_at_the_hash(
         seen += p
 
 
-def test_greedy_takes_the_lowest_id_of_equals_and_respects_suppression() -> None:
+def test_greedy_takes_the_lowest_of_equals_and_obeys_suppression() -> None:
     assert Sampler(8).sample(LOGITS, SamplingParams(), 0) == 1
     assert Sampler(8, (1,)).sample(LOGITS, SamplingParams(), 0) == 3
     assert Sampler(8, (1,)).sample(LOGITS, SamplingParams(temperature=1.0, top_k=1), 5) == 3
@@ -223,7 +223,7 @@ def test_extreme_values_draw_a_valid_token(temperature: float, scale: float) -> 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-320, 1e-300])
 @pytest.mark.parametrize("change", [{}, {"min_p": 0.1}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1e-320}])
-def test_the_smallest_repetition_penalty_leaves_the_tokens_so_far(penalty: float, change: dict[str, Any]) -> None:
+def test_the_smallest_repetition_penalty_keeps_to_past_tokens(penalty: float, change: dict[str, Any]) -> None:
     counts = TokenCounts(np.array([5, 6, 1], np.uint32), 0)
     row = np.linspace(-3, 3, 8).astype(np.float32)
     params = SamplingParams(repetition_penalty=penalty, **{"temperature": 1.0, **change})

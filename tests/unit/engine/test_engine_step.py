@@ -163,7 +163,7 @@ def test_a_model_that_overflows_is_an_internal_error() -> None:
         engine.step([chunk(sampling=GREEDY)], [])
 
 
-def test_builtin_model_is_quick_to_build_and_speaks_printable_gibberish() -> None:
+def test_the_builtin_model_builds_fast_and_speaks_printable_text() -> None:
     engine = create_engine("numpy", load_card(), 64, 32)
     times = []
     for _ in range(3):

@@ -34,7 +34,7 @@ def test_every_group_can_have_its_classes_whoever_came_first() -> None:
     assert len({each.number for each in table._classes.values()}) == CLASSES_MAX
 
 
-def test_what_nothing_is_known_of_is_forgotten_and_its_whole_keeps_what_it_saw() -> None:
+def test_a_forgotten_class_leaves_what_it_saw_to_its_parent() -> None:
     table = HazardTable(HOUR_S)
     group = table.of("group", table.root)
     part = table.of("part", group)

@@ -71,7 +71,7 @@ def test_who_died_has_its_cluster_adopted_and_gets_it_back():
     assert (world.registry.failures, world.registry.takeovers, world.registry.handbacks) == (2, 3, 1)
 
 
-def test_failures_in_a_row_make_it_wait_longer_until_they_are_forgotten():
+def test_repeated_failures_lengthen_the_wait_until_forgotten():
     world = World("a-0", "b-0")
     for number, hold_s in enumerate((5, 10, 20, 40, 60, 60)):
         world.dies("a-0")
@@ -146,7 +146,7 @@ def test_load_balancers_of_a_region_stand_in_for_each_other():
     assert cluster.owners == ("a-0", "a-1")
 
 
-def test_measured_latencies_count_more_than_a_table_and_both_ways():
+def test_measured_latencies_override_a_table_in_both_directions():
     world = World("a-0", "b-0", "c-0", table={("a", "b"): 1.0, ("a", "c"): 50.0})
     world.registry.heard(world.sessions["a-0"], None, {"b-0": 90.0}, False, world.now_s)
     world.registry.heard(world.sessions["b-0"], None, {"a-0": 70.0, "nobody": 1.0}, False, world.now_s)
@@ -254,7 +254,7 @@ def test_what_shares_a_cluster_is_put_together():
     assert cluster_of(registry, "u").upstreams == ("http://1", "http://2"), "who is gone is not asked"
 
 
-def test_who_does_not_come_back_is_forgotten_on_request_or_for_want_of_room():
+def test_an_absent_member_is_forgotten_on_request_or_for_room():
     registry = Registry("e", 0.0, TIMING, members_max=2)
     first = registry.register(info("a-0"), 0.0)
     registry.register(info("b-0"), 0.0)

@@ -46,7 +46,7 @@ def test_a_dead_url_is_a_clear_error():
 
 
 @pytest.mark.parametrize("said", ["Redis server v=6.0.16 sha=0", "no version at all", None])
-def test_what_is_too_old_or_does_not_run_on_the_path_is_passed_over(monkeypatch, tmp_path, said):
+def test_a_redis_too_old_or_unable_to_run_is_passed_over(monkeypatch, tmp_path, said):
     old = tmp_path / "redis-server"
     old.write_text("#!/nobody/home\n" if said is None else f"#!/bin/sh\necho '{said}'\n")
     old.chmod(0o755)

@@ -63,7 +63,7 @@ def spec(lbs: int, **ports: int) -> ClusterSpec:
     return ClusterSpec(lbs=lbs, **{"http_port": 0, "lb_port": 0, "conductor_port": 0, **ports})
 
 
-def test_further_load_balancers_take_the_next_ports_that_nobody_has(monkeypatch):
+def test_further_load_balancers_take_the_next_free_ports(monkeypatch):
     others: set[int] = set()
     monkeypatch.setattr(ports, "is_free", lambda host, port: port not in others)
     first = 20_000

@@ -54,7 +54,7 @@ async def test_what_nobody_wants_is_not_called():
     await asyncio.wait_for(called.wait(), 60)
 
 
-async def test_what_was_called_for_before_anybody_waited_is_made_up_for():
+async def test_a_call_made_before_anybody_waited_is_made_up_for():
     """A request that was refused elsewhere goes back to the line in the turn of the loop in which room was told of."""
     called = asyncio.Event()
     line = Line(RequestQueue(1, 4))

@@ -219,7 +219,7 @@ async def test_http_1_0_gets_no_chunks():
     assert transport.closed == "close"
 
 
-async def test_a_stalled_request_behind_another_does_not_spoil_its_answer():
+async def test_a_stalled_request_does_not_spoil_the_answer_before_it():
     world = World(head_s=0.01, arrival_s=0.01)
     transport = world.connect()
     transport.protocol.data_received(
@@ -240,7 +240,7 @@ async def test_a_stalled_request_behind_another_does_not_spoil_its_answer():
 
 
 @pytest.mark.parametrize("size", [READ_AHEAD_BYTES // 2, READ_AHEAD_BYTES * 2])
-async def test_what_is_pipelined_is_bounded_and_reading_never_pauses_while_a_request_runs(size):
+async def test_pipelined_bytes_are_bounded_and_reading_never_pauses(size):
     world = World(budget=READ_AHEAD_BYTES * 2)
     transport = world.connect()
     transport.protocol.data_received(POST % (b"held", 0, b""))
@@ -279,7 +279,7 @@ async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
     transport.abort()
 
 
-async def test_who_was_slow_to_read_the_last_answer_is_idle_when_it_has_read():
+async def test_a_slow_reader_counts_as_idle_once_it_has_read():
     """No deadline runs while answers wait for their client; behind them, that of an idle connection does again."""
     world = World(idle_s=0.05)
     transport = world.connect()
@@ -315,7 +315,7 @@ async def test_a_client_that_leaves_cancels_its_request(how):
 
 
 @pytest.mark.parametrize("path", [b"held", b"any"])
-async def test_a_client_that_leaves_before_its_request_began_leaves_nothing(path):
+async def test_a_client_that_leaves_before_its_request_leaves_nothing(path):
     world = World()
     transport = world.connect()
     transport.protocol.data_received(POST % (path, 3, b"abc"))
@@ -347,7 +347,7 @@ async def test_a_refused_request_costs_no_body():
     transport.abort()
 
 
-async def test_what_waits_to_be_told_to_continue_is_told_only_if_it_is_wanted():
+async def test_a_client_is_told_to_continue_only_if_its_body_is_wanted():
     world = World(body_bytes=2000)
     for path, length, answer in [(b"a", 1000, 100), (b"refused", 1000, 401), (b"a", 3000, 413)]:
         transport = world.connect()
@@ -465,7 +465,7 @@ async def test_the_end_of_the_server_is_told_to_who_waits():
     assert not world.shared.tasks
 
 
-async def test_a_connection_that_has_asked_nothing_yet_is_heard_before_the_end():
+async def test_a_new_connection_is_heard_before_the_server_ends():
     world = World()
     late, silent, half = (world.connect() for _ in range(3))
     request = POST % (b"plain", 0, b"")

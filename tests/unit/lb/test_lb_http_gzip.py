@@ -45,7 +45,7 @@ async def test_blocks_that_hold_nothing_are_not_read(off_loop):
     assert not bodies.used
 
 
-async def test_what_is_large_in_either_form_is_inflated_beside_the_loop():
+async def test_bodies_large_in_either_form_are_inflated_off_the_loop():
     full = OffLoop(threads=1, waiting_max=-1)  # no place at all
     try:
         inflater = Inflater(full, Budget(1 << 20), 1 << 20)

@@ -114,7 +114,7 @@ async def test_requests_are_answered(authority):
         await served.until(lambda: not served.shared.admitted and not len(served.peers))
 
 
-async def test_a_request_that_comes_with_the_end_of_the_handshake_is_read(authority):
+async def test_a_request_that_comes_with_the_handshakes_end_is_read(authority):
     """Both in one packet, as a client in a hurry sends them."""
     async with Served(authority) as served:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

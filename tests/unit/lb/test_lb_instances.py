@@ -116,7 +116,7 @@ def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[
     assert view.avoided("abcdefgh", now_s) == set()
 
 
-def test_one_request_at_a_time_finds_out_whether_an_instance_is_back():
+def test_one_request_at_a_time_tries_a_failed_instance():
     """A frozen one costs whoever tries it seconds; the others need not pay, too."""
     view = view_of(a="1", b="1")
     view.failures.failed("a", 0.0)
@@ -125,7 +125,7 @@ def test_one_request_at_a_time_finds_out_whether_an_instance_is_back():
     assert chosen(view, FIRST_PAUSE_S) == "a"
 
 
-def test_instances_that_a_new_conductor_does_not_list_are_kept_for_the_grace_time():
+def test_instances_a_new_conductor_omits_stay_for_the_grace_time():
     view = view_of(a="1", b="1")
     view.update(listed(), 100.0, first=True)
     assert (view.unconfirmed, view.servable(MODEL, 100.0)) == (2, True)

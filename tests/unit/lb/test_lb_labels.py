@@ -82,7 +82,7 @@ def test_our_session_header_goes_first(order):
     assert labels(**dict(empty)).session == theirs, "empty is not said"
 
 
-def test_others_session_ids_are_told_apart_and_never_carried_as_they_came():
+def test_session_ids_are_told_apart_and_never_passed_on_in_clear():
     names = {text: labels(x_session_id=text).session for text in ("theirs", "Bearer s3cret", "theirs-2")}
     assert len(set(names.values())) == 3
     assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names.values())

@@ -211,7 +211,7 @@ async def test_who_is_refused_waits_where_it_did():
     assert (rooms.line.in_flight, rooms.line.queued) == (0, 0)
 
 
-async def test_what_is_refused_though_there_seems_to_be_room_waits_for_news():
+async def test_a_request_refused_despite_apparent_room_waits_for_news():
     """Else it would be called again and again."""
     line = Line(RequestQueue(10, 10), is_open=lambda _: True)
     place, other = line.reserve("t"), line.reserve("t")

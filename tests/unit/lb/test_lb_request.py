@@ -100,7 +100,7 @@ def test_attempts_are_bounded():
 
 
 @pytest.mark.parametrize("reached", [False, True])
-def test_instances_that_are_not_there_or_refuse_at_once_are_no_attempts(reached):
+def test_absent_and_refusing_instances_use_up_no_attempts(reached):
     """Dead ones listed beside healthy ones must not use the attempts up; what is bounded is the time."""
     request = make()
     for number in range(20):
@@ -254,7 +254,7 @@ def test_a_token_that_is_made_again_is_not_told_again():
     assert logprobs_from_proto(one.prompt_logprobs) == logprobs(*range(1, 8))
 
 
-def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began_again():
+def test_held_text_has_its_log_probabilities_after_a_new_start():
     request = make(whole=True, logprobs=2, prompt_logprobs=True)
     request.hold(request.fold(telling("ab", (1, 2), prompt=8), 2.0))
     request.fold(lost(), 3.0)
@@ -277,7 +277,7 @@ def test_what_is_held_has_the_log_probabilities_of_its_tokens_also_when_it_began
         update("a", (1, 2), logprobs=logprobs_to_proto(logprobs(1))),
     ],
 )
-def test_an_instance_that_does_not_tell_what_was_asked_for_has_a_defect(wrong):
+def test_wrong_log_probabilities_of_an_instance_are_a_defect(wrong):
     with pytest.raises(Internal, match="log-probabilities are wrong"):
         make(logprobs=2, prompt_logprobs=True).fold(wrong, 2.0)
 

@@ -384,7 +384,7 @@ async def whole(pool: Pool) -> bytes:
         answer.close()
 
 
-async def test_connections_are_used_again_until_they_are_idle_for_too_long() -> None:
+async def test_connections_are_reused_until_they_are_idle_too_long() -> None:
     async with Peer() as peer:
         pool = Pool(peer.url, ConnectionLimits(idle_s=10 * WAIT_S), 4)
         for _ in range(3):
@@ -403,7 +403,7 @@ async def test_connections_are_used_again_until_they_are_idle_for_too_long() -> 
 
 
 @pytest.mark.parametrize("field", [b"connection: close\r\n", b"keep-alive: timeout=1\r\n"])
-async def test_connections_that_the_server_will_close_are_not_used_again(field: bytes) -> None:
+async def test_connections_the_server_will_close_are_not_reused(field: bytes) -> None:
     async with Peer() as peer:
         peer.says = WHOLE % field
         pool = Pool(peer.url, ConnectionLimits(), 4)

@@ -22,7 +22,7 @@ def available(ways: ServedModels) -> bool:
     return other.available
 
 
-def test_a_region_that_refuses_whatever_it_says_is_asked_less_and_less():
+def test_a_region_that_keeps_refusing_is_asked_less_and_less():
     clock = Clock()
     ways = ServedModels("us", clock, pushing="pending", own=["m"])
     asked = 0

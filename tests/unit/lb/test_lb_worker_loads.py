@@ -102,7 +102,7 @@ async def test_the_first_message_asks_and_what_is_said_is_handed_on(lb: Balancer
     assert len(Stream.dialed) == 1, "one session for both"
 
 
-async def test_one_that_ends_is_lost_once_and_dialed_again_after_its_pause(lb: Balancer) -> None:
+async def test_a_session_that_ends_is_lost_once_and_redialed_later(lb: Balancer) -> None:
     lb.sessions.watch({"d:1": "a"})
     await (await lb.dialed(1)).says()
     Stream.dialed[0].end()
@@ -140,7 +140,7 @@ async def test_who_is_let_go_is_lost_and_not_dialed_again(lb: Balancer) -> None:
     await until(lambda: len(lb.sessions) == 0)
 
 
-async def test_one_that_has_restarted_is_dialed_at_once_and_old_news_are_dropped(lb: Balancer) -> None:
+async def test_a_restart_is_dialed_at_once_and_old_news_are_dropped(lb: Balancer) -> None:
     lb.sessions.watch({"d:1": "a"})
     await (await lb.dialed(1)).says()
     stream, _ = await lb.sessions.open("d:1", 10, 0.0, "a")
@@ -156,7 +156,7 @@ async def test_one_that_has_restarted_is_dialed_at_once_and_old_news_are_dropped
     assert lb.lost == ["a"]
 
 
-async def test_another_instance_at_the_address_has_a_session_of_its_own(lb: Balancer) -> None:
+async def test_another_instance_at_the_address_gets_its_own_session(lb: Balancer) -> None:
     lb.sessions.watch({"d:1": "a"})
     await (await lb.dialed(1)).says()
     lb.sessions.watch({"d:1": "b"})

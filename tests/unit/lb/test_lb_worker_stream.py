@@ -29,7 +29,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_first_update_and_the_last_one_wake_at_once_those_between_wait():
+async def test_first_and_last_updates_wake_at_once_and_others_wait():
     stream = make(HOUR_S)
     first = asyncio.ensure_future(stream.take())
     await settle()
@@ -137,7 +137,7 @@ class StoppedLoop:
                 handle.cancel()
 
 
-async def test_a_listener_hears_no_more_often_than_the_gap_and_not_the_end():
+async def test_a_listener_hears_at_most_once_per_gap_and_not_the_end():
     stream, heard = make(1.0), list[int]()
     stream._loop = loop = StoppedLoop()
 

@@ -47,7 +47,7 @@ def test_appended_turns_keep_the_earlier_tokens(template: Any, turns: list[str],
 
 
 @given(question=HOSTILE, answer=HOSTILE)
-def test_an_answer_appended_as_a_turn_extends_the_prompt_it_answered(question: str, answer: str) -> None:
+def test_an_appended_answer_extends_the_prompt_it_answered(question: str, answer: str) -> None:
     template = ByteChatTemplate()
     prompt = template.encode_chat(conversation([question])).tolist()
     longer = template.encode_chat(conversation([question, answer, "go on"])).tolist()
@@ -201,7 +201,7 @@ def test_unknown_role_of_the_byte_model() -> None:
         "{{ none.x.y }}",
     ],
 )
-def test_a_template_that_refuses_or_misbehaves_is_an_invalid_argument(source: str) -> None:
+def test_a_template_that_fails_is_an_invalid_argument(source: str) -> None:
     template = JinjaChatTemplate(source, TOKENIZER)
     with pytest.raises(InvalidArgument) as caught:
         template.render([{"role": "user", "content": "x"}])
@@ -301,7 +301,7 @@ def test_a_name_that_would_do_nothing_is_refused(template: Any) -> None:
             method([{**USER[0], "name": 3}])
 
 
-def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
+def test_a_hidden_last_message_cannot_be_continued() -> None:
     template = JinjaChatTemplate("{{ messages[0].content }}", TOKENIZER)
     with pytest.raises(InvalidArgument, match="cannot be continued"):
         template.encode_chat(conversation(["a", "b"]), continue_final_message=True)

@@ -43,7 +43,7 @@ def ways_at_once(pattern: str) -> int:
 
 
 @pytest.mark.parametrize("count", [20, 1000])
-def test_a_place_takes_steps_by_its_characters_not_by_the_number_of_markers(count: int) -> None:
+def test_the_cost_of_a_place_does_not_grow_with_the_markers(count: int) -> None:
     markers = [f"<SPECIAL_{number}>" for number in range(count)]
     assert ways_at_once(Markers(markers).pattern.pattern) <= len("0123456789>")
     assert Markers(markers).marks == ("<SPECIAL_",)

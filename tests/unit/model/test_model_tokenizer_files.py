@@ -56,7 +56,7 @@ def test_a_named_token_without_an_embedding_is_text(tmp_path: Path) -> None:
     assert roomy.tokenizer.encode("<|pad|>", add_special_tokens=False).tolist() == [416]
 
 
-def test_an_older_checkpoint_names_its_tokens_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_an_older_checkpoint_names_its_tokens_in_their_own_file(tmp_path: Path) -> None:
     case = {"checkpoint": "llama-bytes-bos", "model_type": "llama", "settings": {"chat_template": "{{ bos_token }}"}}
     shutil.copytree(GOLDEN / "llama-bytes-bos", tmp_path, dirs_exist_ok=True)
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": {"content": "<|bos|>", "lstrip": false}}')

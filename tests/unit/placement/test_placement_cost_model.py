@@ -72,7 +72,7 @@ def test_a_single_hiccup_moves_predictions_little():
     assert before <= model.predict_s(10_000, 0) < 1.5 * before
 
 
-def test_predictions_are_monotone_and_not_negative_whatever_was_measured():
+def test_predictions_are_monotone_and_never_negative():
     rng = random.Random(3)
     for _ in range(50):
         model = PrefillCostModel()
@@ -104,7 +104,7 @@ def test_transfer_bandwidth_is_learned():
     assert model.predict_s(5 * 10**7) == pytest.approx(1.02e-2, rel=0.02)
 
 
-def test_decode_time_is_learned_by_batch_and_by_the_kv_that_it_reads():
+def test_decode_time_is_learned_by_batch_and_by_kv_read():
     model = DecodeCostModel()
     rng = random.Random(5)
     for _ in range(400):

@@ -88,7 +88,7 @@ def test_a_request_goes_by_what_clients_and_logs_call_it(request_id, asked, name
     assert is_named(request_id, asked) is named
 
 
-def test_completions_are_found_by_their_ids_and_attempts_are_in_order():
+def test_completions_are_found_by_id_with_attempts_in_order():
     world = World()
     world.place(f"mine.{UNIQUE}", 1.0)
     world.place("another", 2.0)

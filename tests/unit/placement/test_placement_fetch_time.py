@@ -58,7 +58,7 @@ def test_each_path_of_a_reader_is_learned_by_itself(fleet):
             assert fetch_s(p0, [(member(fleet, name), size)]) == pytest.approx(start_s + size / bytes_s, rel=0.05)
 
 
-def test_a_path_that_was_not_measured_is_as_the_readers_others_and_at_first_as_its_prior():
+def test_an_unmeasured_path_is_predicted_by_others_or_its_prior():
     priors = ((1e-3, 1 / (10 * GB)), (1e-3, 1 / GB), (1e-3, 1 / (20 * GB)), (1e-3, 2 / GB))
     model = TransferCostModel(priors)
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.051)
@@ -191,7 +191,7 @@ def test_one_report_hides_a_slow_source_by_half_and_not_for_long(fleet):
     assert s1.send_rate.per_byte_s == pytest.approx(before, rel=0.02)
 
 
-def test_of_a_source_that_nobody_knows_one_report_says_no_more_than_twice_its_readers_path(fleet):
+def test_one_report_of_a_source_counts_at_most_twice_the_path(fleet):
     s1, p0 = member(fleet, "s1"), member(fleet, "p0")
     fleet.learn_transfers(p0, [(GB, 1.1e-3, s1)], 1.0)
     assert s1.send_rate.per_byte_s == pytest.approx(1 / (2 * GB))
@@ -200,7 +200,7 @@ def test_of_a_source_that_nobody_knows_one_report_says_no_more_than_twice_its_re
     assert fetch_s(member(fleet, "d1"), [(s1, 1000 * BLOCK)]) == pytest.approx(path_s + 1000 * BLOCK / (2 * GB))
 
 
-def test_a_read_that_hardly_takes_longer_than_its_start_does_not_tell_of_a_fast_source(fleet):
+def test_a_read_as_short_as_its_start_shows_no_fast_source(fleet):
     """65 KB in 1.001 ms, of which 1 ms is the start, are not 65 GB/s."""
     s1 = member(fleet, "s1")
     for name in ("p0", "d0", "p1") * 10:
@@ -208,7 +208,7 @@ def test_a_read_that_hardly_takes_longer_than_its_start_does_not_tell_of_a_fast_
     assert s1.send_rate.per_byte_s > 1 / (4 * GB)
 
 
-def test_a_source_that_is_far_faster_than_the_prior_is_soon_known_as_such(fleet):
+def test_a_source_far_faster_than_the_prior_is_soon_known(fleet):
     s1 = member(fleet, "s1")
     for number in range(12):
         size = (1000, 100_000)[number % 2] * BLOCK

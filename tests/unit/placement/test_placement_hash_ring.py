@@ -213,7 +213,7 @@ def test_a_new_ring_hashes_each_member_once(monkeypatch):
     assert len(ring._at) == 1000 * NODES
 
 
-def test_one_more_instance_on_a_large_ring_has_its_own_points_hashed_and_sorted(monkeypatch):
+def test_one_more_instance_hashes_only_its_own_points(monkeypatch):
     """And none of the others': several hundred instances register at once."""
     ring = HashRing((f"i{number}" for number in range(100)), NODES, 1)
     hashed, ordered = [], []

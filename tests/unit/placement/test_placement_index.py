@@ -65,7 +65,7 @@ def test_several_holders_together_reach_further_than_each(index):
 
 
 @pytest.mark.parametrize("spans_max", [None, 64])
-def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(spans_max):
+def test_readers_without_blocks_cost_one_look_at_many_pieces(spans_max):
     """A conversation of a thousand short turns has as many pieces, and there are hundreds of readers."""
 
     class Counting(list):
@@ -255,7 +255,7 @@ def big_index(count: int) -> BlockIndex:
     return index
 
 
-def test_a_dropped_holder_is_gone_at_once_and_cleared_away_in_portions():
+def test_a_dropped_holder_is_gone_at_once_but_cleared_in_parts():
     count = 5 * COLLECT_SLOTS
     index = big_index(count)
     index.drop(A)

@@ -178,7 +178,7 @@ def test_the_better_one_of_two(queues, held, seed, choice, reading, slo_s):
     assert {expected, decision.alternate.info.instance_id} == {one, two}
 
 
-def test_the_slo_is_the_requests_own_or_the_policys_and_never_the_conductors():
+def test_the_requests_or_policys_slo_counts_not_the_conductors():
     queues = dict.fromkeys(NAMES, 0)
     one, two = pair_of(DualMapSettings(), fleet_of(queues, {}), ask())
     fleet = fleet_of({**queues, one: 100}, {one: 8})
@@ -241,7 +241,7 @@ def test_what_is_hot_is_asked_of_the_own_model_alone():
     assert len(pairs) > 8
 
 
-def test_by_the_texts_bounds_an_excluded_instance_changes_nothing():
+def test_by_the_texts_bounds_exclusion_changes_no_pairs():
     fleet = fleet_of(dict.fromkeys(NAMES, 0), {})
     (pool,) = fleet.pools("m")
     policy = DualMap(DualMapSettings(hotness=Hotness.TEXT, key_tokens=BLOCK))
@@ -345,7 +345,7 @@ def test_what_waited_already_counts():
     assert moved(DualMapSettings(slo_s=8.0, stuck_s=100.0), others_tokens=450, count=8, now_s=1.5) == ["w7"]
 
 
-def test_an_instance_that_nothing_comes_from_is_overloaded_for_as_long():
+def test_an_instance_that_completes_nothing_becomes_overloaded():
     """A.8: three seconds without a prefill completed while somebody waits. Five of 1.29 s each would be in time."""
     busy = DualMapSettings(slo_s=11.0)
     assert moved(busy, others_tokens=560, count=5, now_s=2.9) == []
@@ -441,7 +441,7 @@ def test_the_two_rings_are_independent():
         assert two.info.instance_id == rings[1].owner(prompt, other_than=one.info.instance_id)
 
 
-def test_no_moves_where_rebalancing_is_off_or_the_policy_has_none():
+def test_nothing_moves_without_rebalancing():
     for policy in ("dualmap:rebalance=false", "least_loaded"):
         fleet = fleet_of(dict.fromkeys(NAMES, 900), {})
         scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(policy))
@@ -532,7 +532,7 @@ def test_what_is_reported_of_many_instances_is_kept():
     assert placed("least_loaded", fleet) == "i150"
 
 
-def test_a_fetch_is_not_doubted_where_the_request_would_be_late_by_it():
+def test_a_fetch_that_would_make_a_request_late_is_not_doubted():
     """What it waits for KV memory there counts as well."""
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE), ("s0", Role.STORE))
     state = member(fleet, "p0")

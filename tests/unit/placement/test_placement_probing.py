@@ -89,7 +89,7 @@ def test_a_slow_decode_instance_is_probed_when_it_is_idle(fleet, scheduler):
         scheduler.schedule(ask("next", tbt_slo_s=0.1), PROBE_AFTER_S)
 
 
-def test_a_slow_decode_instance_does_not_keep_requests_from_a_quick_one(fleet, scheduler):
+def test_a_slow_decode_instance_does_not_block_a_quick_one(fleet, scheduler):
     for _ in range(50):
         fleet.set_load(member(fleet, "d0"), InstanceLoad(running_requests=1, mean_tbt_ms=900.0), 0.0)
         fleet.set_load(member(fleet, "d1"), InstanceLoad(running_requests=60, mean_tbt_ms=50.0), 0.0)

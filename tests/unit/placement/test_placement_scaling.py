@@ -97,7 +97,7 @@ def test_they_go_one_by_one_while_the_others_stay_idle() -> None:
     assert all(later - former >= SETTINGS.between_s for former, later in pairwise(left))
 
 
-def test_nobody_goes_while_one_is_overloaded_or_too_little_is_known() -> None:
+def test_nobody_goes_while_one_is_overloaded_or_little_is_known() -> None:
     assert scaler().decide([0.0] * 8, 29.0) == 0
     assert scaler().decide([0.0] * 8, 30.0) == -1
     assert scaler().decide([*[0.0] * 7, 2.6], 30.0) == 0
@@ -151,7 +151,7 @@ def test_no_time_between_two_that_go() -> None:
     assert hasty.decide([0.0, 0.0], 1.0) == -1
 
 
-def test_what_an_idle_cluster_would_be_too_late_with_asks_for_nothing() -> None:
+def test_requests_too_late_even_for_an_idle_cluster_ask_for_none() -> None:
     late = scaler()
     for number in range(100):
         late.placed(6.1, 6.1, 0.1 * number)

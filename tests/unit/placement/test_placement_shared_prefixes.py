@@ -39,7 +39,7 @@ def test_the_deepest_of_what_was_reported_and_placed_counts() -> None:
     prefixes.check_integrity()
 
 
-def test_an_instance_that_does_not_batch_by_prefixes_is_not_counted() -> None:
+def test_an_instance_without_prefix_batching_is_not_counted() -> None:
     prefixes = SharedPrefixes()
     assert prefixes.placed(1, keys(*range(8))) == []
     prefixes.reported(1, 0, (SharedPrefix(key(4), 5, 3),))
@@ -97,7 +97,7 @@ def counts(fleet, decisions) -> list[int]:
     return [names.count(f"d{number}") for number in range(4)]
 
 
-def test_what_begins_alike_is_decoded_together_between_two_reports() -> None:
+def test_between_reports_alike_prompts_are_decoded_together() -> None:
     for sharing in (False, True):
         fleet, scheduler = world(4, sharing)
         for number in range(4):

@@ -62,7 +62,7 @@ def test_what_follows_goes_on_with_what_was_generated() -> None:
     assert not made._transcripts
 
 
-def test_a_conversation_that_was_cut_or_changed_is_not_gone_on_with() -> None:
+def test_a_cut_or_changed_conversation_is_not_continued() -> None:
     made = prompts(arrival(8, (1, 2)), arrival(8, (1, 9), follows=0), arrival(12, (1, 2, 4), follows=0))
     sent = made.of(0)
     made.answered(0, [500])

@@ -49,7 +49,7 @@ def test_a_target_is_available_while_nobody_waits_there() -> None:
     assert names(local.available(2.0)) == ""
 
 
-def test_between_two_reports_no_more_are_pushed_than_there_is_room_for() -> None:
+def test_no_more_are_pushed_between_reports_than_there_is_room() -> None:
     local = layer(names="a")
     local.report("a", Report(pending=0, room=3), 0.0)
     sent = [local.sent(ASK, "a") for _ in range(3) if local.spare(0.0)]
@@ -124,7 +124,7 @@ def test_outstanding_and_blind() -> None:
         local.ended(sent)
 
 
-def test_a_target_of_another_life_is_not_told_of_the_end_of_what_was_sent_to_the_first() -> None:
+def test_a_target_of_a_new_life_is_not_told_of_earlier_ends() -> None:
     local = layer(names="a")
     before = local.sent(ASK, "a")
     local.join("a")
@@ -134,7 +134,7 @@ def test_a_target_of_another_life_is_not_told_of_the_end_of_what_was_sent_to_the
     assert target.outstanding == 0
 
 
-def test_the_longest_prefix_wins_and_below_half_of_it_the_least_busy() -> None:
+def test_the_longest_prefix_wins_or_below_half_the_least_busy() -> None:
     local = layer(pushing="blind", names="ab")
     local.sent(Routed(ASK.keys[: 8 * 4]), "a")
     assert local.choose(ASK, 0.0) is local.get("a")  # half of it is there
@@ -142,7 +142,7 @@ def test_the_longest_prefix_wins_and_below_half_of_it_the_least_busy() -> None:
     assert local.choose(ASK, 0.0, exclude="a") is local.get("b")
 
 
-def test_a_few_wait_at_a_full_one_that_alone_has_half_of_their_prompt() -> None:
+def test_a_few_wait_at_the_only_one_with_half_of_their_prompt() -> None:
     local = layer(pushing="pending:door=2", names="ab")
     local.sent(ASK, "a")
     local.report("a", Report(pending=1, received=1), 0.0)
@@ -164,7 +164,7 @@ def test_a_few_wait_at_a_full_one_that_alone_has_half_of_their_prompt() -> None:
         assert not local.may_wait(ASK, 0.0)
 
 
-def test_a_request_stays_in_the_region_while_few_wait_where_its_prompt_is() -> None:
+def test_a_request_stays_while_few_wait_where_its_prompt_is() -> None:
     two = TwoLayers("us", full(), regions("eu"))
     two.local.sent(ASK, "b")
     two.local.report("b", Report(pending=1, received=1), 0.0)
@@ -216,7 +216,7 @@ def test_who_waits_gains_half_of_its_prompt(sent: list[tuple[str, str]], waiting
         assert chosen is None if not free else chosen is not None and chosen.name in free
 
 
-def test_of_equally_busy_ones_the_nearest_gets_what_nobody_has_seen() -> None:
+def test_of_equally_busy_targets_the_nearest_gets_new_prompts() -> None:
     remote = layer(pushing="blind")
     remote.join("far", distance_s=0.2)
     remote.join("near", distance_s=0.1)
@@ -280,7 +280,7 @@ def test_local_first_then_remote_then_the_queue() -> None:
         (Report(pending=0, room=0, available=1), True),
     ],
 )
-def test_a_region_is_available_with_an_instance_and_a_short_queue(report: Report, there: bool) -> None:
+def test_an_available_region_has_an_instance_and_a_short_queue(report: Report, there: bool) -> None:
     two = TwoLayers("us", full(), regions("eu"))
     two.remote.report("eu", report, 0.0)
     assert two.choose(Route(ASK), 0.0).where is (Where.REMOTE if there else Where.WAIT)

@@ -141,7 +141,7 @@ def test_any_page_can_be_read(noise: bytes) -> None:
 # ---------------------------------------------------------------- breaker
 
 
-def test_one_that_is_absent_is_left_out_at_once_and_back_when_it_is_found() -> None:
+def test_an_absent_server_is_left_out_at_once_until_found() -> None:
     breaker = Breaker()
     breaker.add("a", 0.0)
     breaker.failed("a", 0.0, absent=True)

@@ -216,7 +216,7 @@ async def test_renewed_files_take_effect_without_a_restart(authority: TestAuthor
         assert await exists(channels.open(server.address, STORE)) is grpc.StatusCode.OK
 
 
-async def test_an_open_port_lets_people_in_and_an_admin_port_members_only(authority: TestAuthority) -> None:
+async def test_an_open_port_lets_people_in_an_admin_port_only_members(authority: TestAuthority) -> None:
     callers: Callers = {**KVSTORE_CALLERS, "GetNodeStatus": ANYBODY}
     tls = authority.tls("kvstore", "kv-0")
     async with Server(tls, callers, admin_listen="127.0.0.1:0") as server:
@@ -241,7 +241,7 @@ async def test_a_server_with_tls_says_for_every_method_who_may_call_it(authority
             server.add(register, Node(), KV_SERVICE, callers)
 
 
-def test_the_tables_name_roles_that_exist_and_let_no_one_else_speak_for_tenants() -> None:
+def test_tables_name_known_roles_and_only_lbs_speak_for_tenants() -> None:
     stores = (KVSTORE_CALLERS, BLOCK_READ_CALLERS)
     for table in (CONDUCTOR_CALLERS, CONTROLLER_CALLERS, WORKER_CALLERS, *stores):
         assert all(roles and roles <= set(ROLES) for roles in table.values())

@@ -34,7 +34,7 @@ asyncio.run(main())
 """
 
 
-def test_a_frozen_peer_is_noticed_while_its_requests_can_still_be_in_time():
+def test_a_frozen_peer_is_noticed_in_time_for_its_requests():
     options = dict(CHANNEL_OPTIONS)
     silence_ms = options["grpc.keepalive_timeout_ms"]
     assert options["grpc.http2.ping_timeout_ms"] == silence_ms, "the longer one counts"

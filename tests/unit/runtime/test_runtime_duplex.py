@@ -151,7 +151,7 @@ async def deaf(stream: Accepted[Answer, Ask]) -> None:
     await never()
 
 
-async def test_in_good_order_everything_is_answered_after_the_last_message() -> None:
+async def test_an_orderly_end_waits_until_everything_is_answered() -> None:
     got: list[int] = []
     async with Server(echo) as server:
         stream = dial(server.address)
@@ -474,7 +474,7 @@ async def test_the_iterator_is_closed_with_its_stream() -> None:
     assert closed == [True]
 
 
-async def test_the_accepting_side_may_end_it_and_say_something_beside_its_iterator() -> None:
+async def test_the_accepting_side_may_end_a_stream_and_write_freely() -> None:
     async def serve(stream: Accepted[Answer, Ask]) -> None:
         async def take(message: Ask) -> None:
             if message.cancel_stream_ids[0] == 3:

@@ -123,7 +123,7 @@ async def test_reflection_still_answers():
     assert SERVICE.full_name in names
 
 
-async def test_one_sender_s_messages_that_do_not_come_leave_room_for_those_of_others():
+async def test_one_senders_stalled_messages_leave_room_for_others():
     async with Served(WAIT_S, {"GetStatus": who}) as served:
         silent = [served.call("GetStatus", never(), (("authorization", "a"),)) for _ in range(2 * EACH_MAX)]
         assert await served.outcome("GetStatus", some(1), (("authorization", "b"),)) == (CODE.OK, 1)

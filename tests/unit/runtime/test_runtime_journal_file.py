@@ -78,7 +78,7 @@ def test_a_full_buffer_is_written_in_whole_lines(tmp_path: Path) -> None:
         file.close()
 
 
-def test_at_the_limit_the_file_ends_with_a_whole_line_and_the_module_goes_on(tmp_path: Path) -> None:
+def test_a_full_journal_ends_with_a_whole_line_and_calls_go_on(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     file = JournalFile(str(path), 2000, (), {})
     counter = file.record("counter", Counter(), ("add",))

@@ -71,7 +71,7 @@ def test_on_loopback_it_is_plain(authority: TestAuthority) -> None:
         server.close()
 
 
-def test_elsewhere_it_asks_for_a_certificate_and_shows_the_newest(
+def test_elsewhere_it_wants_a_certificate_and_shows_the_newest(
     secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
 ) -> None:
     server, security = secured
@@ -114,7 +114,7 @@ def test_connections_that_say_nothing_are_few(
             assert time.monotonic() < deadline, "nobody is let in any more"
 
 
-def test_another_authority_takes_over_and_the_old_one_lets_nobody_in(
+def test_another_authority_takes_over_and_the_old_is_locked_out(
     secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
 ) -> None:
     """As docs/security.md has it: both for a while, new certificates, and then the new one only."""

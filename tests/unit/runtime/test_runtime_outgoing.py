@@ -93,7 +93,7 @@ def test_all_of_it_goes_once_and_in_order(steps: list[int | None], parts: int) -
     asyncio.run(run())
 
 
-async def test_while_there_is_room_no_writer_is_woken_and_a_turn_is_one_message() -> None:
+async def test_with_room_no_writer_is_woken_and_a_turn_is_one_message() -> None:
     stream = Stream(100)
     out = outgoing(stream)
     writer = asyncio.ensure_future(stream.write_all(out))

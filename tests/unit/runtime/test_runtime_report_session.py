@@ -187,7 +187,7 @@ def placed(number: int) -> bytes:
     return number.to_bytes(15, "little") + bytes((number % 256,))
 
 
-async def test_only_keys_in_the_sample_are_told_and_a_finer_one_is_told_whole(conductor: Conductor) -> None:
+async def test_only_sampled_keys_are_told_and_a_finer_sample_is_whole(conductor: Conductor) -> None:
     source = Source()
     conductor.every = 4
     session = session_with(conductor, source)

@@ -516,9 +516,7 @@ async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
 
 
 @pytest.mark.parametrize("said", [b"P", PREFACE, PREFACE + bytes(8), b"\x16\x03\x01"])
-async def test_who_leaves_in_the_middle_of_its_first_words_holds_no_place(
-    said: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_leaves_mid_handshake_holds_no_place(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # it is not that which ends it
     async with Running() as running:
         async with connected(running.address) as (_, writer):
@@ -553,7 +551,7 @@ def test_settings_without_end_cost_no_more_than_some() -> None:
     assert len(server.headers(1, [(b"a", b"b")], end=False)) < 40
 
 
-async def test_a_server_that_listens_everywhere_is_reached_as_with_grpcio() -> None:
+async def test_listening_everywhere_means_the_same_as_with_grpcio() -> None:
     for listen, host in (("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("localhost:0", "localhost")):
         async with Running(listen=listen) as running:
             port = running.address.rpartition(":")[2]
@@ -740,7 +738,7 @@ async def test_a_loop_that_is_held_up_loses_nobody() -> None:
         call.cancel()
 
 
-async def test_calls_in_flight_end_with_the_server_and_not_before_their_time() -> None:
+async def test_calls_in_flight_end_with_the_server_and_not_earlier() -> None:
     for seconds in (0.0, WAIT_S):
         async with Running() as running:
             finish = asyncio.Event()
@@ -798,7 +796,7 @@ async def test_what_was_said_last_arrives_though_the_server_ends() -> None:
         assert [each.updates[0].error.message == text for each in got] == [True]
 
 
-async def test_a_call_that_does_not_heed_its_end_does_not_hold_up_the_server(
+async def test_a_call_that_ignores_its_end_does_not_delay_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pinyon.runtime.http2.server.FAREWELL_S", 0.05)

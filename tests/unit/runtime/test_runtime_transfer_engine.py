@@ -71,7 +71,7 @@ def moved(one: TransferEngine, other: TransferEngine) -> TransferResult:
     return one.transfer([TransferRequest(Opcode.READ, local.key, 0, other.descriptor(), remote.key, 0, 100)])[0]
 
 
-def test_with_tls_only_workers_and_stores_move_bytes_and_not_over_shared_memory(tmp_path) -> None:
+def test_with_tls_only_workers_and_stores_move_bytes_without_shm(tmp_path) -> None:
     authority = TestAuthority(tmp_path / "certs")
 
     def start(role: str, **values: str) -> TransferEngine:

@@ -21,7 +21,7 @@ def cluster(settings: ClusterSettings) -> Cluster:
     return Cluster(settings, load_machine("tiny"), ENGINE, PLACEMENT_POLICIES.make("round_robin"))
 
 
-def test_each_step_waits_for_the_scheduler_and_longer_while_others_wait() -> None:
+def test_steps_wait_for_the_scheduler_longer_while_others_wait() -> None:
     """A prompt of 16 tokens and three of four tokens decoded: four steps. Memory is for one of two requests, so in each
     of the first one's steps one waits."""
     cost = SchedulingCost(0.25, 2.0)
@@ -38,7 +38,7 @@ def test_each_step_waits_for_the_scheduler_and_longer_while_others_wait() -> Non
     assert first.tbt_s > 2.0, "between tokens it is"
 
 
-def test_groups_of_a_batch_read_their_own_prefixes_with_the_kernel_for_it() -> None:
+def test_the_grouped_kernel_reads_each_groups_prefix_once() -> None:
     """Two groups of two that share a block each, of which the second one of two reads half. The first request is a step
     ahead: two steps decode all four, one the three others."""
     prompts = [(1 + group, 10 * group + each) for group in (1, 2) for each in (1, 2)]
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("growth_s", [0.0, 0.5])
-def test_a_leap_ends_with_the_step_that_is_under_way_or_waited_for(growth_s: float) -> None:
+def test_a_leap_ends_with_the_step_under_way_or_waited_for(growth_s: float) -> None:
     """Steps of 2, 2.5, 3 ... s with a wait of 1 s before each; the first one began at 10."""
     ends = [10 + sum(2 + growth_s * each for each in range(count)) + count - 1 for count in range(1, 6)]
     for count, end_s in enumerate(ends, start=1):

@@ -78,7 +78,7 @@ def lead_nowhere(reply: kvstore_pb2.AcquireResponse) -> None:
     reply.segment.nics.clear()
 
 
-async def test_a_node_whose_bytes_do_not_come_is_not_asked_until_its_pause_ends(holder: Holder, caller: Caller) -> None:
+async def test_a_node_whose_bytes_do_not_come_is_asked_after_a_pause(holder: Holder, caller: Caller) -> None:
     holder.twist = lead_nowhere
     assert await caller.get() == [False] * 8
     assert len(holder.asked) == 1
@@ -100,7 +100,7 @@ async def test_a_node_whose_bytes_do_not_come_is_not_asked_until_its_pause_ends(
     assert len(holder.asked) == 5, "a success ends the growth of pauses"
 
 
-async def test_a_small_block_is_fetched_without_a_thread_once_there_is_a_link(holder: Holder, caller: Caller) -> None:
+async def test_a_small_block_is_fetched_without_a_thread_over_a_link(holder: Holder, caller: Caller) -> None:
     async def get() -> list[bool]:
         return await caller.store.get(KEYS[3:4], caller.region, OFFSETS[:1], BLOCK, WAIT_S)
 
@@ -118,9 +118,7 @@ async def test_a_miss_is_no_failure(holder: Holder, caller: Caller) -> None:
     assert len(holder.asked) == 3
 
 
-async def test_a_node_that_there_was_no_time_to_ask_is_neither_blamed_nor_trusted(
-    holder: Holder, caller: Caller
-) -> None:
+async def test_a_node_there_was_no_time_to_ask_is_not_judged(holder: Holder, caller: Caller) -> None:
     holder.twist = lead_nowhere
     await caller.get()
     caller.now = 0.5
@@ -158,7 +156,7 @@ async def two_nodes(share: float) -> tuple[Caller, Writer]:
     return caller, writer
 
 
-async def test_a_node_that_hangs_leaves_the_next_one_its_share_of_the_time() -> None:
+async def test_a_hanging_node_leaves_the_next_one_its_share_of_time() -> None:
     caller, writer = await two_nodes(share=1.0)
     assert sorted(address for address, _ in writer.asked) == ["1:1", "2:1"]
     assert [timeout_s for _, timeout_s in writer.asked] == [5.0, 5.0]
@@ -167,7 +165,7 @@ async def test_a_node_that_hangs_leaves_the_next_one_its_share_of_the_time() -> 
     assert len(writer.asked) == 2, "both are left alone"
 
 
-async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoided() -> None:
+async def test_a_node_offered_only_leftover_time_is_not_avoided() -> None:
     caller, writer = await two_nodes(share=1.8)
     (_, first_s), (second, second_s) = writer.asked
     assert (first_s, second_s) == (5.0, 1.0)
@@ -176,7 +174,7 @@ async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoide
     assert [address for address, _ in writer.asked[2:]] == [second]
 
 
-async def test_redis_that_failed_is_not_asked_for_a_moment_and_then_again() -> None:
+async def test_a_failed_redis_is_left_alone_for_a_moment_then_asked() -> None:
     caller = Caller(TransferEngine(), "", [NodeRecord("kv-1", "1" * 32, "1:1")])
     caller.metadata.error = Unavailable("Redis: TimeoutError")
     asked_s = []

@@ -75,7 +75,7 @@ def test_another_interpreter_builds_the_venv_anew(checkout, tmp_path):
     assert python.is_symlink()
 
 
-def test_what_is_no_interpreter_is_refused_also_when_there_is_a_venv(checkout):
+def test_a_wrong_interpreter_is_refused_even_beside_a_venv(checkout):
     refused = demo(checkout, "/bin/false")
     assert refused.returncode == 1
     assert "PINYON_PYTHON=/bin/false is not a Python >= 3.11" in refused.stderr

@@ -199,7 +199,7 @@ def test_reuse_times_of_a_category_are_exponential(week: Week) -> None:
     assert np.abs(expected - np.arange(1, len(gaps) + 1) / len(gaps)).max() < 0.03
 
 
-def test_applications_have_instructions_where_the_paper_sees_them() -> None:
+def test_applications_have_instructions_as_in_the_paper() -> None:
     """Fig. 18: single-turn text and multimodal requests share their beginnings, files and searches do not."""
     seen: set[int] = set()
     there: dict[str, list[bool]] = {}

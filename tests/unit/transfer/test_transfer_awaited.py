@@ -278,7 +278,7 @@ def past_the_deadline() -> float:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @LOOPS
-def test_loops_that_are_dropped_in_mid_transfer_take_no_connection_with_them(make_pair, maker: str) -> None:
+def test_loops_dropped_in_mid_transfer_take_no_connection_along(make_pair, maker: str) -> None:
     pair = make_pair("tcp")
     near = bytes(pair.near)
     count = PATIENT.connections_per_peer + 1
@@ -301,7 +301,7 @@ def test_loops_that_are_dropped_in_mid_transfer_take_no_connection_with_them(mak
     ("kind", "opcode", "answered"),
     [("tcp", READ, True), ("tcp", WRITE, False), ("tcp-tls", READ, True), ("shm", WRITE, False)],
 )
-def test_a_loop_that_stands_still_does_not_keep_its_request_past_the_deadline(
+def test_a_stalled_loop_does_not_keep_its_request_past_deadline(
     make_pair, kind: str, opcode: Opcode, maker: str, answered: bool
 ) -> None:
     pair, loop = make_pair(kind), new_loop(maker)
@@ -328,7 +328,7 @@ def test_a_loop_that_stands_still_does_not_keep_its_request_past_the_deadline(
 
 
 @LOOPS
-def test_a_loop_that_goes_on_while_it_is_given_up_touches_nothing(make_pair, maker: str) -> None:
+def test_a_loop_that_goes_on_while_given_up_touches_nothing(make_pair, maker: str) -> None:
     pair, loop = make_pair("tcp"), new_loop(maker)
     near = bytes(pair.near)
     results: list[TransferResult] = []
@@ -357,7 +357,7 @@ def test_a_loop_that_goes_on_while_it_is_given_up_touches_nothing(make_pair, mak
 
 
 @LOOPS
-def test_a_task_that_is_cancelled_after_it_was_given_up_is_counted_once(make_pair, maker: str) -> None:
+def test_a_task_cancelled_after_it_was_given_up_is_counted_once(make_pair, maker: str) -> None:
     pair, loop = make_pair("tcp"), new_loop(maker)
     with held(pair.server):
         task = loop.run_until_complete(under_way(pair, WRITE))

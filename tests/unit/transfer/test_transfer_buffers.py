@@ -166,7 +166,7 @@ def test_a_tensor_lives_until_its_region_is_unregistered() -> None:
     assert not hasattr(region, "view")
 
 
-def test_a_region_that_nobody_unregisters_frees_its_tensor_when_it_is_collected() -> None:
+def test_a_collected_region_frees_its_tensor() -> None:
     tensor = Tensor.over(bytearray(8))
     table = MemoryTable()
     table.register(tensor, None, Access.READ)

@@ -176,7 +176,7 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["released afterwards", "released meanwhile"])
-def test_what_is_leased_while_its_path_is_forgotten_is_forgotten_too(transport, early) -> None:
+def test_an_endpoint_leased_as_its_path_is_forgotten_is_closed(transport, early) -> None:
     """What lies handy is taken without the lock, so also in the midst of ``forget``."""
     ends = [transport.lease(transport.chain(), path) for path in (OTHER, PATH, Path("fake", "c", "x"))]
     for endpoint in ends:
@@ -205,7 +205,7 @@ def test_what_is_leased_while_its_path_is_forgotten_is_forgotten_too(transport, 
     assert ends[1].closed == [False]
 
 
-def test_what_is_in_use_at_the_close_is_closed_when_it_is_released(transport) -> None:
+def test_an_endpoint_in_use_at_the_close_is_closed_on_release(transport) -> None:
     idle, used = transport.lease_all()
     transport.release(idle)
     transport.close()
@@ -267,7 +267,7 @@ def test_who_stops_waiting_is_handed_nothing(transport) -> None:
     assert not transport.waiting
 
 
-def test_who_is_handed_a_closed_endpoint_makes_a_new_one_in_its_place(transport) -> None:
+def test_a_waiter_handed_a_closed_endpoint_makes_a_new_one(transport) -> None:
     held = transport.lease_all()
     first, leased = transport.waits(PATH)
     second, leased_later = transport.waits(PATH)
@@ -341,7 +341,7 @@ def test_a_chain_that_ends_waits_no_longer(transport) -> None:
     assert outcomes == [GONE]
 
 
-def test_the_close_ends_waiting_and_lets_go_of_what_is_released_later(transport) -> None:
+def test_the_close_ends_waiting_and_drops_endpoints_on_release(transport) -> None:
     held = transport.lease_all()
     waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
     eventually(lambda: transport.waiting == 1, "the chain waits")
@@ -421,7 +421,7 @@ def test_an_idle_endpoint_that_the_peer_closed_is_replaced_once(transport, opcod
     assert transport.endpoints == 0
 
 
-def test_an_idle_endpoint_that_broke_after_the_first_byte_is_not_replaced(transport) -> None:
+def test_an_endpoint_broken_after_its_first_byte_is_not_replaced(transport) -> None:
     assert transport.run(transport.chain(), PATH) == DONE
 
     def half(endpoint: FakeEndpoint, chain: Chain) -> BaseException:
@@ -442,7 +442,7 @@ def test_what_is_known_to_be_closed_is_not_leased(transport) -> None:
     assert transport.meter.stats.retries == 0
 
 
-def test_grants_that_were_taken_back_are_asked_for_again_and_again_but_not_for_ever(transport) -> None:
+def test_revoked_grants_are_asked_for_again_but_not_for_ever(transport) -> None:
     transport.script += [TryAgain(), TryAgain(), DONE]
     assert transport.run(transport.chain(WRITE), PATH) == DONE
     assert [endpoint.replaces for endpoint in transport.made] == [0, 1, 2]
@@ -451,7 +451,7 @@ def test_grants_that_were_taken_back_are_asked_for_again_and_again_but_not_for_e
     assert len(transport.script) == 6
 
 
-def test_what_broke_in_mid_transfer_and_is_not_reached_again_was_lost(transport) -> None:
+def test_a_broken_transfer_whose_peer_is_gone_counts_as_lost(transport) -> None:
     def die(endpoint: FakeEndpoint, chain: Chain) -> BaseException:
         transport.dial_error = ConnectionRefusedError()
         return TryAgain()
@@ -473,7 +473,7 @@ def test_an_interrupted_chain_is_not_repeated(transport) -> None:
     assert len(transport.made) == 1
 
 
-def test_a_chain_that_completes_while_it_is_stopped_leaves_no_aborted_endpoint(transport) -> None:
+def test_completing_while_stopped_leaves_no_aborted_endpoint(transport) -> None:
     def stop(endpoint: FakeEndpoint, chain: Chain) -> Outcome:
         chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
         return DONE
@@ -521,7 +521,7 @@ def test_a_probe_is_fresh_and_kept_if_there_is_room(transport) -> None:
     assert not transport.probe(REMOTE, PATH, deadline)
 
 
-def test_a_forgotten_path_loses_idle_endpoints_now_and_others_when_they_are_released(transport) -> None:
+def test_a_forgotten_path_closes_idle_endpoints_now_others_later(transport) -> None:
     used, idle = transport.lease_all()
     transport.release(idle)
     assert transport.run(transport.chain(), OTHER) == DONE

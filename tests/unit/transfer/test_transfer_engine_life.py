@@ -155,7 +155,7 @@ def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
 
 
 @REPLACES_METHODS
-def test_what_ends_before_it_holds_its_memory_does_not_hold_it_afterwards() -> None:
+def test_a_request_that_ends_before_its_pin_holds_no_memory() -> None:
     """Between the two there is a moment in which somebody may cancel it, or close the engine."""
     engine = TransferEngine(transports=("local",), limits=PATIENT)
     engine.start()
@@ -324,7 +324,7 @@ class BreaksThenHangs:
 
 
 @REPLACES_METHODS
-def test_an_interrupted_call_returns_when_nothing_touches_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a blocking transfer goes on in another thread."""
     waits = threading.Event()
     wait = TransferHandle.wait

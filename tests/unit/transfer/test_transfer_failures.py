@@ -236,7 +236,7 @@ def reset(sock) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_one_reconnect_after_a_reset_and_it_fences_the_old_connection(engine) -> None:
+def test_a_reset_leads_to_one_reconnect_that_fences_the_old_link(engine) -> None:
     def act(sock) -> None:
         head(sock)
         reset(sock)
@@ -489,7 +489,7 @@ def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     assert submissions.in_flight() == 0
 
 
-def test_a_silent_path_is_avoided_even_when_deadlines_are_shorter_than_the_stall_limit(engine, start_peer) -> None:
+def test_a_silent_path_is_avoided_even_with_short_deadlines(engine, start_peer) -> None:
     local = engine.register_local_memory(bytearray(SIZE))
     peer = start_peer(SIZE)
     request = big_batch(local, peer, READ, 1)

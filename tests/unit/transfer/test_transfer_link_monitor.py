@@ -136,7 +136,7 @@ def test_what_is_down_at_first_is_told(space: Space) -> None:
     assert watch.told.empty()
 
 
-def test_a_callback_that_fails_and_a_shortage_of_descriptors_do_not_end_it(
+def test_failing_callbacks_and_scarce_descriptors_do_not_end_it(
     space: Space, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:

@@ -313,9 +313,7 @@ def test_no_more_run_on_a_path_than_it_has_room_for(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_what_waits_for_one_nic_does_not_hold_up_what_wants_another(
-    make_bench: Callable[..., Bench], failed: bool
-) -> None:
+def test_waiting_for_one_nic_does_not_hold_up_another(make_bench: Callable[..., Bench], failed: bool) -> None:
     bench = make_bench(topology=Topology({"cuda:0": (("n0",), ()), "cuda:1": (("n1",), ())}))
     slow = bench.submit(10, here="cuda:0")
     fast = bench.submit(10, here="cuda:1")
@@ -454,7 +452,7 @@ def test_a_frozen_process_behind_shm_is_not_tried_by_tcp_too(make_bench: Callabl
     assert len(bench.tcp.paths) == 1
 
 
-def test_defects_of_a_transport_end_the_chain_and_leave_the_books_right(bench: Bench) -> None:
+def test_a_transports_defect_ends_its_chain_and_keeps_the_books(bench: Bench) -> None:
     def fail(chain: Chain, path: Path) -> None:
         raise RuntimeError("a defect")
 
@@ -474,7 +472,7 @@ def test_defects_of_a_transport_end_the_chain_and_leave_the_books_right(bench: B
     assert bench.results([chain]) == {DONE: 1}
 
 
-def test_a_signal_in_a_blocking_callers_thread_leaves_the_books_right(bench: Bench) -> None:
+def test_a_signal_in_a_blocking_caller_keeps_the_books_right(bench: Bench) -> None:
     def interrupted(chain: Chain, path: Path) -> None:
         raise KeyboardInterrupt
 
@@ -489,9 +487,7 @@ def test_a_signal_in_a_blocking_callers_thread_leaves_the_books_right(bench: Ben
 
 
 @pytest.mark.parametrize("nbytes", [10, MIB])
-def test_memory_that_a_transport_cannot_reach_is_reached_by_another(
-    make_bench: Callable[..., Bench], nbytes: int
-) -> None:
+def test_memory_a_transport_cannot_reach_is_reached_by_another(make_bench: Callable[..., Bench], nbytes: int) -> None:
     bench = make_bench(shm=True)
     bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0])
@@ -506,9 +502,7 @@ def test_memory_that_a_transport_cannot_reach_is_reached_by_another(
 
 
 @pytest.mark.parametrize("nbytes", [10, MIB])
-def test_what_finds_no_room_goes_over_another_transport_and_blames_nobody(
-    make_bench: Callable[..., Bench], nbytes: int
-) -> None:
+def test_a_transfer_without_room_goes_elsewhere_blaming_nobody(make_bench: Callable[..., Bench], nbytes: int) -> None:
     bench = make_bench(shm=True)
     bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0])
@@ -665,7 +659,7 @@ def test_without_any_thread_chains_end_at_once(bench: Bench, monkeypatch: pytest
 # ---------------------------------------------------------------- links and probes
 
 
-def test_a_nic_that_goes_down_gives_up_its_chains_and_gets_new_ones_after_a_probe(bench: Bench) -> None:
+def test_a_nic_that_goes_down_gets_new_chains_only_after_a_probe(bench: Bench) -> None:
     chains = bench.submit(12)
     victims = {one.chain for one in bench.on(rail(0))}
     bench.peer.nic_down("n0")

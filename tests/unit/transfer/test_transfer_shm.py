@@ -332,7 +332,7 @@ def test_no_completed_read_has_what_came_after_unregister(near, start_peer, leng
     assert refused > 10
 
 
-def test_a_read_that_ends_while_its_region_is_unregistered_is_refused(make_near, start_peer) -> None:
+def test_a_read_of_a_region_unregistered_meanwhile_is_refused(make_near, start_peer) -> None:
     near, peer = make_near(piece_bytes=50_000), start_peer()
     other = bytes.fromhex(peer.ask("register", 100_000, int(Access.READ)))
     parts = [(0, peer.key, 0, 100_000), (100_000, other, 0, 100_000)]

@@ -206,7 +206,7 @@ def make_tcp() -> Iterator[Callable[..., Pair]]:
         engine.close()
 
 
-def test_nothing_lands_in_a_region_that_was_unregistered_meanwhile(make_tcp) -> None:
+def test_nothing_lands_in_a_region_unregistered_meanwhile(make_tcp) -> None:
     pair = make_tcp()
     with held(pair.server):
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
@@ -276,7 +276,7 @@ def test_a_deadline_ends_it(make_tcp) -> None:
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_a_link_that_the_peer_closed_while_it_lay_ready_is_replaced_silently(pair: Pair, opcode: Opcode) -> None:
+def test_an_idle_link_the_peer_closed_is_replaced_silently(pair: Pair, opcode: Opcode) -> None:
     retries = pair.engine.stats().retries
     assert pair.server.drop_peer(pair.engine.boot_id)
     pair.near[:10] = b"n" * 10

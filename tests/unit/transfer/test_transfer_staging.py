@@ -110,7 +110,7 @@ def test_who_waits_longest_is_served_first() -> None:
     assert not any(pool._pages)
 
 
-def test_waiting_ends_at_the_deadline_when_given_up_and_when_closed() -> None:
+def test_waiting_ends_by_deadline_by_giving_up_or_by_closing() -> None:
     forgotten: list[Region] = []
     pool = pool_of(1, forgotten)
     with pytest.raises(DeviceError, match="do not fit"):
@@ -135,7 +135,7 @@ def test_waiting_ends_at_the_deadline_when_given_up_and_when_closed() -> None:
     assert pool.acquire(1, soon(), never) is None
 
 
-def test_the_pool_is_pinned_when_it_is_used_and_works_if_that_fails(driver, caplog) -> None:
+def test_a_used_pool_is_pinned_and_works_if_pinning_fails(driver, caplog) -> None:
     other = FakeDriver()
     other.pin_fails = True
     pool = pool_of(4)
@@ -264,7 +264,7 @@ class Staged:
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_pieces_cover_the_chain_and_neighbours_are_copied_in_one_go(driver, opcode) -> None:
+def test_pieces_cover_the_chain_and_neighbours_copy_together(driver, opcode) -> None:
     staged = Staged(driver, opcode, 8 * PAGE)  # pieces of two pages
     chain = staged.chain(
         (staged.region, 0, 100, 3 * PAGE),
@@ -324,7 +324,7 @@ def test_a_failing_device_fails_the_chain(driver, opcode, direction, caplog) -> 
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_a_failed_attempt_leaves_its_fence_and_no_byte_on_the_device(driver, opcode) -> None:
+def test_a_failed_attempt_leaves_its_fence_and_no_device_byte(driver, opcode) -> None:
     staged = Staged(driver, opcode)
     before = bytes(staged.near)
     staged.wire.outcome = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
@@ -340,7 +340,7 @@ def test_a_failed_attempt_leaves_its_fence_and_no_byte_on_the_device(driver, opc
     assert seen == [77]
 
 
-def test_a_chain_that_ends_while_it_waits_for_room_touches_nothing(driver) -> None:
+def test_a_chain_ending_while_it_waits_for_room_touches_nothing(driver) -> None:
     staged = Staged(driver, WRITE, 4 * PAGE)
     pool = staged.table.staging.outbound
     buffer = pool.acquire(4 * PAGE, soon(), never)
@@ -363,7 +363,7 @@ def test_a_chain_that_ends_while_it_waits_for_room_touches_nothing(driver) -> No
     assert staged.idle()
 
 
-def test_a_chain_that_ends_before_the_transport_claims_it_is_left_alone(driver) -> None:
+def test_a_chain_that_ends_before_its_claim_is_left_alone(driver) -> None:
     staged = Staged(driver, WRITE)
     chain = staged.chain((staged.region, 0, 0, 10))
     staged.wire.before_claim = lambda part: (chain.shut(), None)[1]
@@ -374,7 +374,7 @@ def test_a_chain_that_ends_before_the_transport_claims_it_is_left_alone(driver) 
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_stopping_aborts_the_endpoint_only_while_the_transport_uses_it(driver, opcode) -> None:
+def test_stopping_aborts_only_an_endpoint_still_in_use(driver, opcode) -> None:
     """An endpoint goes to another chain between the transport's part and the copies."""
     staged = Staged(driver, opcode)
     before = bytes(staged.near)
@@ -467,7 +467,7 @@ def start() -> Iterator[Callable[..., TransferEngine]]:
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 @pytest.mark.parametrize("near_on_device", [True, False])
 @pytest.mark.parametrize("transport", ["tcp", "local"])
-def test_a_device_error_is_a_failed_request_and_the_engine_goes_on(
+def test_a_device_error_fails_the_request_and_not_the_engine(
     driver, start, opcode, near_on_device, transport, caplog
 ) -> None:
     engine = start(transport)
@@ -536,7 +536,7 @@ def test_closing_in_the_middle_gives_everything_back(driver, start) -> None:
     assert [tensor.deleted for tensor in tensors] == [1, 1]
 
 
-def test_host_requests_between_engines_with_device_memory_are_not_staged(driver, start) -> None:
+def test_host_requests_beside_device_memory_are_not_staged(driver, start) -> None:
     engine, server = start("tcp"), start("tcp")
     engine.register_local_memory(driver.tensor(bytearray(8)))
     server.register_local_memory(driver.tensor(bytearray(8)))

@@ -283,7 +283,7 @@ def test_refused_ranges_keep_a_checked_link_in_step(host) -> None:
 # --- connections and their fates ---
 
 
-def test_an_idle_connection_that_the_peer_closed_is_replaced_silently(host) -> None:
+def test_an_idle_connection_the_peer_closed_is_silently_replaced(host) -> None:
     here, there = host(), host()
     for opcode in (WRITE, READ):
         assert here.run(opcode, there.segment()) == DONE
@@ -344,7 +344,7 @@ def test_an_interrupted_chain_ends_at_once_and_is_not_repeated(host) -> None:
         assert here.tcp.endpoints == 0
 
 
-def test_no_more_connections_than_allowed_and_a_waiting_chain_meets_its_deadline(host) -> None:
+def test_a_chain_waits_for_a_connection_until_its_deadline(host) -> None:
     here = host(TransferLimits(stall_s=1000.0, connect_s=1000.0, connections_per_peer=1))
     with Silent() as silent:
         first = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
@@ -409,7 +409,7 @@ def test_a_closed_transport_runs_nothing(host) -> None:
     assert here.tcp.endpoints == 0
 
 
-def test_the_local_nic_is_the_source_and_the_remote_one_the_target(host) -> None:
+def test_the_local_nic_is_the_source_the_remote_one_the_target(host) -> None:
     nics = {name: Nic(name, "tcp", f"127.0.1.{n}", 0, "127.0.1.0/24") for n, name in enumerate(("eth7", "eth8"), 1)}
     here, there = host(nics=nics), host()
     port = there.acceptor.listen("127.0.2.1", 0)

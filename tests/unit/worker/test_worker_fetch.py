@@ -151,7 +151,7 @@ async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:
     assert world.source.reads == [("peer:1", 4), ("store:1", 4), ("peer:1", 1), ("peer:1", 3)]
 
 
-async def test_a_source_that_failed_is_asked_for_one_block_by_one_prompt_before_it_is_trusted_again() -> None:
+async def test_a_failed_source_is_tried_with_one_block_by_one_prompt() -> None:
     world = World()
     world.source.errors["peer:1"] = Unavailable("gone")
     await world.fetch(PEER)
@@ -241,7 +241,7 @@ async def test_a_long_prefix_has_the_time_that_it_takes() -> None:
     assert world.source.offered_s[0] > 2
 
 
-async def test_a_read_that_does_not_even_keep_its_time_is_ended_and_the_source_left_alone(monkeypatch) -> None:
+async def test_an_overdue_read_is_ended_and_its_source_left_alone(monkeypatch) -> None:
     monkeypatch.setattr("services.worker.kv.fetch.OVERRUN_S", 0.0)
     world = World(timeout_s=0.01)
     world.source.held = asyncio.Event()
@@ -257,7 +257,7 @@ async def test_a_busy_source_has_not_failed() -> None:
     assert (await world.fetch(PEER)).peer_blocks == 4
 
 
-async def test_a_source_whose_bytes_never_come_is_left_alone_and_one_not_asked_is_not_trusted() -> None:
+async def test_a_silent_source_is_left_alone_and_trusted_only_if_asked() -> None:
     world = World()
     world.source.nothing["peer:1"] = False
     for _ in range(2):
@@ -273,7 +273,7 @@ async def test_a_source_whose_bytes_never_come_is_left_alone_and_one_not_asked_i
     assert len(world.source.asked) == 3, "the second pause is twice as long: nothing was learned in between"
 
 
-async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late() -> None:
+async def test_a_source_offered_only_leftover_time_is_not_blamed() -> None:
     world = World()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
 
@@ -289,7 +289,7 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
     assert (await world.fetch(first, second)).blocks == 4
 
 
-async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> None:
+async def test_a_source_that_freezes_after_a_layer_is_left_alone() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
     layered = SpanRead(PEER, 1.0, 1.0, 0.0)
@@ -300,7 +300,7 @@ async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> No
     assert world.source.asked == ["store:1"]
 
 
-async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_for_a_late_layer() -> None:
+async def test_a_late_layer_in_leftover_time_blames_no_source() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
     layered = SpanRead(PEER, 1.0, 6.0, 0.0)
@@ -310,7 +310,7 @@ async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_
     assert (await world.fetch(PEER)).peer_blocks == 4
 
 
-async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun() -> None:
+async def test_a_success_does_not_clear_a_failure_after_its_start() -> None:
     world = World()
 
     def fails_meanwhile() -> None:
@@ -322,7 +322,7 @@ async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun(
     assert (await world.fetch(PEER)).blocks == 0
 
 
-async def test_nothing_is_measured_of_a_last_span_whose_source_has_only_the_beginning() -> None:
+async def test_nothing_is_measured_of_a_span_that_came_only_in_part() -> None:
     for blocks, told in ((2, 0), (4, 4)):
         world, over = World(), asyncio.Event()
 

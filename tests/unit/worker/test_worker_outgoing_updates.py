@@ -83,7 +83,7 @@ def texts(messages: list[worker_pb2.SessionResponse]) -> list[dict[int, str]]:
     return [{each.stream_id: each.text for each in message.updates} for message in messages]
 
 
-async def test_what_comes_in_one_turn_goes_past_the_writer_in_one_message(session: Session) -> None:
+async def test_all_of_one_turn_goes_past_the_writer_in_one_message(session: Session) -> None:
     for number in (1, 2, 1):
         session.updates.update(number).text += "a"
     assert not session.peer.got
@@ -94,7 +94,7 @@ async def test_what_comes_in_one_turn_goes_past_the_writer_in_one_message(sessio
     assert not session.written
 
 
-async def test_without_room_the_writer_has_them_merged_and_nothing_overtakes_it(session: Session) -> None:
+async def test_without_room_updates_are_merged_and_stay_in_order(session: Session) -> None:
     session.peer.has_room = False
     session.taken.clear()
     session.updates.update(1).text = "a"
@@ -140,7 +140,7 @@ async def test_the_end_does_not_wait_for_the_pace(session: Session) -> None:
     assert (texts(session.peer.got), texts(session.written)) == ([{1: "a"}], [{1: "b"}])
 
 
-async def test_the_writer_has_what_a_peer_did_not_take_of_several_messages(session: Session) -> None:
+async def test_the_writer_sends_what_the_peer_did_not_take(session: Session) -> None:
     session.peer.takes = 1
     for number in range(1000):
         session.updates.update(number).text = "x" * 8000

@@ -117,7 +117,7 @@ def test_nothing_to_do_is_no_step(members):
     assert members.decide(0.0) is None
 
 
-def test_decodes_come_first_and_chunks_share_what_is_left_of_the_budget(members, scheduler):
+def test_decodes_come_first_and_chunks_share_the_budgets_rest(members, scheduler):
     log = Log()
     for number in range(3):
         members.add_decode(decode(number, log))
@@ -152,7 +152,7 @@ def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members):
     assert log.chunks == [(3, 16, None), (16, 32, None), (32, 40, 50)]
 
 
-def test_tokens_feed_the_next_step_until_the_request_says_it_is_finished(members, scheduler):
+def test_tokens_feed_the_next_step_until_the_request_is_done(members, scheduler):
     log = Log(last=3)
     work = decode(1, log)
     members.add_decode(work)
@@ -167,7 +167,7 @@ def test_tokens_feed_the_next_step_until_the_request_says_it_is_finished(members
     assert scheduler.running == 0
 
 
-def test_a_prompt_takes_as_long_as_its_steps_whatever_is_decoded_beside_it(members):
+def test_a_prompts_time_is_its_steps_despite_decodes_beside_it(members):
     alone, shared = Log(), Log()
     members.add_decode(decode(1, Log()))
     members.add_prefill(prefill(1, 16, alone))
@@ -206,7 +206,7 @@ def test_only_the_guilty_get_the_error(members, scheduler):
     assert (scheduler.running, scheduler.prefilling) == (1, 0)
 
 
-def test_a_member_that_breaks_in_its_callback_costs_the_others_nothing(members, scheduler):
+def test_a_failing_callback_costs_the_other_members_nothing(members, scheduler):
     good, bad = Log(), Log()
     broken = decode(1, bad)
     broken.advanced = lambda token: 1 / 0
@@ -232,7 +232,7 @@ def test_a_table_grows_before_the_token_that_needs_it(members):
     assert log.ways == 0
 
 
-def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(scheduler):
+def test_without_room_the_latest_gives_way_and_the_first_goes_on(scheduler):
     room = Pool(0)
     members = new_members(scheduler, room)
     old, young = Log(), Log()
@@ -247,7 +247,7 @@ def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(sch
     assert members.running == 1
 
 
-def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
+def test_a_failure_in_giving_way_costs_the_others_nothing(scheduler):
     members = new_members(scheduler, Pool(0))
     old, young = Log(), Log()
     members.add_decode(decode(1, old))
@@ -261,7 +261,7 @@ def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
     assert len(old.tokens) == 4
 
 
-async def test_those_that_came_later_give_way_although_nothing_is_released(scheduler):
+async def test_later_requests_give_way_though_nothing_is_released(scheduler):
     now = [0.0]
     cache = new_cache(LAYOUT, 6, lambda: now[0])
     members = StepMembers(scheduler, cache.admission, cache)

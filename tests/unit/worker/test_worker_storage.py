@@ -157,7 +157,7 @@ async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
     assert parts.storage.stored == 4
 
 
-async def test_what_is_reused_is_offered_again_once_for_each_loss_of_a_node(parts: Parts) -> None:
+async def test_reused_blocks_are_offered_again_once_per_lost_node(parts: Parts) -> None:
     parts.store.open.set()
     parts.offer(KEYS[:2])
     await parts.idle()
@@ -199,7 +199,7 @@ async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts)
     assert parts.storage.stored == 5
 
 
-async def test_new_content_was_never_offered_whatever_its_block_held_before(parts: Parts) -> None:
+async def test_new_content_counts_as_never_offered_in_a_reused_block(parts: Parts) -> None:
     parts.store.open.set()
     for _ in range(3):  # room for three at a time
         parts.reuse(KEYS)
@@ -249,7 +249,7 @@ async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Par
     assert parts.storage.stored == 2
 
 
-async def test_blocks_of_several_prompts_travel_together_each_in_its_run(parts: Parts) -> None:
+async def test_blocks_of_several_prompts_travel_together_in_their_runs(parts: Parts) -> None:
     one, other = parts.storage.new_runs(), parts.storage.new_runs()
     parts.storage.offer([KEYS[0]], one)
     parts.storage.offer([KEYS[1]], other)
@@ -293,7 +293,7 @@ async def test_only_a_share_of_the_pool_waits_for_a_store_that_hangs(parts: Part
 
 
 @pytest.mark.parametrize("error", [Unavailable("down"), RuntimeError("defect")])
-async def test_a_store_that_fails_gets_nothing_for_a_while_and_no_block_is_held(parts: Parts, error: Exception) -> None:
+async def test_a_failing_store_is_paused_and_holds_no_block(parts: Parts, error: Exception) -> None:
     parts.store.error = error
     await parts.writing(KEYS[:1])
     parts.offer(KEYS[1:3])
@@ -308,7 +308,7 @@ async def test_a_store_that_fails_gets_nothing_for_a_while_and_no_block_is_held(
     assert len(parts.store.puts) == 1
 
 
-async def test_pauses_grow_while_the_store_fails_and_end_when_it_is_back(parts: Parts) -> None:
+async def test_pauses_grow_while_the_store_fails_and_end_afterwards(parts: Parts) -> None:
     parts.store.open.set()
     asked_s = []
     for step in range(100):  # one offer each tenth of a second
@@ -348,7 +348,7 @@ async def test_a_block_waits_only_so_long(parts: Parts) -> None:
     assert parts.storage.drops == Counter({Drop.LATE: 3})
 
 
-async def test_requests_get_the_room_of_the_longest_waiting_and_no_more_than_they_want(parts: Parts) -> None:
+async def test_requests_take_needed_room_from_the_longest_waiting(parts: Parts) -> None:
     await parts.writing(KEYS[:1])
     parts.offer(KEYS[1:3])
     reserved = Holder(parts.cache, [], POOL - 2)
@@ -367,7 +367,7 @@ async def test_requests_get_the_room_of_the_longest_waiting_and_no_more_than_the
     assert parts.storage.drops == Counter({Drop.ROOM: 2})
 
 
-async def test_a_block_that_somebody_uses_anyway_is_not_dropped_for_its_room(parts: Parts) -> None:
+async def test_a_block_used_elsewhere_is_not_dropped_for_its_room(parts: Parts) -> None:
     await parts.writing(KEYS[:1])
     using = Holder(parts.cache, KEYS[:2], 2)
     parts.offer(KEYS[1:3])

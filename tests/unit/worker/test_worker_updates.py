@@ -15,7 +15,7 @@ def waiting(limit: int) -> OutgoingUpdates:
     return OutgoingUpdates(limit, Pace(lambda: 0, lambda: 0.0))
 
 
-async def test_updates_of_one_stream_are_merged_and_streams_share_a_message():
+async def test_updates_of_a_stream_merge_and_streams_share_a_message():
     buffer = waiting(10)
     for stream, token in ((1, 5), (2, 6), (1, 7)):
         buffer.update(stream).tokens.append(token)
