@@ -159,7 +159,7 @@ class FairQueues(Generic[Key]):
         self._now_s = 0.0
         self._shares = TenantShares() if fair else None
         self._nobody_above = False
-        """True if, since :meth:`advance`, no run was found that shares let go; then they decide nothing."""
+        """True if shares let no run go since :meth:`advance`; then they decide nothing."""
 
     def whose(self, note: RunNote, tenant: str) -> None:
         """Sets the tenant of a note whose run holds nothing yet."""

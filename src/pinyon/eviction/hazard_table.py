@@ -73,7 +73,7 @@ class HazardClass:
 
 
 class Sample:
-    """A used or stored thing that may be used again; ``of`` is the number of its class."""
+    """A run that was used or stored and may be used again; ``of`` is the number of its class."""
 
     __slots__ = ("bin", "last_s", "of", "over")
 
@@ -178,7 +178,7 @@ class HazardTable:
         return float(self._values[number, bin])
 
     def begin(self, of: HazardClass, now_s: float) -> Sample:
-        """Begins a sample, of a thing that was last used or stored at ``now_s``."""
+        """Begins a sample of a run that was last used or stored at ``now_s``."""
         sample = Sample(of.number, now_s)
         heapq.heappush(self._samples[0], (now_s, next(self._number), sample))
         self._waiting[of.number, 0] += 1
@@ -192,7 +192,7 @@ class HazardTable:
         return sample
 
     def again(self, sample: Sample, now_s: float) -> None:
-        """Ends a sample whose thing was used again."""
+        """Ends a sample whose run was used again."""
         if not sample.over:
             self.give_up(sample)
             last = bin_of(now_s - sample.last_s)

@@ -1,7 +1,7 @@
 """A guard beside another policy that knows what LRU would have kept and whether LRU would have served better lately.
 
 The guard watches uses and stores, and so knows what LRU would hold in the same room, at the cost of one key for each
-held key. The hits that LRU has more than the policy are a debt. If it grows too large, nothing goes for a while that
+held key. The hits by which LRU is ahead of the policy are a debt. If it grows too large, nothing goes for a while that
 LRU would have kept, until the pool holds what LRU would hold and whatever else there is room for.
 
 So a policy that is wrong about a workload, or about its change, costs little more than that debt each time that it is

@@ -156,7 +156,7 @@ class Chaining(Protocol):
 
 @runtime_checkable
 class Pinning(Protocol):
-    """The further method of policies that can add keys whose blocks are still being written with less work."""
+    """The further method of policies that save work if keys, whose blocks are yet to be written, are pinned at once."""
 
     def stored_pinned(
         self, keys: Sequence[Any], now_s: float, traits: Traits, offsets: Sequence[int], after: Any = None

@@ -319,7 +319,7 @@ class ReuseHazard(Generic[Key]):
         return gone
 
     def _gone(self, run: Run[Key], now_s: float) -> None:
-        """Takes leave of an empty run, whose parent may be the next victim and may inherit its sample."""
+        """Takes an empty run out of the queues; its parent may inherit its sample, and may be the next victim."""
         note: RunNote = run.note
         self._queues.leave(run)
         parent = run.parent
