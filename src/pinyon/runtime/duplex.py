@@ -251,7 +251,7 @@ class Dialed(Duplex[Sent, Received]):
     async def run(self, take: Take[Received], messages: Messages[Sent]) -> None:
         """Connects, and runs until the peer ends the stream. When ``messages`` end, the peer is told that no more come.
 
-        Raises the :class:`PinyonError` that ended the stream: the peer's status, or :class:`Unavailable` if none is there.
+        Raises the :class:`PinyonError` that ended it: the peer's status, or :class:`Unavailable` if no peer is there.
         """
         method = self._method
         call = self._connect(self.address, method.path, method.sent.SerializeToString, method.received.FromString)

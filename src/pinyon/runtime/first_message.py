@@ -116,7 +116,7 @@ class FirstMessageInterceptor(Interceptor):
 
 
 def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Returns a parser whose errors :class:`pinyon.runtime.interceptors.ErrorInterceptor` sees, else they are UNKNOWN."""
+    """Makes a parser whose errors :class:`pinyon.runtime.interceptors.ErrorInterceptor` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:
         if deserializer is None:

@@ -69,7 +69,7 @@ def behaviour_of(handler: Any) -> Any:
 
 
 def doing(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None = None) -> Any:
-    """Returns a handler with another ``behaviour``, which reads its messages itself; ``parse`` may replace its parser."""
+    """Returns a handler with another ``behaviour``, which reads its messages itself, parsed by ``parse`` if given."""
     many = handler.response_streaming
     make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
     return make(
@@ -94,8 +94,8 @@ def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None
                 async for message in result:
                     yield message
                 return
-            # The method writes its answers itself. Initial metadata would go with the first write; if that were cancelled
-            # on its way, no status could follow it.
+            # The method writes its answers itself. Initial metadata would go with the first write; if that is cancelled
+            # on its way, no status can follow.
             try:
                 await context.send_initial_metadata(())
             except BaseException:

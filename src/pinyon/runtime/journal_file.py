@@ -163,7 +163,7 @@ class JournalFile(Journal):
 
 
 def earlier(path: Path, number: int) -> Path:
-    """Returns the path of an earlier start's journal; ``decode-0.1.jsonl`` is the last one before ``decode-0.jsonl``."""
+    """Returns the path of an earlier start's journal: ``decode-0.1.jsonl`` is the last before ``decode-0.jsonl``."""
     return path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
@@ -184,7 +184,7 @@ def _open_new(path: Path) -> int:
 
 
 def _open_locked(path: Path, flags: int) -> int:
-    """Opens a file for the owner only, as block keys show who asked for the same; locks it unless it is, say, a pipe."""
+    """Opens a file for its owner only, since block keys show who asked for the same. Locks it if it is a plain file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -54,7 +54,7 @@ def child_environment(root: Path, parent_pid: int) -> dict[str, str]:
 
 
 def _keep_freed_memory() -> bool:
-    """Keeps up to 64 MiB of freed memory for the next message; returns whether the C library has ``mallopt``.
+    """Keeps up to 64 MiB of freed memory for the next message. Returns False if the C library has no ``mallopt``.
 
     glibc returns freed memory to the kernel as soon as 128 KiB of it lie at the heap's end. It takes blocks of that
     size from the kernel one by one. A prompt of 32 KB is a message of 140 KiB: serialising one cost 250 µs of page

@@ -1,7 +1,7 @@
 """Server reflection as ``grpc.reflection.v1`` beside ``v1alpha``.
 
-grpcio-reflection serves v1alpha only, but newer clients ask for v1 first, and some for nothing else. The two differ only
-in their package's name, so v1 is made from v1alpha: the same messages on the wire, the same answers.
+grpcio-reflection serves v1alpha only, but newer clients ask for v1 first, and some for nothing else. Only the package's
+name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers.
 """
 
 from __future__ import annotations
