@@ -56,10 +56,8 @@ class ReportIntake:
         secret: bytes = b"",
         log: DecisionLog | None = None,
     ) -> None:
-        """Takes the fetches that placements ``planned``, the cluster's ``secret`` and the ``log`` of decisions.
-
-        If this process knows the secret, workers with another one are refused.
-        """
+        """Takes the fetches that placements ``planned``, the cluster's ``secret`` and the ``log`` of decisions; a known
+        secret makes workers with another one refused."""
         self._log = log
         self._planned = planned
         self._secret_id = secret_id(secret)
@@ -170,8 +168,7 @@ class ReportIntake:
         """Returns bytes, seconds and source of each credible fetch.
 
         Without sources, a prompt's fetches are one sum, which describes the worker alone. A fetch from a named source
-        counts only if a placement had the worker fetch as much from there.
-        """
+        counts only if a placement had the worker fetch as much from there."""
         measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
             if fetches := prefill.fetches:

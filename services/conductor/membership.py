@@ -40,8 +40,7 @@ class Reporter:
     def wants(self, every: int, now_s: float) -> bool:
         """Notes that one key in ``every`` is enough, and returns whether the instance must be told another interval.
 
-        A denser sample is asked for at once, a sparser one only after :data:`SPARSER_S`.
-        """
+        A denser sample is asked for at once, a sparser one only after :data:`SPARSER_S`."""
         if every > self.every:
             if self.sparser_since_s is None:
                 self.sparser_since_s, self.sparser = now_s, every

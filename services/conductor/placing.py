@@ -116,9 +116,7 @@ class Placer:
     def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision, now_s: float) -> None:
         """Counts and logs the waiting requests that the policy would move; a running conductor moves none.
 
-        The search is not made for each request: moves that nobody makes are found again each time, and a search that
-        finds none has looked through two queues.
-        """
+        This runs now and then only: unmade moves are found again each time, and a vain search reads two queues."""
         try:
             moves = self._scheduler.moves(request, decision, self._inflight.waiting, now_s)
         except Exception:

@@ -42,7 +42,6 @@ class Evictor(Generic[Key]):
     """The evictor of one pool.
 
     Its calls are those of :class:`pinyon.eviction.policy.EvictionPolicy`, and O(keys) besides the policy's own cost.
-
     Keys that waiting requests *want* are spared ("KVCache cache in the wild" §4.1): they go only when nothing else may,
     the deepest first. To the policy they are pinned until then; to all others they may go.
 
@@ -131,9 +130,7 @@ class Evictor(Generic[Key]):
     def want(self, keys: Sequence[Key]) -> int:
         """Begins to spare keys that a waiting request will use, the beginning of its prompt; returns how many count.
 
-        The first keys count, until :attr:`spared_max` keys are wanted. The request has to give these back to
-        :meth:`unwant`, whatever becomes of them.
-        """
+        The first keys count, until :attr:`spared_max` are wanted; the request must pass these to :meth:`unwant`."""
         wanted, policy, fresh = self._wanted, self._policy, []
         for place, key in enumerate(keys):
             known = wanted.get(key)

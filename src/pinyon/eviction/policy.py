@@ -2,8 +2,7 @@
 
 A policy is told at once what happens to the held keys. They are *stored*, *used* by a request, *pinned* while their
 blocks are read or written, *unpinned*, or *dropped* for another reason than eviction. It is asked which keys to evict.
-It knows keys, never where their blocks are, so that it can recognise a key that comes back. Clock values are
-arguments.
+It knows keys, never where their blocks are, so that it recognises a key that comes back. Clock values are arguments.
 
 Besides its order, a key has :class:`Traits`, those of the request that stored or used it last. Policies learn from them
 what becomes of a kind of request ("KVCache cache in the wild" §4.2).
@@ -77,9 +76,7 @@ class Learning(Protocol):
 
 
 Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]
-"""A function that has work done in any thread; the policy's owner then calls the second argument with the result.
-
-The result may also be dropped."""
+"""A function that has work done in any thread; the policy's owner hands the result to the second argument, or not."""
 
 
 def at_once(work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
@@ -106,8 +103,7 @@ class EvictionPolicy(Protocol[Key]):
 
     The keys of one call are in the order of their prompt, each once; ``offsets`` are their places in it, in blocks.
     Where a policy has no preference, keys deeper in their prompt go first: a block is useless without those before it.
-    Pinned keys never go. Calls cost O(keys), unless a policy says otherwise about its victims.
-    """
+    Pinned keys never go. Calls cost O(keys), unless a policy says otherwise about its victims."""
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -131,10 +127,9 @@ class EvictionPolicy(Protocol[Key]):
         """Removes and returns the keys to evict next, in this order, at most ``count``."""
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
-        """Returns the worth of the next victim and the victim; None if nothing may go.
+        """Returns the next victim's worth and the victim; None if nothing may go.
 
-        Of several pools with the same policy, the one whose next victim is worth least should evict.
-        """
+        Of several pools of one policy, the one whose next victim is worth least should evict."""
 
     def __len__(self) -> int:
         """Returns how many keys may go."""
@@ -150,8 +145,7 @@ class Chaining(Protocol):
     def follows(self, key: Any, after: Any, now_s: float) -> None:
         """Notes that ``after`` is the key before ``key`` in its prompt; both are held, and unused since being stored.
 
-        A call of ``stored`` began with ``key``, and one ended with ``after``.
-        """
+        A call of ``stored`` began with ``key``, and one ended with ``after``."""
 
 
 @runtime_checkable
@@ -188,8 +182,7 @@ def hand_over(
     """Hands all keys of ``last`` over to ``new``; ``last`` is of no use afterwards.
 
     ``new`` is told of the keys in the order in which ``last`` would evict them, then of the ``pinned`` keys. All count
-    as used now by the requests that are known of them. Then it is told which key follows which.
-    """
+    as used now by the requests that are known of them. Then it is told which key follows which."""
     keys = [*last.victims(len(last), now_s), *pinned]
     known = {key: known_of(key) for key in keys}
     # Places fall along a chain, so that each chain ends even if callers gave wrong predecessors.

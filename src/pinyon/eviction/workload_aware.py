@@ -44,8 +44,7 @@ class WorkloadAwareSettings:
 
     ``life_s`` is the expected lifespan, 0 for none. If ``fitted`` is false, nothing is fitted to samples; without
     ``fits``, all categories then have one distribution. Samples fade with ``window_s``; fits are renewed every
-    ``refit_s``. ``fits`` are those of an earlier day (appendix A.1); ``midnight_s`` is the clock's value at some
-    midnight."""
+    ``refit_s``. ``fits`` are an earlier day's (appendix A.1); ``midnight_s`` is the clock's value at some midnight."""
 
     life_s: float = 60.0
     fitted: bool = True

@@ -84,10 +84,9 @@ def add_admin(
     fixed: Mapping[str, str] | None = None,
     record: Record | None = None,
 ) -> None:
-    """Adds the service to a server.
+    """Adds the service to a server; without ``record`` there is nothing to record.
 
-    ``fixed`` names settings that people may expect here, and why they cannot be changed. Without ``record`` there is
-    nothing to record."""
+    ``fixed`` names settings that people may expect here, and why they cannot be changed."""
     server.add(
         admin_pb2_grpc.add_AdminServiceServicer_to_server,
         AdminServicer(changeable, fixed or {}, record),

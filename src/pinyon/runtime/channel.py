@@ -87,9 +87,9 @@ class Channels:
         return 0 if self._tls is None else self._tls.generation
 
     def open(self, address: str, name: str) -> grpc.aio.Channel:
-        """Opens a channel to the peer whose certificate names ``name`` (:mod:`pinyon.runtime.identity`).
+        """Returns a channel to the peer whose certificate has ``name`` (:mod:`pinyon.runtime.identity`).
 
-        The caller closes it."""
+        The caller closes the channel."""
         if self._tls is None:
             return open_channel(address)
         return grpc.aio.secure_channel(address, self._tls.channel_credentials, options=tls_options(name))

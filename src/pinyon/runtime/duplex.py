@@ -399,7 +399,7 @@ class Redialer(Generic[Sent, Received]):
             return
         if stream.spoke:
             pauses.succeeded(self._address)
-        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may be early
+        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may fire early
         pauses.failed(self._address, now_s)
         pause_s = pauses.left_s(self._address, now_s)
         self._pause_ends_s = now_s + pause_s

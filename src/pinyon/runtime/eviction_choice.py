@@ -39,7 +39,7 @@ def checked_eviction(choice: str) -> str:
 
 def _read(path: str) -> DayFits:
     try:
-        if not Path(path).is_file():  # opening a pipe would wait
+        if not Path(path).is_file():  # opening a pipe would block
             raise ValueError("no such file")
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

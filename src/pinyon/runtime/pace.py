@@ -1,4 +1,4 @@
-"""Fewer and fuller messages under load, and no wait without it."""
+"""The spacing of messages: fewer and fuller ones under load, and no wait without load."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _cut(request: socket.socket) -> None:
 
 class _Handler(WSGIRequestHandler):
     def address_string(self) -> str:
-        return str(self.client_address[0])  # no name service
+        return str(self.client_address[0])  # without a DNS lookup
 
     def log_message(self, format: str, *args: object) -> None:
         return

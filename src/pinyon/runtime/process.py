@@ -21,7 +21,7 @@ HUGE_PAGE_BYTES = 2 << 20
 
 
 def spare_collector() -> None:
-    """Makes the garbage collector run less; call it before the imports.
+    """Lets garbage collection run less; call it before the imports.
 
     Nearly all objects that imports make stay, and searching them was a tenth of the start-up."""
     gc.set_threshold(10 * GC_THRESHOLDS[0], *GC_THRESHOLDS[1:])

@@ -74,7 +74,7 @@ class Tls:
         self._use(read_material(certificate, key, ca, clock()))
 
     def _use(self, material: Material) -> None:
-        """Makes everything from the files, and fails before the files are marked as used if any part fails."""
+        """Makes everything from the files; changes nothing unless all parts can be made."""
         certificate, key, protocols = self.certificate, self.key, ["h2"]
         client, session_client = (_client_context(material, certificate, key) for _ in range(2))
         session_client.set_alpn_protocols(protocols)

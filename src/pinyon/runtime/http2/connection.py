@@ -162,7 +162,7 @@ class Connection(Link):
         return stream
 
     def headers(self, stream_id: int, fields: Sequence[Field], *, end: bool) -> bytes:
-        """Returns the frames of a header block. Frames must be sent in the order in which they are made: hpack has state."""
+        """Returns the frames of a header block, to be sent in the order in which they are made: hpack has state."""
         block: bytes = self._encoder.encode(fields)
         size = self.send_frame
         flags = END_STREAM if end else 0

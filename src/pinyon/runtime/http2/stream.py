@@ -114,9 +114,7 @@ NOBODY: Final[Receiver] = Nobody()
 
 
 class Stream:
-    """A stream, made by its connection.
-
-    Messages sent while the peer has no room are kept: at most one, if the sender checks ``blocked``."""
+    """A stream, made by its connection; it keeps messages without room, at most one if senders check ``blocked``."""
 
     __slots__ = (
         "_connection",
