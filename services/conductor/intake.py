@@ -56,8 +56,8 @@ class ReportIntake:
         secret: bytes = b"",
         log: DecisionLog | None = None,
     ) -> None:
-        """Takes the fetches that placements ``planned``, the cluster's ``secret`` and the ``log`` of decisions; a known
-        secret makes workers with another one refused."""
+        """Takes the fetches that placements ``planned``, the cluster's ``secret`` if this process knows it (workers with
+        another one are refused), and the ``log`` of decisions, which is told of their results."""
         self._log = log
         self._planned = planned
         self._secret_id = secret_id(secret)
@@ -139,8 +139,8 @@ class ReportIntake:
         for at in range(0, len(deltas), STEP_PARTS):
             if at:
                 yield from self._others_turn(reporter)
-            # A slice is a list, which iterates faster than the field: that one ends by an exception. It is short, since
-            # an instance may send millions of deltas, each of which becomes an object when it is read.
+            # A slice is a list, while iteration over the field itself ends by an exception. It is short, since an instance
+            # may send millions of deltas, each of which becomes an object when it is read.
             for delta in deltas[at : at + STEP_PARTS]:
                 taken = yield from self._apply_delta(reporter, delta)
                 if taken is Intake.APPLIED:

@@ -5,8 +5,10 @@ how many were used again in it. This life table fades, so that old days count le
 class that contains it, but for its level. That weighs like :data:`LEVEL_PRIOR` uses seen as expected, and in each bin
 like :data:`PRIOR` blocks. A class of which nothing is known any more is forgotten.
 
-A block that is worth holding is worth it until some time. Its value in uses per second of its room is, over all such
-times, the greatest (probability of a use until then) / (expected time held, until then or until the use).
+A block that is worth holding is worth it until some time. Its value is the greatest quotient over all such times, in
+uses per second of a block's room:
+
+- (probability of a use until then) / (expected time that the block is held, until then or until the use).
 
 With a falling hazard, the value is the hazard; where a use becomes likelier with time, it looks ahead. It is Gittins'
 index of a job that may be given up; Beckmann et al., "LHD", NSDI '18, call it hit density.
