@@ -56,8 +56,9 @@ class ReportIntake:
         secret: bytes = b"",
         log: DecisionLog | None = None,
     ) -> None:
-        """Takes the fetches that placements ``planned``, the cluster's ``secret`` if this process knows it (workers with
-        another one are refused), and the ``log`` of decisions, which is told of their results."""
+        """Takes the fetches that placements ``planned``, and the ``log`` of decisions, which is told their results.
+
+        If this process knows the cluster's ``secret``, workers with another one are refused."""
         self._log = log
         self._planned = planned
         self._secret_id = secret_id(secret)
@@ -139,8 +140,8 @@ class ReportIntake:
         for at in range(0, len(deltas), STEP_PARTS):
             if at:
                 yield from self._others_turn(reporter)
-            # A slice is a list, while iteration over the field itself ends by an exception. It is short, since an instance
-            # may send millions of deltas, each of which becomes an object when it is read.
+            # A slice is a list, while iteration over the field itself ends by an exception. Slices are short, since an
+            # instance may send millions of deltas, each of which becomes an object when it is read.
             for delta in deltas[at : at + STEP_PARTS]:
                 taken = yield from self._apply_delta(reporter, delta)
                 if taken is Intake.APPLIED:

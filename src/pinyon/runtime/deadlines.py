@@ -109,7 +109,7 @@ def _nobody() -> None:
 class TimeLimit:
     """A context in which a task may spend ``seconds`` at most; ``inf`` is no limit.
 
-    Then the task is cancelled, and :class:`TimeoutError` is raised, as by ``asyncio.timeout``."""
+    After that the task is cancelled, and :class:`TimeoutError` is raised, as by ``asyncio.timeout``."""
 
     __slots__ = ("_cancelling", "_deadlines", "_over", "_seconds", "_slot", "_task")
 

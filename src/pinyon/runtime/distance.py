@@ -44,7 +44,7 @@ def delayed(connect: OpenSession, seconds: float) -> OpenSession:
 
 
 class _FarCall:
-    """The methods of a call that :mod:`pinyon.runtime.duplex` needs, but those that send or receive at once."""
+    """The methods of a call that :mod:`pinyon.runtime.duplex` needs, except those that send or receive at once."""
 
     def __init__(self, call: Http2Call, seconds: float) -> None:
         self._call = call
