@@ -16,9 +16,9 @@ from pinyon.messages.finish_reason import finish_reason_to_proto
 class WorkerStream:
     """The updates of one request on one instance. The last one has a finish reason.
 
-    The reader is woken at once for the first and the last update; in between at most every ``gap_s`` seconds, so that
-    tokens which come faster than they are read travel together. A ``listener`` gets the updates in between in the
-    reader's place, straight from the socket, whenever it accepts them.
+    The reader is woken at once for the first and the last update, and in between at most every ``gap_s`` seconds:
+    tokens that come faster travel together. A ``listener`` gets the updates in between in the reader's place, straight
+    from the socket, whenever it accepts them.
     """
 
     __slots__ = (
