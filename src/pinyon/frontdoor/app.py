@@ -99,7 +99,7 @@ class HttpApp:
     # -- called by the server (pinyon.http.state.App)
 
     def open(self, head: RequestHead) -> HttpCall:
-        """Returns the call with its client and route; a request is refused before its body is kept."""
+        """Returns the call with its client and route; refuses it before a byte of the body is kept, if need be."""
         call = HttpCall(head, self._clock())
         try:
             self._open(head, call)

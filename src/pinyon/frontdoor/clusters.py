@@ -73,7 +73,7 @@ class Adopted(Generic[C]):
         raise NotImplementedError
 
     def is_same(self, cluster: C, told: Told) -> bool:
-        """Returns whether this very cluster is served already; otherwise, the one of that name ends first."""
+        """Returns whether that cluster is the one served already; otherwise, the old one ends first."""
         return True
 
     def begin(self, name: str, told: Told) -> C:

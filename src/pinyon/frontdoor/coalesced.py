@@ -11,8 +11,8 @@ PAUSE_MAX_S = 0.25
 
 
 class Coalesced:
-    """A wrapper that calls ``function`` ``seconds`` after the first request since its last call, or later. It must be
-    called on an event loop."""
+    """A wrapper whose calls run ``function`` once, ``seconds`` after the first call since its last run, or later. It
+    must be called on an event loop."""
 
     def __init__(
         self, function: Callable[[], None], seconds: float, wanted: Callable[[], object] = lambda: True
@@ -32,7 +32,7 @@ class Coalesced:
                 self._missed = True
 
     def wanted_now(self) -> None:
-        """Calls the function soon if calls came while they were not wanted."""
+        """Schedules the function if calls came while they were not wanted."""
         if self._missed:
             self()
 

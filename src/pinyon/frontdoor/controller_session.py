@@ -1,7 +1,7 @@
 """The load balancer's stream to the regional controller: reports of its identity and load, and news of the federation.
 
-No request waits for the controller. While it is away, the load balancer goes on with the last federation; with adopted
-clusters as :mod:`pinyon.federation.lease` says.
+No request waits for the controller. While it is away, the load balancer goes on with the last federation. For how long
+it keeps adopted clusters then, :mod:`pinyon.federation.lease` says.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ControllerSession:
 
     @property
     def connected(self) -> bool:
-        """True while a controller has answered on the present stream."""
+        """True once a controller has answered on the present stream."""
         return self._stream is not None
 
     def start(self, info: LbInfo) -> None:
@@ -143,7 +143,7 @@ class ControllerSession:
             _log.warning("cannot take what the controller says: %s", error.message)
             return
         if not federation.follows(self.federation):
-            return  # an older message of the same controller
+            return  # an older message of the same epoch
         self.federation = federation
         try:
             self._on_federation(federation)

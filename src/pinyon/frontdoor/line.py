@@ -61,7 +61,7 @@ class Place(Turn):
         self.tokens = self.priority = self.demand = 0
         self.entered_s = 0.0
         self.number = line.taken(self)
-        """The number of the place; 0 once it was left."""
+        """The number of the place; 0 after it has been left."""
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Returns whether there is a slot, and room for the ``demand``, at once. No room is kept then, so the caller

@@ -117,7 +117,7 @@ class RequestMetrics(DoorMetrics, Generic[F]):
         self._retries = Count("pinyon_lb_retries", "Attempts after one that failed", registry=registry)
 
     def began(self, flight: F) -> None:
-        """Counts a request that will have :meth:`ended`."""
+        """Notes the beginning of a request, which will have :meth:`ended`."""
 
     def retried(self, flight: F) -> None:
         """Counts an attempt that follows a failed one."""

@@ -1,8 +1,8 @@
 """The life of a request: it waits for its turn, runs on a target, and is retried on another target if that fails.
 
 The loop is the same for all targets. A :class:`Kind` represents them: pinyon's instances with a conductor, or OpenAI
-servers, each with regions that have the same. :class:`pinyon.frontdoor.served_models.ServedModels` chooses between
-regions and clusters (SkyWalker §3.1).
+servers, and other regions that have the same. Between regions and clusters,
+:class:`pinyon.frontdoor.served_models.ServedModels` chooses (SkyWalker §3.1).
 """
 
 from __future__ import annotations

@@ -47,8 +47,7 @@ class Served:
         return any(target.live and target.name not in exclude for target in self.targets())
 
     async def patiently(self, turn: Coroutine[Any, Any, T]) -> T:
-        """Waits for that turn and returns it. Raises :class:`Unavailable` when no target has been there for too
-        long."""
+        """Returns the result of ``turn``. Raises :class:`Unavailable` when no target has been there for too long."""
         patience = asyncio.timeout(None)
         try:
             async with patience:

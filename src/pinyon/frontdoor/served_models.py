@@ -1,6 +1,6 @@
 """The models that are served, here or in other regions: where their requests may go, and which targets have room.
 
-Sessions and watches report to it what they hear of instances, servers and other load balancers. No I/O.
+Sessions and watches report what they hear of instances, servers and other load balancers. Values in, choices out.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class ChoicesAnswer:
 
     async def _run_all(self) -> None:
         """Runs all choices. The call's own slot runs one after the other, so the call ends however full the queue is,
-        and never waits for a second slot. Spare slots run others at the same time, each for one choice, before a
-        waiting request gets the slot. Raises the first error, when all choices have ended."""
+        and never waits for a second slot. Spare slots run others at the same time, each one choice; then a waiting
+        request gets the slot. Raises the first error, when all choices have ended."""
         waiting = self._waiting
         waiting.extend(range(len(self._requests)))
         try:

@@ -105,7 +105,7 @@ class ConductorSession:
         answer: asyncio.Future[conductor_pb2.ScheduleResponse | None] = loop.create_future()
         self._outgoing.message(FRAME_BYTES + size_bytes).requests.append(request)
         if (before := self._pending.pop(request_id, None)) is not None and not before[0].done():
-            # Other regions choose ids as well; an answer to this one belongs to the later request.
+            # Other regions choose ids as well; an answer to this id belongs to the later request.
             before[0].set_exception(ConductorAway("another request has its id"))
         self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
         if self._watch is None:

@@ -21,7 +21,7 @@ def routed(ask: Ask, models: ServedModels, secret: bytes) -> Routed:
     and its session or user. It must be cheap, as it is recorded for every request, whatever chooses the target."""
     whose = ask.request_class
     if not models.selective and ask.block_keys:
-        # Where a conductor chooses and there are no other regions, its block keys are good enough.
+        # Where a conductor chooses and there are no other regions, the block keys made for it are good enough.
         keys = keys_of_blocks(ask.block_keys)
     else:
         keys = token_keys(_root(ask.model, whose.tenant, secret, whose.cache_salt), ask.tokens_le32)

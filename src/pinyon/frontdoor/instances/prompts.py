@@ -39,13 +39,14 @@ INLINE_BYTE_CHARS = 128 << 10
 """The size up to which texts are tokenized on the event loop where every byte is a token."""
 INLINE_MESSAGES = 64
 INLINE_TOKENS = 64 << 10
-"""The tokens whose block keys are computed on the event loop, in about 1 ms."""
+"""The number of tokens whose block keys are computed on the event loop, in about 1 ms."""
 PROMPT_TOKENS_MAX = 768 * 1024
 """The longest prompt that, with its keys, still fits into one gRPC message of 4 MiB."""
 PROMPTS_LOGPROBS_MAX = 4 * PROMPT_LOGPROBS_MAX
-"""The log-probabilities of all prompts and choices of a call, likeliest tokens included; they are in memory at once."""
+"""The limit for log-probabilities of all prompts and choices of a call, likeliest tokens included, as all are in memory
+before the answer is written."""
 DECODED_TOKENS = 1024
-"""The tokens that are decoded at once: the tokenizer keeps the GIL for about 2 ms."""
+"""The number of tokens that are decoded at once: the tokenizer keeps the GIL for about 2 ms."""
 COMPLETION_MAX_TOKENS = 16
 """The default of OpenAI's ``/v1/completions``."""
 

@@ -1,5 +1,5 @@
-"""Recording of the requests that this load balancer serves, as a trace. It alone sees them whole: their tokens, class
-and arrival time, and how much was generated for them.
+"""Recording of the requests that this load balancer serves, as a trace. Only the load balancer sees them whole: their
+tokens, class and arrival time, and how much was generated for them.
 
 No request waits for a recording: requests that its reader does not take in time are left out and counted.
 """
@@ -59,7 +59,7 @@ class Recorder:
             self._recordings.remove(recording)
 
     def close(self) -> None:
-        """Ends all recordings, after their readers have got the rest."""
+        """Ends all recordings; their readers still get the rest."""
         self._closed = True
         for recording in self._recordings:
             recording.end()

@@ -39,7 +39,7 @@ WHOLE_GAP_S = 0.1
 """A longer gap for an answer that is sent whole: nobody waits for its parts."""
 
 RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
-"""The codes that justify another instance: a peer is gone or has restarted, or it gave up unasked."""
+"""The codes that justify another instance: a peer is gone or has restarted, or gave up what nobody cancelled."""
 
 QUICK_S = 0.5
 """The time within which a refusal by an instance costs nothing, so it does not count as an attempt."""
@@ -220,8 +220,8 @@ class Request(Flight):
         return Delta(text, tokens, logprobs)
 
     def pass_on(self, clock: Clock, updates: Sequence[worker_pb2.StreamUpdate]) -> bool:
-        """Gives the text of updates before the last to the ``listener``, and folds them. Returns False if the listener
-        did not take it; then nothing has changed."""
+        """Gives the text of updates, none of them the last, to the ``listener`` and folds them. Returns False if the
+        listener did not take it; then nothing has changed."""
         listener = self.listener
         if listener is None or self._drop_chars or self._drop_tokens:
             return False
@@ -297,7 +297,7 @@ class Request(Flight):
 
         ``attempts`` limits costly attempts: those whose instance was ``lost``, had generated, or failed slowly.
         Instances that were not ``reached``, or refused at once, are passed over for ``patience_s`` without a token,
-        however many. So are instances that gave the request up as they were ``leaving``, for which it is not to blame.
+        however many. So are instances that gave up because they were ``leaving``, which is not the request's fault.
         """
         failed = self.failed_instance
         if failed is None:
@@ -333,7 +333,7 @@ class Request(Flight):
             self._held_logprobs.MergeFrom(delta.logprobs)
 
     def held(self) -> Delta:
-        """Returns all deltas kept."""
+        """Returns the kept deltas as one."""
         return Delta("".join(self._held), self.tokens, self._held_logprobs)
 
     @property

@@ -33,7 +33,7 @@ from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.sampling import sampling_from_proto
 
 REQUEST_BYTES = 4096
-"""The bytes that a request holds beside its prompt, about."""
+"""The approximate bytes that a request holds beside its prompt."""
 
 
 @dataclass(slots=True, eq=False)

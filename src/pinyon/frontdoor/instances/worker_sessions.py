@@ -98,7 +98,7 @@ class WorkerSessions:
 
     def _session(self, address: str, instance_id: str) -> WorkerSession:
         session = self._sessions.get(address)
-        if session is not None and session.stream.ending:  # its ``_end`` comes only when all of it has ended
+        if session is not None and session.stream.ending:  # its own end is reported only when all of it has ended
             self._ended(session)
             self._close(session)
             session = None
@@ -112,8 +112,8 @@ class WorkerSessions:
         return session
 
     def keep_only(self, addresses: frozenset[str], renewed: Iterable[str] = (), restarted: Iterable[str] = ()) -> None:
-        """Closes sessions to instances that are not there any more. The ``renewed`` may be dialed at once; sessions to
-        the ``restarted`` may be to processes that are gone, so they are retired."""
+        """Retires sessions to instances that are not there any more, and to the ``restarted``, as these may be to
+        processes that are gone. The ``renewed`` may be dialed at once."""
         for address in self._watched.keys() - addresses:
             del self._watched[address]
             self._silent.pop(address, None)
@@ -174,7 +174,7 @@ class WorkerSessions:
             self._on_load(session.address, session.instance_id, load, unseen)
 
     def _gone(self, session: WorkerSession) -> None:
-        """Handles that a session is not the present one to its address any more."""
+        """Reports that an address has lost its present session, and dials a watched one again."""
         if self._on_load_lost is not None and session.heard and session.instance_id:
             self._on_load_lost(session.address, session.instance_id)
         if session.address in self._watched and not self._closed:

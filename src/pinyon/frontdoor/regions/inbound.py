@@ -84,7 +84,7 @@ class Arrivals:
         hop."""
         if hops != 1:
             raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
-        # The sender has checked its rules; this region checks both sides again.
+        # Refuses again what the sender must not send, or this region must not serve.
         verdict = self.geography().may(sender.region, self.own.region, geographies, tenant)
         if not verdict.allowed:
             raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
@@ -113,7 +113,7 @@ class Arrivals:
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """The serving of other regions' requests over ``sessions``, one per load balancer; each kind of target has a
+    """The part of a load balancer that serves other regions' requests, over ``sessions``. Each kind of target has a
     subclass."""
 
     arrivals: Arrivals
@@ -143,7 +143,7 @@ class Serving:
             session.end_if_idle()
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
-        """Returns the state of each model, for one of ``sharing`` load balancers that may send, from that region."""
+        """Returns each model's state for a load balancer of that region, one of ``sharing`` that may send."""
         return [self.arrivals.state(model, room) for model, room in self.models.rooms(sharing, region)]
 
 
@@ -322,7 +322,7 @@ class Inbound(Generic[S]):
 
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
-    """The gRPC service. With TLS, a caller must have a load balancer's certificate for the region that it names."""
+    """The gRPC service: with TLS for load balancers certified for the region they name, without TLS for anybody."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -1,5 +1,4 @@
-"""The membership of this load balancer in the federation: its reports to the controller, and what follows from
-answers."""
+"""The membership of this load balancer in the federation: reports to the controller, and reactions to its answers."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class UpstreamConnection(asyncio.Protocol):
     # -- internals
 
     def _over(self) -> None:
-        """Hands the connection back after an answer, before the reader runs, so that the next request finds it."""
+        """Hands the connection back, or closes it, before the answer's reader runs: the next request may find it."""
         if self._reusable and self._transport is not None:
             if not self._transport.is_reading():
                 self._transport.resume_reading()

@@ -192,7 +192,7 @@ class Fleet:
         server.outstanding += 1
         if self._breaker.is_open(target):
             self._breaker.tried(target, self._clock())
-            self.refresh(server)  # that was the only request on trial
+            self.refresh(server)  # that was the one request to try it with
         return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:

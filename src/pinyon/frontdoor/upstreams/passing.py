@@ -53,7 +53,7 @@ class Passing:
         self._kind, self._fields = kind, fields + rates
         self.is_stream = kind[: len(_EVENTS)].lower() == _EVENTS
         self._recent: list[bytes] = []
-        """The pieces that were passed on last, with at least the answer's end."""
+        """The last pieces that were passed on: at least the tail of the answer, and the last piece whole."""
         self._recent_bytes = 0
         self._held = bytearray()
         """The beginning of an incomplete event."""

@@ -18,7 +18,7 @@ MODEL_CHARS_MAX: Final = 256
 USER_CHARS_MAX: Final = 512
 TOKENS_MAX: Final = 1 << 20
 CHARS_PER_TOKEN: Final = 4
-"""The average in English, as the tokenizer is unknown here."""
+"""The approximate average in English, as the tokenizer is unknown here."""
 FORM_BYTES: Final = 64 << 10
 """The bytes at both ends of a form that are searched for the model's name."""
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 def read_asked(
     path: str, content_type: bytes, body: bytes | bytearray, secret: bytes, default_tokens: int, *, large: bool = False
 ) -> Asked:
-    """Reads a request. Routing keys start from ``secret``; ``default_tokens`` are generated if the client sets no
+    """Reads a request. Routing keys start from ``secret``; ``default_tokens`` count as generated if the client sets no
     limit; ``large`` if the body :func:`is_large`. Raises :class:`InvalidArgument`."""
     if content_type[:10].lower() == b"multipart/":
         return Asked(_model_of_form(body), tokens=max(1, len(body) // CHARS_PER_TOKEN))

@@ -83,8 +83,8 @@ class Server:
 
     @property
     def room_for(self) -> int:
-        """The requests that the server's batch holds, as set or reported; 0 if unknown. A server that reports no load
-        does not tell what others send: it counts our share of that, or what was learned."""
+        """The requests that the server's batch holds, as set or reported; 0 if unknown. For a server that reports no
+        load, and so not what others send, our share of what was set, or what was learned."""
         if self.kind is not None:
             return self.capacity or self.told_capacity
         return self.share_of(self.capacity or self.told_capacity) or self.learned.value

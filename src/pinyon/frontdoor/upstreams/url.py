@@ -19,7 +19,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamUrl:
-    """The URL of a server. ``prefix`` is the path before ``/v1``: empty, or with a slash at its beginning only."""
+    """The URL of a server. ``prefix`` is the path before ``/v1``: empty, or starting but not ending with a slash."""
 
     host: str
     port: int
