@@ -34,8 +34,8 @@ class Absent(Unavailable):
 
 
 class Broke(Unavailable):
-    """A connection that was lost, carried no HTTP, or brought nothing in time. ``begun``: a byte of the answer had
-    come. ``silent``: a question got no answer at all. ``sends`` is how often the request was sent."""
+    """A connection that was lost, carried no HTTP, or brought nothing in time. It had ``begun`` if a byte of the answer
+    had come, and was ``silent`` if a question got no answer at all. The request was sent ``sends`` times."""
 
     http_status: ClassVar[int] = 502
 

@@ -154,13 +154,13 @@ other work of the event loop runs in between."""
 class Line:
     """The queue of requests, all on one event loop.
 
-    ``is_open`` returns whether there is room for a demand now. ``on_grant`` is called with the demand of each request
-    that gets a slot, so that ``is_open`` counts it from then on. It may return what is kept for that request until it
-    leaves or calls :meth:`Place.release`. Neither may raise.
+    The callback ``is_open`` returns whether there is room for a demand now. The callback ``on_grant`` gets the demand
+    of each request that gets a slot, so that ``is_open`` counts it from then on. It may return what is kept for that
+    request until it leaves or calls :meth:`Place.release`. Neither may raise.
 
-    :meth:`availability_changed` must be called whenever there may be room for more; otherwise only requests that come
-    or leave find it. ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls into
-    a journal, which compiled code would refuse under that type.
+    Whenever there may be room for more, :meth:`availability_changed` must be called; otherwise only requests that come
+    or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls
+    into a journal, which compiled code would refuse under that type.
     """
 
     def __init__(

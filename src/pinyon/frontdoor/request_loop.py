@@ -45,8 +45,8 @@ class Kind(Protocol[F_contra]):
     the rest."""
 
     async def place(self, flight: F_contra, choice: Choice) -> PinyonError | None:
-        """Sets where in the region, or in the adopted cluster of ``choice``, the next attempt runs. ``Where.WAIT``
-        means that the load balancer knows of no room, and the request cannot wait in line.
+        """Sets where in the region, or in the adopted cluster of ``choice``, the next attempt runs. With
+        ``Where.WAIT``, the load balancer knows of no room, and the request cannot wait in line.
 
         Returns why the attempt cannot run there; :class:`ResourceExhausted` means that the cluster has no room for it.
         """

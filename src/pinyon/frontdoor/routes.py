@@ -40,9 +40,9 @@ class Routes:
         models: Callable[[], Iterable[Mapping[str, Any]]],
         known: Callable[[str], object],
     ) -> None:
-        """Collects the routes. ``check_place`` raises :class:`ResourceExhausted` if the queue has no place, so that no
-        body is read in vain. ``models`` returns what the list of models shows. ``known`` raises :class:`PinyonError`
-        for a name that is no model's."""
+        """Collects the routes. The check ``check_place`` raises :class:`ResourceExhausted` if the queue has no place,
+        so that no body is read in vain. The list of models shows ``models``. The check ``known`` raises
+        :class:`PinyonError` for a name that is no model's."""
         self._routes = {route.place: route for route in routes}
         self._routes["/v1/models"] = Route("models", "GET", True, "/v1/models", self._list)
         self._model = Route("models", "GET", True, "/v1/models/*", self._retrieve)

@@ -41,8 +41,8 @@ _WAIT = Choice(Where.WAIT)
 
 
 class ServedModels:
-    """The models of one load balancer, all on one event loop. ``changed`` is called when there may be room for more
-    requests. ``waiting`` returns the demands of the requests that wait."""
+    """The models of one load balancer, all on one event loop. The callback ``changed`` is called when there may be room
+    for more requests; ``waiting`` returns the demands of the requests that wait."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ a trace add to its id and traceparent."""
 
 class Wishes(NamedTuple):
     """A client's wishes for one request beside its body: compute the prompt anew, and the first token within so many ms
-    (0: as soon as the conductor promises). ``traceparent`` names the trace that it belongs to."""
+    (0: as soon as the conductor promises). Also the trace that the request belongs to."""
 
     no_reuse: bool = False
     ttft_slo_ms: int = 0

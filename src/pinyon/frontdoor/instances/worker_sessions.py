@@ -42,8 +42,8 @@ class WorkerSessions:
     """The sessions to instances. ``unread_tokens`` limits the mailbox of one request.
 
     With ``on_load``, instances are asked to report their load, at most every ``load_interval_s`` seconds. Those to
-    :meth:`watch` report even if nothing was sent to them. ``on_load_lost`` is called for an instance that has reported
-    when its session has ended, or is to a process that has gone: no more reports come until it is back.
+    :meth:`watch` report even if nothing was sent to them. The callback ``on_load_lost`` gets an instance that has
+    reported when its session has ended, or is to a process that has gone. No more reports come until it is back.
     """
 
     def __init__(

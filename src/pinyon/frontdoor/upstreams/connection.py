@@ -33,8 +33,8 @@ KEEPALIVE_PROBES = 3
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits of a connection, in seconds. ``idle_s``: between an answer and the next request; shorter than the
-    servers' own limit, so that these rarely close first. ``stall_s``: between two pieces of an answer."""
+    """The limits of a connection, in seconds. An idle connection is kept for ``idle_s``; shorter than the servers' own
+    limit, so that these rarely close first. Two pieces of an answer are at most ``stall_s`` apart."""
 
     connect_s: float = 2.0
     idle_s: float = 4.0

@@ -120,7 +120,7 @@ class Fleet:
         self.refresh(server)
 
     def missing(self, server: Server, why: str, *, gone: bool = False, silent: bool = False) -> None:
-        """Records that a server is not well, or does not listen (``gone``). ``silent``: it does not answer at all,
+        """Records that a server is not well, or does not listen (``gone``). A ``silent`` one does not answer at all,
         unlike one that only takes nothing new, so requests whose answers have not begun go elsewhere."""
         server.gone = server.gone or gone
         server.lacks = why

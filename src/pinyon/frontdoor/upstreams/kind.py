@@ -167,7 +167,7 @@ class ServerKind:
     def retries(self, forward: Forward) -> PinyonError | None:
         if isinstance(forward.error, NoRoom) and forward.tries < TRIES_MAX:
             return None
-        # A forwarded request has one attempt, as its own region has more: they would multiply.
+        # A forwarded request has one costly attempt, as its own region has more: they would multiply.
         most = 1 if forward.sender else self.limits.attempts
         return forward.error if forward.final or forward.paid >= most or forward.tries >= TRIES_MAX else None
 

@@ -30,8 +30,9 @@ _FORM_MODEL: Final = b'name="model"\r\n'
 
 
 class Asked(NamedTuple):
-    """The parts read of a request. ``model`` is empty if none is named. ``keys`` are the prompt's routing keys, on
-    routes that have a prompt. ``tokens`` estimates prompt and generation, ``prompt_tokens`` the prompt."""
+    """The parts read of a request. The ``model`` is empty if none is named. The ``keys`` are the prompt's routing keys,
+    on routes that have a prompt. Two are estimates: ``tokens`` of prompt and generation, ``prompt_tokens`` of the
+    prompt."""
 
     model: str = ""
     stream: bool = False

@@ -45,8 +45,8 @@ class Server:
         tls: ssl.SSLContext | None = None,
         sharers: int = 1,
     ) -> None:
-        """Creates a server with a ``capacity`` in requests (0: not set) and a ``key`` for its Authorization field.
-        ``sharers`` is the number of load balancers on this host that send to it, this one included."""
+        """Creates a server with a ``capacity`` in requests (0: not set) and a ``key`` for its Authorization field. On
+        this host, ``sharers`` load balancers send to it, this one included."""
         self.url = url
         self.name = str(url)
         self.pool = Pool(url, limits, connections, tls)
