@@ -2,11 +2,13 @@
 
 A process that is started and never waited for is a leak. If the garbage collector found it, its ``ResourceWarning``
 would fail whichever test runs then. Here each process is held until it has been waited for:
-  - When a test ends and only this owner still holds the process, that test fails, by its own name.
-  - When the last test of a file ends (of a unit, as :mod:`tests.side_by_side` hands them out), every process that was
-    started for the file must have ended too. A process left then was forgotten by a fixture of the file; the message
-    names the test that was running when the process was started.
-  A leaked process is killed and reaped in either case. :mod:`tests.process_hooks` asks the owner at these two times.
+
+- When a test ends and only this owner still holds the process, that test fails, by its own name.
+- When the last test of a file ends (of a unit, as :mod:`tests.side_by_side` hands them out), every process that was
+  started for the file must have ended too. A process left then was forgotten by a fixture of the file; the message
+  names the test that was running when the process was started.
+
+A leaked process is killed and reaped in either case. :mod:`tests.process_hooks` asks the owner at these two times.
 """
 
 from __future__ import annotations

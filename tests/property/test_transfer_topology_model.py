@@ -1,4 +1,5 @@
-"""Topologies from anywhere: what is published comes back, nonsense is refused, a built matrix partitions the NICs."""
+"""Topologies of any origin: a published one reads back, an invalid one is refused, a built matrix partitions the
+NICs."""
 
 from __future__ import annotations
 
