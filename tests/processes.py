@@ -48,7 +48,8 @@ class Started:
     process: Process
     what: str
     test: str
-    """The test that ran when the process was started, its fixtures included."""
+    """True for a process of asyncio, which holds it until its end. It must end with its test, as the event loop
+    does."""
     of_loop: bool = False
     """True for a process of asyncio, which holds it until it has ended. Event loop and process must end with the
     test."""

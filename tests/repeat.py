@@ -107,8 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out tests that this run has done; every worker leaves out the same, as the list stays unchanged
-    meanwhile."""
+    """Leaves out tests that this run has done, the same in every worker, as the list stays unchanged meanwhile."""
     done = set(Path(os.environ[DONE]).read_text().splitlines()) if DONE in os.environ else set()
     left = [item for item in items if item.nodeid not in done]
     if len(left) < len(items):
@@ -230,8 +229,7 @@ def await_end(child: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every test ran as often as asked and never failed, 1 if one failed, 2 for bad arguments, 130 if
-    stopped."""
+    """Returns 0 if every test ran as asked and never failed, 1 if one failed, 2 for bad arguments, 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="./dev test --repeat",
         description="Runs tests many times beside busy loops, goes on where it was, and says what ever failed.",

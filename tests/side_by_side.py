@@ -76,18 +76,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Returns twice the number of processors, at most eight, since half of the workers' time is waiting for processes.
-
-    Each worker imports and collects everything first, which limits how many pay off.
-    """
+    """Returns twice the number of processors, at most eight: half of a worker's time is waiting, and each one imports
+    and collects everything first."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
 def next_unit(units: Iterable[str], worker: int) -> str:
-    """Returns the first unit of the kind that this worker prefers, else the first. Units come in the order of
-    ``rank``."""
+    """Returns the first unit of the kind that this worker prefers, else the first, in the order of ``rank``."""
     queue = list(units)
     wanted = worker % 2 == 0
     return next((unit for unit in queue if unit.startswith(WAITING) is wanted), queue[0])
@@ -172,7 +169,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 def stop_file(config: pytest.Config) -> Path | None:
-    """Returns the file that tells this worker to stop; None without pytest-xdist and in the process that leads the
-    workers."""
+    """Returns the file that tells this worker to stop; None without pytest-xdist and in the workers' leader."""
     name = getattr(config, "workerinput", {}).get("stop")
     return None if name is None else Path(name)

@@ -25,8 +25,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop for ``asyncio.Runner(loop_factory=VirtualTime)``; its ``time`` also serves as the clock in
-    tests."""
+    """An event loop for ``asyncio.Runner(loop_factory=VirtualTime)``; its ``time`` is also the clock in tests."""
 
     def __init__(self) -> None:
         self._passed = _Selector()

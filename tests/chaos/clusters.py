@@ -15,8 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 
 _WATCHED = {"lb": ("--lame-duck-s", "2")}
-"""Options of the load balancer, which the balancer in front polls for readiness. By default the launcher assumes no
-poll."""
+"""Options of the load balancer, whose readiness the balancer in front polls; the launcher assumes that nobody does."""
 
 
 def _paced(**values: object) -> ClusterSpec:

@@ -13,15 +13,14 @@ LOOK_S = 3.0
 
 
 class Contention:
-    """The contention since its construction. ``pids`` are this process's running children; ended ones are known to
-    it."""
+    """The contention since its construction. ``pids`` are this process's running children; ended ones count anyway."""
 
     def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
         self._pids = pids
         self._begun = self._now()
 
     def share(self) -> float:
-        """Returns the share (0 to 1) of the processors' time since then that neither this process nor its children
+        """Returns the share (0 to 1) of the processors' time since then that others than this process and its children
         used."""
         begun, now = self._begun, self._now()
         wall_s, busy_s, own_s = (after - before for before, after in zip(begun, now, strict=True))

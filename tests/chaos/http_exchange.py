@@ -32,7 +32,7 @@ class Reply:
     keep: bool
 
     def text(self) -> str:
-        """Returns a completion's text, streamed or not. Raises ValueError, with the body, if it is no completion or
+        """Returns a completion's text, streamed or not. Raises ValueError, with the body, if it is none or
         unfinished."""
         if self.status != 200:
             raise ValueError(f"HTTP {self.status}: {self.body[:300].decode(errors='replace')}")

@@ -75,10 +75,8 @@ class Leaving:
 
 
 def leaving_spec() -> ClusterSpec:
-    """Returns a cluster with one service of each kind, so that each request's hops are known.
-
-    It is so slow that no request ends by itself.
-    """
+    """Returns a cluster with one service of each kind, so that all hops are known; it is so slow that no request
+    ends."""
     return ClusterSpec(
         prefill=1,
         decode=1,

@@ -28,8 +28,7 @@ class Row:
     """Requests neither answered nor excused, including those with an unexpected text."""
     wrong: int = 0
     only_copy: int = 0
-    """Requests that nobody else could finish: with a load balancer that was killed, or answered in part by a frozen
-    one."""
+    """Requests that nobody else could finish: of a load balancer that was killed, or frozen with its answer begun."""
     gap_s: float | None = None
     """The longest time that a client waited, from the fault or the return (whichever is worse), for an answer.
 
@@ -53,10 +52,8 @@ class Row:
 
 
 def gap_s(records: Sequence[Record], clients: Sequence[int], event_s: float) -> float | None:
-    """Returns the longest time that a client waited, from ``event_s`` on, for an answer to a later request.
-
-    None: a client was never answered.
-    """
+    """Returns the longest wait of a client, from ``event_s`` on, for an answer to a later request; None: it never
+    came."""
     gaps = []
     for client in clients:
         ends = [
@@ -82,10 +79,8 @@ def only_copy(record: Record, victim: str, fault: str, struck_s: float) -> bool:
 def rows_of(
     key: tuple[str, str, str], records: Sequence[Record], struck_s: float, events_s: Sequence[float]
 ) -> list[Row]:
-    """Returns one row per size.
-
-    ``key`` is configuration, victim and fault; ``events_s`` are the moments after which a gap is measured.
-    """
+    """Returns one row per size; ``key`` is configuration, victim and fault; gaps are measured after each of
+    ``events_s``."""
     _, victim, fault = key
     rows = []
     for size in sorted({record.size for record in records}, key=list(SIZES).index):

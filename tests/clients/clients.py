@@ -54,10 +54,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Client:
-    """One client: ``command`` is a program of the environment; ``report`` reads its results after exit status 0.
-
-    ``report`` raises :class:`Wrong`, or what reading JSON raises.
-    """
+    """One client: ``command`` is a program of the environment; ``report`` reads its results after exit status 0, or
+    raises :class:`Wrong`, or what reading JSON raises."""
 
     environment: Environment
     command: Callable[[Target], Sequence[str]]
@@ -149,10 +147,7 @@ def _aiperf_report(target: Target) -> str:
 
 
 def _tokens(requests: int, read: float, each: int, generated: float) -> str:
-    """Checks the server's token counts.
-
-    Each prompt has at least ``each`` tokens, less one for an inexact random text.
-    """
+    """Checks the token counts; each prompt has at least ``each`` tokens, less one for an inexact random text."""
     expect("tokens generated", generated, requests * OUTPUT_TOKENS)
     expect("enough tokens read", read >= requests * (each - 1), True)
     return f"{requests} requests, {read:.0f} tokens read, {generated:.0f} generated"

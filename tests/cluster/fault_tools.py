@@ -99,10 +99,8 @@ async def value(cluster: LocalCluster, service: str, metric: str) -> float:
 async def busiest(
     cluster: LocalCluster, kind: str, metric: str, clients: Clients, begin: Callable[[], Awaitable[object]]
 ) -> ServiceProcess:
-    """Returns the instance of this kind with most of ``metric``; waits until one has any.
-
-    ``begin`` makes the clients ask, again if all requests had ended before the metric was read.
-    """
+    """Returns the instance with most of ``metric``; ``begin`` makes clients ask, again whenever all requests have
+    ended."""
     found: list[ServiceProcess] = []
 
     async def some() -> bool:
@@ -196,8 +194,7 @@ def exit_status(service: ServiceProcess) -> int | None:
 
 
 def http_accepts(cluster: LocalCluster, lb: ServiceProcess) -> bool:
-    """Returns whether the HTTP side takes a new completion; fails on anything but yes, a 503 or a refused
-    connection."""
+    """Returns whether the HTTP side takes a new completion; an answer other than yes, a 503 or a refusal fails."""
     connection = cluster.access.http(lb, WAIT_S)
     body = json.dumps({"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1})
     try:

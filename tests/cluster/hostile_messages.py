@@ -300,10 +300,7 @@ def _scalar(field: FieldDescriptor, random_: random.Random) -> Any:
 
 
 def _restrain(message: Message) -> bool:
-    """Forbids a message to pose as an existing or serving instance, or to ask for many tokens.
-
-    Returns whether the message was changed for that.
-    """
+    """Forbids posing as an existing or serving instance, and many tokens; returns whether the message was changed."""
     changed = False
     for field, value in message.ListFields():
         if field.message_type is None:

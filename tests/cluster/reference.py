@@ -38,8 +38,7 @@ def text_tokens(random_: random.Random, count: int) -> list[int]:
 
 
 def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
-    """Returns greedy or random sampling, with a seed of its own, penalised or not, for exactly ``max_tokens``
-    tokens."""
+    """Returns seeded sampling for exactly ``max_tokens`` tokens, greedy or not, penalised or not."""
     greedy, penalised = random_.random() < 0.5, random_.random() < 0.5
     return SamplingParams(
         max_tokens=max_tokens,

@@ -1,5 +1,4 @@
-"""The specifications of the tests' clusters: with TLS everywhere when ``PINYON_TEST_TLS`` is set (``./dev test
---tls``)."""
+"""The tests' clusters: with TLS everywhere when ``PINYON_TEST_TLS`` is set (``./dev test --tls``)."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ async def complete(cluster: LocalCluster, prompt: str) -> Reply:
 
 
 async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
-    """The conductor is killed and restarted, and at first knows no instance. Clients that keep asking notice
-    nothing."""
+    """The conductor is killed and restarted without knowing any instance. Clients that keep asking notice nothing."""
     ports = HeldPorts()
     port = ports.take("127.0.0.1")
     async with Gate(f"127.0.0.1:{port}").serving() as gate:

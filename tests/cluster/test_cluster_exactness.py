@@ -1,7 +1,6 @@
-"""Reuse never changes a token: seeded prompts through 2 prefill and 2 decode processes, against an engine without
-reuse.
+"""Reuse never changes a token, also while blocks are evicted, and while the store node dies and returns.
 
-It also holds while blocks are evicted, and while the store node dies and returns.
+Hundreds of seeded prompts go through 2 prefill and 2 decode processes, and are compared with an engine without reuse.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count:
 
 
 def reusable_tokens(asks: list[Ask]) -> int:
-    """Returns how many prompt tokens one unlimited cache could have provided, in whole blocks and never the whole
-    prompt."""
+    """Returns how many prompt tokens an unlimited cache could have provided: whole blocks, never the whole prompt."""
     seen: set[tuple[int, ...]] = set()
     total = 0
     for ask in asks:

@@ -60,8 +60,7 @@ THINK_S = 0.2
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster of 2 prefill, 2 decode and 1 store node. Pools hold eight long requests, so freed blocks are soon
-    reused."""
+    """A cluster of 2 prefill, 2 decode and 1 store node. Pools hold eight long requests, so blocks are soon reused."""
     # Requests may finish even on a much slower machine: the time for that is not under test.
     drain = ("--drain-s", str(WAIT_S / 2))
     extra = {"conductor": ("--inflight-unclaimed-s", "3"), "prefill": drain, "decode": drain, "lb": drain}

@@ -40,7 +40,7 @@ SLOW = 20
 FLOOD_BYTES = 6_000_000
 CALL_S = 30.0
 PATIENCE_S = 0.5
-"""The load balancer's limit, here, for a head after its first byte; for that byte and for a body it waits four times as
+"""The load balancer's limit here for a head after its first byte; for that byte and for a body it is four times as
 long."""
 GROWTH_MAX = usually(107, long=110) / 100
 """The growth that is allowed; up to 4 % occurs when nothing is kept.
@@ -82,10 +82,8 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 def memory_kib(pid: int) -> int:
-    """Returns the memory that a process holds, without its code, tables in huge pages, and the store's pool.
-
-    The pool is shared memory that fills with KV.
-    """
+    """Returns the memory of a process, without code, tables in huge pages, and the store's pool, which fills with
+    KV."""
     held = held_bytes(pid)
     return (held["Anonymous"] - held["asked_huge"]) // 1024
 
@@ -165,16 +163,14 @@ class Siege:
         self._before: dict[str, int] = {}
 
     async def warm_up(self) -> None:
-        """Serves a prompt as long as the attacker's longest, and requests until every block of the pools has been
-        used."""
+        """Serves a prompt as long as the attacker's longest, and requests until every block of the pools was used."""
         for count, prompt_tokens in ((1, 1900), (4, 1000)):
             self._clients.start(make_asks(self._random, count, prompt_tokens, 8))
             await self._clients.exact()
         self._before = self._memory()
 
     async def begins(self) -> None:
-        """Sets the baseline after the first messages; memory that an allocator returned briefly does not count as
-        growth later."""
+        """Sets the baseline after the first messages; what an allocator released only briefly is no growth later."""
         await self._serves()
         self._before = {name: max(held, self._before[name]) for name, held in self._memory().items()}
 
@@ -185,8 +181,8 @@ class Siege:
         await wait_idle(self._cluster)
 
     async def has_harmed_nobody(self, more: Callable[[], Awaitable[None]]) -> None:
-        """Checks that no process grew. ``more`` sends further messages: allocators then release what only they held; a
-        leak stays."""
+        """Checks that no process grew. ``more`` sends further messages: allocators then release memory; a leak
+        stays."""
         cluster, before = self._cluster, self._before
         grown = set(before)
         for _ in range(LOOKS):

@@ -1,5 +1,4 @@
-"""A client like grpcurl, without proto files: it lists, describes and calls the conductor by reflection, in both
-versions."""
+"""A client like grpcurl, without proto files: it lists, describes and calls the conductor, in both versions."""
 
 from __future__ import annotations
 

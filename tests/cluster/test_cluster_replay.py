@@ -52,8 +52,7 @@ def replayed(
 def test_prompts_share_and_turns_go_on(
     running: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The hits equal the simulated ones: the second turn also reuses the answer, whose last token was never
-    computed."""
+    """The hits equal the simulated ones: the second turn reuses the answer, too, but for its last, uncomputed token."""
     rows = [
         turn("a", "", 0.0, 70, 40, [1, 2, 3, 4, 5]),
         turn("x", "", 2.0, 64, 5, [1, 2, 30, 31]),  # the one before ended long ago

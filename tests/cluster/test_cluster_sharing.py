@@ -42,10 +42,7 @@ def cached(cluster):
 
 @pytest.fixture
 def found(cached):
-    """A function that returns whether a stored prompt is reused.
-
-    It asks several times, as there is no reuse where another instance is sooner done without it.
-    """
+    """A function that asks several times whether a prompt is reused: another instance may be sooner done without it."""
 
     async def ask(prompt: str, headers: dict[str, str] | None = None, **fields: object) -> bool:
         for _ in range(5):

@@ -38,10 +38,7 @@ STRIKES = {
 
 
 def calmer(configuration: Configuration) -> Configuration:
-    """Returns a configuration with fewer requests, or fewer expected answers, of a smaller model.
-
-    Every client still asks at a fault and at its end.
-    """
+    """Returns the configuration with fewer requests, or fewer expected answers, of a smaller model."""
     if configuration.name == "exact":
         return replace(configuration, jobs=functools.partial(ExactJobs, count=10, card=small_card()))
     clients = tuple(replace(each, period_s=usually(3, long=2) * each.period_s) for each in configuration.clients)

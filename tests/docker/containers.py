@@ -86,8 +86,7 @@ def find_compose() -> tuple[str, ...]:
 
 
 def find_base() -> dict[str, str]:
-    """Returns settings of the build: the local base image and its wheels, else the public ones if a registry
-    answers."""
+    """Returns settings of the build: the local base image and wheels, else public ones if a registry answers."""
     name = run("sh", "tools/docker_base.sh", "--name", timeout_s=WAIT_S).stdout.strip()
     if run("docker", "image", "inspect", name, timeout_s=WAIT_S, check=False).returncode == 0:
         # Compiling takes two processor minutes, so it happens only where the compiler's image was made.
@@ -137,8 +136,7 @@ class ContainerSuite:
     # -- life
 
     def up(self) -> None:
-        """Builds and starts the suite; waits until every container is healthy and the conductor lists every
-        instance."""
+        """Builds and starts the suite; waits until all containers are healthy and the conductor lists all instances."""
         self._sweep()
         begun = time.monotonic()
         self.compose("build", timeout_s=BUILD_S)
@@ -230,8 +228,7 @@ class ContainerSuite:
         return self.compose("logs", "--no-color", "--tail", "60", check=False)
 
     def instances(self) -> dict[str, conductor_pb2.Instance]:
-        """Returns the instances that the conductor lists, asked through its published port with the load balancer's
-        certificate."""
+        """Returns the conductor's instances, asked through its published port with the load balancer's certificate."""
         credentials = client_credentials(self.files("lb"))
         options = tls_options(peer_name(CONDUCTOR, "conductor"))
         with grpc.secure_channel(self.published("conductor", 7000), credentials, options=options) as channel:

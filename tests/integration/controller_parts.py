@@ -24,10 +24,7 @@ from services.controller.settings import ControllerSettings
 WAIT_S = 60.0
 """The longest wait, which only ends what hangs."""
 PATIENT = {"settle_s": 0.5, "grace_s": WAIT_S, "silence_s": WAIT_S, "probe_timeout_s": 10.0, "lease_s": WAIT_S}
-"""Times so long that only a closed session and port reveal a dead load balancer, however slow the machine is.
-
-Tests of these times set them.
-"""
+"""Times so long that only a closed session and port reveal a dead load balancer; tests of these times set them."""
 
 
 class Health(health_pb2_grpc.HealthServicer):
@@ -43,10 +40,8 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 class StubLb:
-    """A load balancer that lives in its context, unless ``kill`` (no farewell) or ``leave`` ends it before.
-
-    ``told`` has what the controller told it.
-    """
+    """A load balancer that lives in its context, unless ``kill`` (no farewell) or ``leave`` ends it. It keeps what it
+    is ``told``."""
 
     def __init__(self, lb_id: str, controller: str, boot: str = "1", **info) -> None:
         region = lb_id.partition("-")[0]
@@ -182,8 +177,7 @@ async def running_controller(**settings) -> AsyncIterator[tuple[Controller, str,
 
 
 class ControllerProcess:
-    """A controller in its own process, which can be killed and started again on its port. Its context always ends
-    it."""
+    """A controller in its own process, which can be killed and restarted on its port. Its context always ends it."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         own = {"state_file": folder / "state.json", **PATIENT, **settings}

@@ -62,7 +62,7 @@ def expected_logprobs(tokens, top: int) -> list[TokenLogprob]:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks all its sessions at that
+    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks all sessions at that
     token."""
 
     def __init__(self, name: str) -> None:
@@ -212,10 +212,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
-    """A conductor that places everything on the first worker not excluded.
-
-    ``silent`` suppresses all answers; ``error`` answers all requests.
-    """
+    """A conductor that places all on the first worker not excluded; ``silent`` it never answers, ``error`` answers
+    all."""
 
     def __init__(self, workers: list[FakeWorker]) -> None:
         self.workers = workers

@@ -1,5 +1,4 @@
-"""Block keys with different secrets never match: processes with another secret are refused instead of missing
-silently."""
+"""Block keys with different secrets never match: such processes are refused instead of missing silently."""
 
 from __future__ import annotations
 

@@ -179,8 +179,7 @@ async def test_what_is_refused_for_itself_leaves_its_place(body):
 
 @pytest.mark.slow
 async def test_hundreds_of_streams_at_once():
-    """All have their first token before any has its last, with the default limits. (test_cluster_streams.py has two
-    thousand, through the whole suite.)"""
+    """All have their first token before any has its last, with default limits. (test_cluster_streams.py has 2,000.)"""
     count = usually(500, long=2000)
     async with running_lb(workers=1, conductor_timeout_s=60) as bench:
         (worker,) = bench.workers

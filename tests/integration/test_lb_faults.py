@@ -47,8 +47,7 @@ async def restarted(bench: Bench, workers: list[FakeWorker], **switches) -> None
 @pytest.mark.parametrize("code", ["NOT_FOUND", "UNAVAILABLE"])
 @pytest.mark.parametrize("known", [0, 1], ids=["empty", "shrunken"])
 async def test_a_request_in_the_window_of_a_conductor_s_restart(code, known):
-    """The conductor's list is empty, or has half a pair. The load balancer serves all requests at once by its older
-    list."""
+    """The conductor's list is empty, or has half a pair. By its older list the load balancer serves all at once."""
     async with running_lb(instances_grace_s=3600, placement_wait_s=WAIT_S) as bench:
         error = common_pb2.Error(code=code, message="no instance", retry_after_ms=1000)
         everyone = list(bench.conductor.workers)
@@ -172,10 +171,7 @@ async def test_an_instance_that_returns_on_its_address_is_used_again():
 
 
 async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
-    """The list says that another process is at the address, so an existing session may lead to a dead process.
-
-    If the session is alive, its requests are not cut.
-    """
+    """A session opened before may lead to the old process at that address. If it does not, its requests are not cut."""
     async with running_lb(workers=1) as bench:
         (worker,) = bench.workers
         worker.go.clear()

@@ -1,4 +1,4 @@
-"""The front door beside generations: other routes, web pages, compressed bodies, ids, and clients that end their
+"""The front door beside generations: other routes, web pages, compressed bodies, ids, clients that end their
 sending."""
 
 from __future__ import annotations

@@ -243,8 +243,7 @@ async def test_metrics_do_not_take_the_loop(monkeypatch):
 
 
 async def loop_s(bench: Bench, body: bytes, status: int) -> float:
-    """Returns the least time that the loop's thread computes for a request; other load on the machine only adds to
-    it."""
+    """Returns the least time that the loop's thread computes for a request; other load on the machine only adds."""
     found = []
     for _ in range(3):
         begun_s = time.thread_time()

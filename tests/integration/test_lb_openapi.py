@@ -41,10 +41,7 @@ KNOWN = {
 
 
 def faults(value, schema: dict, at: str = "$") -> list[str]:
-    """Returns how a value violates a schema.
-
-    Any keyword that is not handled here is a fault of the document.
-    """
+    """Returns how a value violates a schema; a keyword that is not handled here is a fault of the document."""
     assert schema.keys() <= KNOWN, schema.keys() - KNOWN
     if "$ref" in schema:
         return faults(value, SCHEMAS[schema["$ref"].removeprefix("#/components/schemas/")], at)

@@ -111,8 +111,7 @@ async def test_a_stream_goes_on_elsewhere_when_a_regions_instances_die():
 
 
 async def test_nothing_is_forwarded_twice():
-    """The second region is full when the request arrives, and the request waits there although a third region has
-    room."""
+    """A request forwarded to a region that is full by then waits there, although a third region has room."""
     async with running_regions("us", "eu", "ap") as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         us.lb.models.use(geography=parse_geography({

@@ -1,5 +1,4 @@
-"""The memory that clients without a key make the load balancer hold at its gRPC port, before and after the key
-check."""
+"""The memory that clients without a key make the load balancer hold at its gRPC port, before and after the check."""
 
 from __future__ import annotations
 
@@ -73,8 +72,8 @@ class Http2(Connection):
                 self.unsent.pop(stream, None)
 
     def refused(self, streams: int) -> bool:
-        """Returns whether at least so many streams were refused, or the connection was cut, as when it answers no
-        pings."""
+        """Returns whether at least so many streams were refused, or the connection was cut, as when pings go
+        unanswered."""
         return len(self.reset) >= streams or self.task.done()
 
     def call(self, method: str, message: bytes) -> None:

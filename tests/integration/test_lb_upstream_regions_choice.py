@@ -15,8 +15,7 @@ from tests.on_compiled import REPLACES_METHODS
 
 @REPLACES_METHODS
 async def test_nothing_is_forwarded_twice():
-    """The second region is full when the request arrives, and the request waits there although a third region has
-    room."""
+    """A request forwarded to a region that is full by then waits there, although a third region has room."""
     async with running_upstream_regions("us", "eu", "ap", linked=False) as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         us.lb.regions.know([peer_of("eu", eu)])

@@ -1,5 +1,4 @@
-"""Requests for other makers' servers in another region that end early: clients leave, servers die, answers break
-off."""
+"""Requests for other makers' servers in another region that end early: clients leave, servers die, answers break."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ async def test_requests_are_in_order_of_their_coming(tmp_path: Path) -> None:
 
 
 def spooled(process: asyncio.subprocess.Process, folder: Path) -> bool:
-    """Returns whether the process has written rows to its unnamed file; its buffer takes many, so earlier rows are
-    noted."""
+    """Returns whether the process has written rows to its unnamed file, after which all earlier rows are noted."""
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             if str(link.readlink()).startswith(str(folder)) and link.stat().st_size:

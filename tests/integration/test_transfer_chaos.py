@@ -74,8 +74,7 @@ def watch(condition: Callable[[], bool], what: str) -> None:
 
 
 def until_hit(faults: Chaos | Siege, rounds: int, hits: int) -> int:
-    """Runs ``rounds``, and more until ``hits`` came in mid-transfer (a busy machine strikes late); returns the number
-    run."""
+    """Runs ``rounds``, and more until ``hits`` came in mid-transfer (a busy machine strikes late); returns how many."""
     for number in range(4 * rounds):
         if number >= rounds and faults.hits >= hits:
             return number
@@ -115,8 +114,7 @@ class Call(threading.Thread):
 
 @dataclass(frozen=True)
 class Layout:
-    """Disjoint ranges ``(local offset, remote offset, length)`` in two memories of ``nbytes``, with a gap around
-    each."""
+    """Disjoint ranges ``(local offset, remote offset, length)`` in two memories of ``nbytes``, with gaps between."""
 
     nbytes: int
     ranges: list[tuple[int, int, int]]
@@ -357,8 +355,7 @@ def check_data(
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """A pause of the garbage collector, which comes late; buffers of ended transfers are large and must not wait for
-    it."""
+    """A pause of the garbage collector: it comes late, and buffers of ended transfers are too large to wait for it."""
     gc.collect()
     gc.disable()
     yield

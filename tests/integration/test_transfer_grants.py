@@ -1,7 +1,5 @@
-"""Keys to ranges of memory between live engines: they open their ranges, and nothing else.
-
-The tests cover every transport but rdma, which has its own in the guest.
-"""
+"""Keys to ranges of memory between live engines, over every transport but rdma: they open their ranges, nothing
+else."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ async def test_another_session_hears_of_what_it_did_not_send(fleet):
 
 
 async def test_load_balancers_share_the_room(fleet):
-    """A load balancer without load reports, which cannot push by them, has no share. One that leaves frees its
+    """A load balancer that gets no reports, and so does not push by them, has no share; one that leaves frees its
     share."""
     m = await fleet.start("mixed", "m0", max_batch=8, load_interval_s=0.01)
     await fleet.client(m)
@@ -280,8 +280,7 @@ async def test_nothing_changes_and_still_it_is_told(fleet):
 
 
 async def test_a_load_balancer_hears_of_those_it_watches(fleet):
-    """The load balancer has sent them nothing. An instance that ends is reported lost once, and again when it
-    returns."""
+    """The load balancer has sent them nothing. An instance that ends is lost once, and heard again when it returns."""
     listen = f"127.0.0.1:{port_of(fleet)}"
     m = await fleet.start("mixed", "m0", max_batch=4, load_interval_s=0.01, listen=listen)
     heard: list[tuple[str, worker_pb2.Load, int]] = []

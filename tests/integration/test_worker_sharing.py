@@ -153,10 +153,8 @@ async def test_an_instance_without_room_for_a_prompt_says_so(fleet):
 
 @REPLACES_METHODS
 async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
-    """Each key names the key before it, whether published chunk by chunk, sent by another instance, or generated.
-
-    The same holds behind a prefix that was there already.
-    """
+    """Each key names the key before it, whether published by chunks, sent by an instance, generated, or behind a
+    prefix."""
     p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
     told = {}
     for worker in (p, d):

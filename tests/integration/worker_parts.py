@@ -146,8 +146,7 @@ _alone: dict[tuple[bytes, SamplingParams], Alone] = {}
 
 
 def alone(prompt: Sequence[int], sampling: SamplingParams) -> Alone:
-    """Computes the whole prompt at once without a cache, then token by token. Honours EOS and stop tokens, no stop
-    strings.
+    """Computes the whole prompt without a cache, then token by token. Honours EOS and stop tokens, no stop strings.
 
     The counts for penalties are computed anew for each token.
     """

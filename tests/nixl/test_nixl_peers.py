@@ -252,10 +252,7 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def inherited_since(pid: int, before: Container[str]) -> list[str]:
-    """Returns the new inheritable sockets, except for one connection that the peer opened.
-
-    The peer may open it at any time, outside of a pairing (docs/transfer.md).
-    """
+    """Returns the new inheritable sockets, but for one that the peer may open at any time (docs/transfer.md)."""
     listening = listening_ports(pid)
     new = {what: port for what, port in inheritable_sockets(pid).items() if what not in before}
     accepted = [what for what, port in new.items() if port in listening]

@@ -90,8 +90,7 @@ def tokens_like(plain: Plain, random: Random, letters: int) -> Tokens:
 
 
 def step(trees: Sequence[ChunkedHashTree[int]], plain: Plain, random: Random, letters: int, busy: float) -> None:
-    """Performs one operation on all. ``busy`` is the probability of removing an active request rather than adding
-    one."""
+    """Performs one operation on all. ``busy``: how often an active request is removed rather than one added."""
     waiting, active = list(plain.waiting), list(plain.active)
     kind = random.random()
     if kind < 0.4 or not (waiting or active):

@@ -1,5 +1,4 @@
-"""Peers that fail repeatedly: how often they are tried, and when their pause ends, with the pauses of refusing
-regions."""
+"""Peers that fail repeatedly: how often they are tried, and when pauses end, with those of refusing regions."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Model(RuleBasedStateMachine):
         return BLOCKS - len(used) - (self.headroom if used else 0)
 
     def admit(self) -> list[Grant]:
-        """Checks that no request overtakes the first if that had room without later ones.
+        """Admits requests; none overtakes the first if that had room without later ones.
 
         Prompts for other instances may pass a request that is decoded here, until others are to give way for it.
         """

@@ -1,5 +1,4 @@
-"""Attention alone: its bits do not depend on which requests read KV together, and its numbers are those of a
-softmax."""
+"""Attention alone: its bits do not depend on who shares a read of KV, and its numbers are those of a softmax."""
 
 from __future__ import annotations
 

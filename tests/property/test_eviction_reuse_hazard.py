@@ -1,4 +1,4 @@
-"""pinyon's own policy: prefixes outlive their extensions, tenants keep their shares, records stay small, learning is
+"""pinyon's own policy: prefixes outlive extensions, tenants keep their shares, records stay small, learning is
 right."""
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ def test_a_flooding_tenant_takes_no_more_than_its_share() -> None:
 
 
 def test_a_share_is_not_for_what_nobody_will_use() -> None:
-    """A prefix that was requested once keeps its place beside a flooding tenant for half an hour, not for half a
-    day."""
+    """A prefix that was requested once keeps its place beside a flood for half an hour, not for half a day."""
     cache = CacheReplay(own(), 120)
     mine = list(range(40))
     cache.request(mine, 0.0, Traits("text/1", "quiet"))

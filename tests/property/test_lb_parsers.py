@@ -335,8 +335,7 @@ token_lists = st.integers(0, 1 << 32).map(lambda seed: token_list(random.Random(
     token_lists, st.booleans(), st.sampled_from([None, (",", ":"), (" , ", " :\n")]), st.text(max_size=20), st.data()
 )
 def test_large_bodies_are_read_as_small_ones_are(tokens, nested, separators, text, data):
-    """The format of the token list and the fields around it do not matter; damaged input is refused or reads the
-    same."""
+    """The list's format and the fields around it do not matter; damaged input is refused or reads the same."""
     fields = {
         "user": text,
         "stop": ['"prompt":[1,2'],

@@ -116,8 +116,7 @@ def test_the_urgent_go_first_within_their_tenant_alone() -> None:
 
 @given(st.integers(-1000, 1000), st.sampled_from([0.01, 0.1, 2.0]))
 def test_nobody_waits_forever_for_those_who_are_urgent(priority: int, ageing_s: float) -> None:
-    """Urgent requests arrive twice as fast as they go. A less urgent one goes after those of its ageing time, before
-    later ones."""
+    """Urgent requests arrive twice as fast as they go. A less urgent one waits only for those of its ageing time."""
     queue = RequestQueue(1, 1 << 20, ageing_s)
     enter(queue, 0)
     assert not enter(queue, 1, 0.0, priority=priority)
@@ -176,10 +175,7 @@ def test_requests_put_back_go_before_others_of_the_same_time() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 200])
 def test_being_refused_costs_a_tenant_nothing(at_once: int) -> None:
-    """A tenant whose requests are each put back once has as many turns that count as another.
-
-    This holds even with at most one request at a time.
-    """
+    """A tenant whose requests are each put back once, even one at a time, gets as many turns that count as another."""
     queue = RequestQueue(1, 1000)
     enter(queue, 0, tenant="x")
     owners: dict[int, str] = {}
@@ -343,10 +339,8 @@ def test_an_operation_costs_the_same_however_many_wait(tenants: int, demands: in
 
 @pytest.mark.skipif(compiled(), reason="counts what the interpreter does")
 def test_tenants_without_room_cost_nothing() -> None:
-    """A thousand tenants wait for a demand without room; others go on beside them.
-
-    When their room comes and goes, this costs no more than those that go on.
-    """
+    """A thousand tenants wait for a demand without room; its coming and going costs no more than the others that go
+    on."""
 
     def of(blocked: int) -> int:
         queue = RequestQueue(5000, 5000)

@@ -48,7 +48,7 @@ def sampled(number: int, every: int) -> bool:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """A machine in which ``known`` is what the index should know, and ``before`` what it knew before an incomplete
+    """A machine in which ``known`` is what the index should know, ``before`` what it knew before an incomplete
     snapshot.
 
     An instance's own ``content`` may be ahead after a lost change.
@@ -269,8 +269,7 @@ class FewSetsMachine(FullIndexMachine):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Sizes at which everything happens that happens in a large index: growth bucket by bucket, full buckets, sets
-    that are given up."""
+    """Sizes at which all events of a large index occur: growth bucket by bucket, full buckets, sets given up."""
     monkeypatch.setattr(key_table, "BUCKETS_MIN", 1)
     monkeypatch.setattr(key_table, "_GROWING", 7.5)
     monkeypatch.setattr(key_table, "_SMALL", 1 << 12)

@@ -91,8 +91,7 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
 
 
 def costs(it: World, state: InstanceState, others: float, short_first: bool) -> tuple[float, float, float, float, int]:
-    """Returns the cost there, the wait, the time of fetching and computing, and the blocks that the instance has
-    then."""
+    """Returns the cost there, the wait, the fetch and compute times, and the blocks that the instance has then."""
     pool, match, tokens = it.pool, it.match, it.request.prompt_tokens
     local = match.held_by(state)
     prefill_s, transfer_s, reach = state.prefill_model.predict_s(tokens, local * BLOCK), 0.0, local

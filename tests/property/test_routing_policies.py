@@ -1,5 +1,4 @@
-"""The invariant of every routing policy: it returns a pair of one group whose roles fit, with room where there is
-any."""
+"""The invariant of every routing policy: a pair of one group whose roles fit, with room where there is any."""
 
 from __future__ import annotations
 

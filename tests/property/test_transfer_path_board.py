@@ -242,8 +242,7 @@ TestBoardModel.settings = settings(max_examples=usually(20, long=120), stateful_
 
 
 class Network:
-    """Paths that serve up to ``lanes`` chains at once, which share the rate; other chains wait. Dead paths only
-    stall."""
+    """Paths that serve up to ``lanes`` chains at once, which share the rate; others wait. Dead paths only stall."""
 
     def __init__(self, paths: PathBoard, tiers: Tiers, rates: dict[Path, float], lanes: int = 4) -> None:
         self.board = paths

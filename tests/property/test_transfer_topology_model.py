@@ -1,5 +1,4 @@
-"""Topologies of any origin: a published one reads back, an invalid one is refused, a built matrix partitions the
-NICs."""
+"""Topologies of any origin: published ones read back, invalid ones are refused, a built matrix partitions the NICs."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ def nic(action: str, name: str) -> None:
 
 
 def link_down(name: str) -> None:
-    """Takes a link down at once: a shell may start, on an emulated processor, after the transfer that it should
-    interrupt."""
+    """Takes a link down at once; on an emulated processor a shell might start after the transfer to interrupt."""
     interface = f"v{name}".encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         flags = _flags(any_socket, interface) & ~UP

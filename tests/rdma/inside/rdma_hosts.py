@@ -143,10 +143,8 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def resources(*, of_b: bool = False) -> dict[str, int]:
-    """Returns the kernel's counts of host a's resources, and of host b's queue pairs, which end with ours.
-
-    ``of_b``: counts host b's protection domains and registrations, too.
-    """
+    """Returns counts of host a's resources and b's queue pairs; ``of_b`` adds b's protection domains and
+    registrations."""
     shown = subprocess.run(["rdma", "-j", "resource", "show"], capture_output=True, check=True, timeout=60, text=True)
     total: Counter[str] = Counter()
     for device in json.loads(shown.stdout):
