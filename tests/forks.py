@@ -97,7 +97,7 @@ class DrivenChild(ForkedChild):
 
 
 class ForkServer:
-    """Starts at first use, ends with this process."""
+    """A fork server that starts at first use and ends with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

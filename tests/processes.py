@@ -65,8 +65,7 @@ class Owner:
         self._lock = threading.Lock()  # fixtures start and restart processes in threads
         self._started: list[Started] = []
         self.failed: set[str] = set()
-        """Tests that failed. Their tracebacks hold the processes they started, and a second failure would add
-        nothing."""
+        """Tests that failed. Their tracebacks hold their processes, and a second failure would add nothing."""
 
     def add(self, process: Process, what: str, *, of_loop: bool = False) -> None:
         started = Started(process, what, current_test(), of_loop)

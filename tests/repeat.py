@@ -65,7 +65,7 @@ class Result:
 
 
 class Writer:
-    """Appends a line for each test when its last phase has ended. Only the process that leads the workers writes."""
+    """A plugin of the workers' leader that appends a line for each test when its last phase has ended."""
 
     def __init__(self, path: Path, run: int, commit: str) -> None:
         self._path, self._run, self._commit = path, run, commit

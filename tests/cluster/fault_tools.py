@@ -99,8 +99,7 @@ async def value(cluster: LocalCluster, service: str, metric: str) -> float:
 async def busiest(
     cluster: LocalCluster, kind: str, metric: str, clients: Clients, begin: Callable[[], Awaitable[object]]
 ) -> ServiceProcess:
-    """Returns the instance with most of ``metric``; ``begin`` makes clients ask, again whenever all requests have
-    ended."""
+    """Returns the instance of this kind with most of ``metric``, once one has any; ``begin`` (re)sends the requests."""
     found: list[ServiceProcess] = []
 
     async def some() -> bool:

@@ -1,4 +1,4 @@
-"""Checks that an idle cluster holds nothing of its requests."""
+"""A check that an idle cluster holds nothing of its requests."""
 
 from __future__ import annotations
 

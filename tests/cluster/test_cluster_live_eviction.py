@@ -14,7 +14,7 @@ MIX = Mix(seconds=5.0, chats_per_s=6.0, calls_per_s=30.0, think_s=0.5, turn=100,
 
 @pytest.mark.parametrize(("choice", "off_books"), [("lru", 0.1), ("reuse_hazard:refit_s=0.5", 2.0)])
 def test_live_and_simulated_hit_ratios_are_near(choice: str, off_books: float) -> None:
-    """Requests run one at a time, at times that the trace has, too. A learning policy learns later than in a replay."""
+    """Requests run one at a time, at times that the trace has, too. Learning, in a thread, lags behind a replay."""
     ran = measure(choice, Setting(MIX, seed=1, pool_blocks=384, at_once=1, engine="instant"), forked)
     print(ran)
     assert abs(ran.difference) <= 2.0

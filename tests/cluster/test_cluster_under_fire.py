@@ -38,7 +38,7 @@ STRIKES = {
 
 
 def calmer(configuration: Configuration) -> Configuration:
-    """Returns the configuration with fewer requests, or fewer expected answers, of a smaller model."""
+    """Returns it with fewer requests, or answers of a smaller model: each client still asks at a fault and its end."""
     if configuration.name == "exact":
         return replace(configuration, jobs=functools.partial(ExactJobs, count=10, card=small_card()))
     clients = tuple(replace(each, period_s=usually(3, long=2) * each.period_s) for each in configuration.clients)

@@ -203,7 +203,7 @@ async def test_a_redis_that_lost_the_last_changes_is_noticed_next_time(metadata:
 
 
 async def test_a_lost_index_is_noticed_at_the_next_change(metadata: StoreMetadata) -> None:
-    """A busy node changes entries between any two renewals; it must not take entries of another life for its own."""
+    """A busy node changes entries between any two renewals; it must not take a lost index for the one it left."""
     raw = metadata._redis
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(number), 5) for number in range(3)])

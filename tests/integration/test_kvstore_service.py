@@ -96,7 +96,7 @@ async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
         assert list(result) == expected
         assert node.figure("put_objects_total") == 3
         assert node.figure("put_bytes_total") == 3 * OBJECT
-        # Before the metadata is there, the node itself has the block.
+        # Until the metadata has the object, the node itself says that it exists.
         life = Life("kv-0", node.node.boot_id)
         await client.store.metadata._redis.hdel(f"pinyon:v1:block:{key(1).hex()}", str(life))
         assert await client.put([1]) == (PutOutcome.EXISTS,)

@@ -171,7 +171,7 @@ async def test_an_instance_that_returns_on_its_address_is_used_again():
 
 
 async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
-    """A session opened before may lead to the old process at that address. If it does not, its requests are not cut."""
+    """A session opened before may lead to the dead process at that address. If it lives, its requests are not cut."""
     async with running_lb(workers=1) as bench:
         (worker,) = bench.workers
         worker.go.clear()

@@ -1,5 +1,4 @@
-"""Keys to ranges of memory between live engines, over every transport but rdma: they open their ranges, nothing
-else."""
+"""Keys to memory ranges between live engines, over all transports but rdma (tested in the guest): they open no more."""
 
 from __future__ import annotations
 

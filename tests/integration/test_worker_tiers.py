@@ -94,7 +94,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.001) -> None
 
 
 async def test_talks_larger_than_the_pool_hit_in_the_second_tier(fleet):
-    """Six conversations of three turns, in turns: each time the pool held another conversation."""
+    """Six conversations of three turns, interleaved turn by turn: each time the pool held another conversation."""
     m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=96, prefill_chunk_tokens=24)
     client = await fleet.client(m)
     talks = [document(seed, 6) for seed in range(6)]

@@ -196,10 +196,7 @@ class NaiveTable:
 
 
 def best_of(hazards: list[float], start: int) -> float:
-    """Returns Gittins' index by trying each time to hold until: uses over seconds held.
-
-    A use is in the middle of its bin.
-    """
+    """Returns Gittins' index, uses (in mid-bin) over seconds held, by trying each time to hold until."""
 
     def ratio(until: int) -> float:
         uses = held_s = 0.0
