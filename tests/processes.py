@@ -48,11 +48,9 @@ class Started:
     process: Process
     what: str
     test: str
-    """True for a process of asyncio, which holds it until its end. It must end with its test, as the event loop
-    does."""
+    """The test that ran when the process was started, its fixtures included."""
     of_loop: bool = False
-    """True for a process of asyncio, which holds it until it has ended. Event loop and process must end with the
-    test."""
+    """True for a process of asyncio, which holds it until its end. It must end with its test, like the event loop."""
 
     def __str__(self) -> str:
         return f"process {self.process.pid} ({self.what[:SHOWN_CHARS]}), started during {self.test}"

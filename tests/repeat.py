@@ -46,8 +46,6 @@ BUSY = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one test in one run."""
-
     run: int
     test: str
     outcome: str

@@ -76,8 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Returns twice the number of processors, at most eight: half of a worker's time is waiting, and each one imports
-    and collects everything first."""
+    """Returns twice the number of processors, at most eight, because workers wait for half of their time.
+
+    The limit is there because each worker first imports and collects everything.
+    """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return min(2 * len(os.sched_getaffinity(0)), 8)

@@ -23,6 +23,5 @@ def use_small_model() -> None:
 
 
 def small_card() -> ModelCard:
-    """Returns the card for a test's own engine. Its fingerprint is the whole model's, so no other process may see
-    it."""
+    """Returns the card for a test's own engine. Its fingerprint is the whole model's, so nobody else may see it."""
     return replace(load_card(None), config=small_config())

@@ -20,8 +20,7 @@ class Contention:
         self._begun = self._now()
 
     def share(self) -> float:
-        """Returns the share (0 to 1) of the processors' time since then that others than this process and its children
-        used."""
+        """Returns the share (0 to 1) of processor time since then that neither this process nor its children used."""
         begun, now = self._begun, self._now()
         wall_s, busy_s, own_s = (after - before for before, after in zip(begun, now, strict=True))
         return max(0.0, busy_s - own_s) / (wall_s * len(os.sched_getaffinity(0)) or 1.0)

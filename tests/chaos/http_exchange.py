@@ -25,15 +25,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
-
     status: int
     body: bytes
     keep: bool
 
     def text(self) -> str:
-        """Returns a completion's text, streamed or not. Raises ValueError, with the body, if it is none or
-        unfinished."""
+        """Returns a completion's text, streamed or not. Raises ValueError, with the body, if none or unfinished."""
         if self.status != 200:
             raise ValueError(f"HTTP {self.status}: {self.body[:300].decode(errors='replace')}")
         if not self.body.startswith(b"data: "):

@@ -75,8 +75,7 @@ class Leaving:
 
 
 def leaving_spec() -> ClusterSpec:
-    """Returns a cluster with one service of each kind, so that all hops are known; it is so slow that no request
-    ends."""
+    """Returns a cluster of one service per kind, so all hops are known, and so slow that no request ends by itself."""
     return ClusterSpec(
         prefill=1,
         decode=1,

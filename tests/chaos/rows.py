@@ -52,8 +52,7 @@ class Row:
 
 
 def gap_s(records: Sequence[Record], clients: Sequence[int], event_s: float) -> float | None:
-    """Returns the longest wait of a client, from ``event_s`` on, for an answer to a later request; None: it never
-    came."""
+    """Returns a client's longest wait, from ``event_s`` on, for an answer to a later request; None: it never came."""
     gaps = []
     for client in clients:
         ends = [
@@ -79,8 +78,7 @@ def only_copy(record: Record, victim: str, fault: str, struck_s: float) -> bool:
 def rows_of(
     key: tuple[str, str, str], records: Sequence[Record], struck_s: float, events_s: Sequence[float]
 ) -> list[Row]:
-    """Returns one row per size; ``key`` is configuration, victim and fault; gaps are measured after each of
-    ``events_s``."""
+    """Returns one row per size; ``key`` is configuration, victim and fault; gaps begin at each of ``events_s``."""
     _, victim, fault = key
     rows = []
     for size in sorted({record.size for record in records}, key=list(SIZES).index):

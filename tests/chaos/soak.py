@@ -26,8 +26,6 @@ ANSWER_S = 60.0
 
 
 class SoakResult:
-    """The result of a soak."""
-
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
         self.served = 0
@@ -120,7 +118,6 @@ async def _leave(address: str, body: bytes, after_s: float) -> None:
 
 
 def start_soak(log_dir: Path, say: Callable[[str], None]) -> LocalCluster:
-    """Starts a cluster to soak."""
     cluster = LocalCluster(soak_spec(), log_dir)
     cluster.start(lambda line: say(f"starting: {line.partition(' ')[0]}"))
     return cluster

@@ -18,8 +18,7 @@ RUNNING = pytest.StashKey[LocalCluster]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Stops the shared cluster after the last of its files: when idle until the session's end, it took a twentieth of a
-    core."""
+    """Stops the shared cluster after its last file; idle until the session's end, it took a twentieth of a core."""
     yield
     if unit_of(item.nodeid) == CLUSTER and (nextitem is None or unit_of(nextitem.nodeid) != CLUSTER):
         running = item.config.stash.get(RUNNING, None)
@@ -29,8 +28,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
-    """A shared cluster of 2 prefill, 2 decode, 1 store node, conductor and load balancer. Tests leave it as they found
-    it."""
+    """A shared cluster of 2 prefill, 2 decode, 1 store node, conductor, load balancer. Tests must not change it."""
     with LocalCluster(cluster_spec(extra=CHUNKS), tmp_path_factory.mktemp("cluster-logs"), forked) as running:
         pytestconfig.stash[RUNNING] = running
         yield running
@@ -38,7 +36,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 @pytest.fixture(scope="session")
 def reference() -> Reference:
-    """The source of the expected tokens."""
     return Reference()
 
 

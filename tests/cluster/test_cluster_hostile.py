@@ -40,8 +40,7 @@ SLOW = 20
 FLOOD_BYTES = 6_000_000
 CALL_S = 30.0
 PATIENCE_S = 0.5
-"""The load balancer's limit here for a head after its first byte; for that byte and for a body it is four times as
-long."""
+"""The load balancer's limit here for a head after its first byte; four times as much for that byte, and for a body."""
 GROWTH_MAX = usually(107, long=110) / 100
 """The growth that is allowed; up to 4 % occurs when nothing is kept.
 
@@ -82,8 +81,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 def memory_kib(pid: int) -> int:
-    """Returns the memory of a process, without code, tables in huge pages, and the store's pool, which fills with
-    KV."""
+    """Returns a process's memory without code, tables in huge pages, and the store's pool (shared, fills with KV)."""
     held = held_bytes(pid)
     return (held["Anonymous"] - held["asked_huge"]) // 1024
 
@@ -181,8 +179,7 @@ class Siege:
         await wait_idle(self._cluster)
 
     async def has_harmed_nobody(self, more: Callable[[], Awaitable[None]]) -> None:
-        """Checks that no process grew. ``more`` sends further messages: allocators then release memory; a leak
-        stays."""
+        """Checks that no process grew. ``more`` sends more messages: allocators then release memory; a leak stays."""
         cluster, before = self._cluster, self._before
         grown = set(before)
         for _ in range(LOOKS):

@@ -1,5 +1,4 @@
-"""Requests continue while services are killed, frozen and told to end: none fails but those only the victim could
-finish.
+"""Services are killed, frozen and told to end: no request fails but those that only the victim could finish.
 
 The short version of ``./dev chaos faults``, which also measures times (docs/faults.md); here nothing depends on the
 machine's speed. The folder that a failure names has the evidence.

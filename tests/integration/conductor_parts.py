@@ -117,8 +117,7 @@ class World:
         self.stub = conductor_pb2_grpc.ConductorServiceStub(self.channel)
 
     async def restart(self) -> None:
-        """Restarts the conductor; returns when the channel has seen the old one end, so the next call reaches the new
-        one."""
+        """Restarts the conductor; returns when the channel has seen the old one end, so calls reach the new one."""
         await self.conductor.server.drain(0)
         async with asyncio.timeout(WAIT_S):
             while (state := self.channel.get_state()) is grpc.ChannelConnectivity.READY:

@@ -40,8 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 class StubLb:
-    """A load balancer that lives in its context, unless ``kill`` (no farewell) or ``leave`` ends it. It keeps what it
-    is ``told``."""
+    """A load balancer in its context, until ``kill`` (no farewell) or ``leave``; it keeps what it is ``told``."""
 
     def __init__(self, lb_id: str, controller: str, boot: str = "1", **info) -> None:
         region = lb_id.partition("-")[0]
@@ -70,7 +69,6 @@ class StubLb:
         return self
 
     def dial(self, controller: str) -> None:
-        """Opens a session with that controller."""
         self.session = ControllerSession(
             controller, self._on, lambda: self.load, lambda: self.latencies_ms, lambda: self.draining, period_s=0.2
         )

@@ -58,8 +58,6 @@ async def eventually(condition: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Node:
-    """A running node."""
-
     node: StoreNode
     context: ServiceContext
 

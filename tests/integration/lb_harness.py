@@ -62,8 +62,7 @@ def expected_logprobs(tokens, top: int) -> list[TokenLogprob]:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks all sessions at that
-    token."""
+    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks sessions at that token."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -212,8 +211,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
-    """A conductor that places all on the first worker not excluded; ``silent`` it never answers, ``error`` answers
-    all."""
+    """A conductor that places all on the first worker not excluded; ``silent`` stops answers, ``error`` is for all."""
 
     def __init__(self, workers: list[FakeWorker]) -> None:
         self.workers = workers
@@ -514,7 +512,6 @@ class LiveLb(Front):
 
     @property
     def memory_bytes(self) -> int:
-        """The resident set of its process."""
         return psutil.Process(self.process.pid).memory_info().rss
 
     async def gauge(self, name: str) -> float:

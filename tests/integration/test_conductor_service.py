@@ -310,8 +310,7 @@ async def test_statuses_of_what_cannot_be_placed(world):
 
 
 async def test_the_default_limit_is_against_load_not_against_length(world):
-    """A prompt that needs more than the 30 s by itself is placed, but waits behind others for at most a quarter of
-    it."""
+    """A prompt that alone needs more than the 30 s is placed, but waits behind others for at most a quarter of that."""
     members = await world.cluster()
     for name in ("p0", "p1"):
         slow = conductor_pb2.PrefillMeasurement(computed_tokens=1000, compute_us=8_000_000)

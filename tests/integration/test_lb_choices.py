@@ -393,7 +393,6 @@ async def test_log_probabilities_of_a_chat(told):
 
 
 async def test_a_call_fails_where_an_instance_tells_no_logprobs():
-    """An answer without the requested log-probabilities would be incomplete."""
     async with running_lb() as bench:
         for worker in bench.workers:
             worker.tells_logprobs = False

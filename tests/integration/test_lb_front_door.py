@@ -1,5 +1,4 @@
-"""The front door beside generations: other routes, web pages, compressed bodies, ids, clients that end their
-sending."""
+"""The front door beside generations: other routes, web pages, compressed bodies, ids, clients that end sending."""
 
 from __future__ import annotations
 

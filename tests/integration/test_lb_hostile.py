@@ -192,7 +192,6 @@ async def test_a_stalled_request_does_not_touch_the_answer_before_it():
     ],
 )
 async def test_who_drips_is_cut(beginning):
-    """Sending a byte now and then extends no deadline."""
     async with running_lb(head_timeout_s=0.3, body_timeout_s=0.3) as bench, Connection(bench.http) as connection:
         connection.writer.write(beginning)
         reply = asyncio.ensure_future(connection.reply())

@@ -72,8 +72,7 @@ class Http2(Connection):
                 self.unsent.pop(stream, None)
 
     def refused(self, streams: int) -> bool:
-        """Returns whether at least so many streams were refused, or the connection was cut, as when pings go
-        unanswered."""
+        """Returns whether so many streams were refused, or the connection was cut, as when pings go unanswered."""
         return len(self.reset) >= streams or self.task.done()
 
     def call(self, method: str, message: bytes) -> None:

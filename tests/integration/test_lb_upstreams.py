@@ -635,7 +635,6 @@ async def test_cors_and_the_pages() -> None:
 
 
 async def test_a_load_balancer_in_front_of_load_balancers() -> None:
-    """A deployment of only our load balancers and plain servers."""
     servers = [FakeServer() for _ in range(4)]
     async with (
         running_upstreams(*servers[:2]) as left,

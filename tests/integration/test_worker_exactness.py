@@ -193,8 +193,7 @@ async def test_tokens_are_exact_while_the_batching_policy_changes(fleet):
 
 
 async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
-    """A pool for one long request at its end, two before: short ones get their first tokens first, and all requests
-    end."""
+    """A pool for one long request at its end, two before: short ones get their first tokens first, and all end."""
     rng = random.Random(26)
     m = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12, batching="most_in_time")
     client = await fleet.client(m)

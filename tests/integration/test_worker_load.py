@@ -247,8 +247,7 @@ async def test_another_session_hears_of_what_it_did_not_send(fleet):
 
 
 async def test_load_balancers_share_the_room(fleet):
-    """A load balancer that gets no reports, and so does not push by them, has no share; one that leaves frees its
-    share."""
+    """A load balancer that gets no reports, so cannot push by them, has no share; one that leaves frees its share."""
     m = await fleet.start("mixed", "m0", max_batch=8, load_interval_s=0.01)
     await fleet.client(m)
     one = await listener(fleet, m)

@@ -94,7 +94,6 @@ async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends
 
 
 async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
-    """The prompt would otherwise compute the same prefix again."""
     p, d = await fleet.pair(blocks=24)
     client = await fleet.client(d)
     queue, cache = p.prefills.queue, p.parts.cache
@@ -153,8 +152,7 @@ async def test_an_instance_without_room_for_a_prompt_says_so(fleet):
 
 @REPLACES_METHODS
 async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
-    """Each key names the key before it, whether published by chunks, sent by an instance, generated, or behind a
-    prefix."""
+    """Each key names the one before it, whether published by chunks, sent, generated, or behind an older prefix."""
     p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
     told = {}
     for worker in (p, d):

@@ -32,8 +32,7 @@ _numbers = itertools.count()
 
 Side = Literal["near", "far"]
 Fault = Literal["near", "far", "unplugged"]
-"""The break of a rail: the near NIC down, the far NIC down, or the cable pulled out of the bridge, unseen by any
-NIC."""
+"""The break of a rail: near NIC down, far NIC down, or the cable pulled out of the bridge, which no NIC sees."""
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:

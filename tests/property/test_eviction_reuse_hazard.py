@@ -1,5 +1,4 @@
-"""pinyon's own policy: prefixes outlive extensions, tenants keep their shares, records stay small, learning is
-right."""
+"""pinyon's own policy: prefixes outlive extensions, tenants keep shares, records stay small, learning is right."""
 
 from __future__ import annotations
 

@@ -339,8 +339,7 @@ def test_an_operation_costs_the_same_however_many_wait(tenants: int, demands: in
 
 @pytest.mark.skipif(compiled(), reason="counts what the interpreter does")
 def test_tenants_without_room_cost_nothing() -> None:
-    """A thousand tenants wait for a demand without room; its coming and going costs no more than the others that go
-    on."""
+    """A thousand tenants lack room; when their room comes and goes, it costs no more than the tenants that go on."""
 
     def of(blocked: int) -> int:
         queue = RequestQueue(5000, 5000)

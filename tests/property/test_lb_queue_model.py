@@ -32,8 +32,6 @@ SAID = st.tuples(
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it entered."""
-
     number: int
     tenant: str
     tokens: int

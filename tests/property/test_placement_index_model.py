@@ -48,8 +48,7 @@ def sampled(number: int, every: int) -> bool:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """A machine in which ``known`` is what the index should know, ``before`` what it knew before an incomplete
-    snapshot.
+    """A machine with what the index should know (``known``), and what it knew ``before`` an incomplete snapshot.
 
     An instance's own ``content`` may be ahead after a lost change.
     """

@@ -55,8 +55,7 @@ class Guest:
         self.console = share / "console.log"
 
     def run(self, command: Sequence[str], sink: Callable[[bytes], None] = lambda output: None) -> int:
-        """Returns the exit status of ``command`` and sends output to ``sink``; raises :class:`GuestLost` without a
-        status."""
+        """Returns the exit status of ``command``, with output to ``sink``; raises :class:`GuestLost` without one."""
         (self.share / "command").write_text(_script(command), encoding="utf-8")
         output, status = self.share / "output", self.share / "status"
         output.write_bytes(b"")

@@ -87,8 +87,6 @@ class Running:
 
 
 class HostB:
-    """The peer process."""
-
     def __init__(self, size: int, secret: bytes = SECRET) -> None:
         self._process, self._connection = rdma_peer.spare()
         self._connection.send((size, secret))
@@ -143,8 +141,7 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def resources(*, of_b: bool = False) -> dict[str, int]:
-    """Returns counts of host a's resources and b's queue pairs; ``of_b`` adds b's protection domains and
-    registrations."""
+    """Counts host a's resources and b's queue pairs; ``of_b`` adds b's protection domains and registrations."""
     shown = subprocess.run(["rdma", "-j", "resource", "show"], capture_output=True, check=True, timeout=60, text=True)
     total: Counter[str] = Counter()
     for device in json.loads(shown.stdout):
