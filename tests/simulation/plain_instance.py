@@ -26,7 +26,7 @@ def serve(
     batch: int,
     prefill_first: bool,
 ) -> list[Plain]:
-    """One prompt at a time, first come, first served; all that runs gets a token in each step."""
+    """Serves one prompt at a time, first come, first served; each running request gets a token in each step."""
     cache: set[int] = set()
     queue: list[int] = []
     prompt: int | None = None

@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Where a request ran, when its first token came, how many of its tokens were reused."""
+    """The instance of a request, the time of its first token and the number of its reused tokens."""
 
     instance: int
     ttft_s: float
@@ -34,7 +34,7 @@ class Served(NamedTuple):
 
 
 def cut(rows: Sequence[tuple[float, int, Sequence[int]]], rate: float, tokens_max: int = 20_480) -> list[Row]:
-    """Prompts cut, arrivals scaled to a mean rate between the first and the last."""
+    """Cuts the prompts, and scales the arrivals to a mean rate between the first and the last."""
     first, last = rows[0][0], rows[-1][0]
     scale = len(rows) / rate / (last - first)
     return [
@@ -69,12 +69,12 @@ class Plain:
         self.ends_s = 0.0
 
     def load_s(self, now_s: float) -> float:
-        """Equal ones must be equal after rounding as well."""
+        """Returns the load, rounded so that equal loads stay equal."""
         rest = self.ends_s - now_s if self.running else 0.0
         return round(rest + sum(new for _, _, new in self.queue) * TOKEN_S, 9)
 
     def seen(self, row: Row) -> int:
-        """Tokens that a router believes will be reused."""
+        """Returns the tokens that a router believes will be reused."""
         coming = [other.blocks for _, other, _ in self.queue]
         if self.running:
             coming.append(self.running[1].blocks)

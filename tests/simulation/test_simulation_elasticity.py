@@ -36,7 +36,7 @@ EACH = ALL[:2]
 
 
 def traffic(seed: int, phases: list[tuple[float, float]]) -> list[Arrival]:
-    """Until when, and requests per second."""
+    """Returns the arrivals of phases, each given as its end in seconds and its requests per second."""
     rng, now_s, arrivals = random.Random(seed), 0.0, []
     for end_s, per_s in phases:
         while now_s < end_s:
@@ -83,7 +83,7 @@ def test_a_cluster_with_too_few_gets_the_least() -> None:
 
 
 def test_prompts_that_take_longer_than_the_slo_add_none() -> None:
-    """3.2 s each, and nobody waits."""
+    """Each prompt takes 3.2 s, and no prompt waits."""
     arrivals = [
         Arrival(number * 1.3, 100 * BLOCK, 1, tuple(range(number * 100, number * 100 + 100)), NO_TRAITS)
         for number in range(100)

@@ -49,7 +49,7 @@ def test_thousands_of_requests_end_once_and_leave_nothing(name: str, request: py
     world: World = request.getfixturevalue(name)
     ends = ("finished", "cancelled", "failed", "refused", "rejected", "unavailable")
     assert sum(world.counts[end] for end in ends) == world.plan.requests
-    # The history is worth something only if it met all of this.
+    # The history is worth something only if all of this happened.
     met = ("finished", "cancelled", "refused", "retry", "death", "preempted")
     assert {what: world.counts[what] for what in met if not world.counts[what]} == {}
     assert world.cluster.front.queued

@@ -40,7 +40,7 @@ def compare(rows: list[tuple[float, int, tuple[int, ...]]], instances: int, cach
 
 
 def grown(tokens: int) -> int:
-    """With no last block that is sooner computed than fetched: the policy looks whether to fetch all or nothing."""
+    """Rounds up if the last block is sooner computed than fetched: the policy considers fetching all or nothing."""
     return tokens if (tokens - 1) % BLOCK >= 20 else -(-tokens // BLOCK) * BLOCK
 
 

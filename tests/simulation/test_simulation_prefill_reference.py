@@ -29,7 +29,7 @@ CLOSE_S = 1e-9
 
 
 def chains(rng: Random, count: int, tokens_max: int) -> list[tuple[float, int, tuple[int, ...]]]:
-    """Prompts that share beginnings; now and then many at one time."""
+    """Returns prompts that share beginnings; now and then, many arrive at one time."""
     asked: list[tuple[int, ...]] = [()]
     ids, rows, now_s = 0, [], 0.0
     for _ in range(count):
@@ -99,8 +99,11 @@ def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
 
 
 def test_waits_at_one_server_match_the_md1_formula() -> None:
-    """Each of 6,000 requests waits for the one before it (Lindley: w' = max(0, w + s - gap)), and the mean of 100,000
-    (300,000 in a long run) that wait so is that of M/D/1: rho s / 2 (1 - rho)."""
+    """The simulated waits follow Lindley's recursion, whose mean is that of M/D/1.
+
+    Each of 6,000 requests waits for the one before it: w' = max(0, w + s - gap). The mean of 100,000 such waits
+    (300,000 in a long run) is rho s / 2 (1 - rho).
+    """
     tokens, load = 500, 0.7
     service_s = tokens * plain.TOKEN_S
 

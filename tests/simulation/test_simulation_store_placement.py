@@ -1,7 +1,7 @@
-"""Where runs of blocks go on a trace of conversations: evenly over the nodes, and few nodes for one prompt.
+"""Tests of where the store places a trace's blocks: evenly over the nodes, and on few nodes for one prompt.
 
 All prompts of the trace begin with the same block, as those of one service do. The trace is not part of this
-repository: it is looked for in ``$PINYON_TRACES``, else in ``../shared/traces`` beside it.
+repository: the test looks for it in ``$PINYON_TRACES``, else in ``../shared/traces`` beside the repository.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ class Spread(NamedTuple):
     """Stretches of blocks that lie on one node, likewise."""
 
     def variation(self, weights: dict[str, float]) -> float:
-        """Coefficient of variation of the share of each node's capacity that is in use."""
+        """Returns the coefficient of variation of the share of each node's capacity that is in use."""
         shares = [self.held[node] / weight for node, weight in weights.items()]
         return pstdev(shares) / fmean(shares)
 
 
 def replay(prompts: list[list[bytes]], weights: dict[str, float], run_tokens: int, *, reuse: bool) -> Spread:
-    """Every prompt in turn on a store that forgets nothing. Without ``reuse`` all of each prompt is computed and
-    offered, with it only what the store lacks."""
+    """Replays every prompt in turn on a store that forgets nothing.
+
+    With ``reuse`` a prompt offers only what the store lacks, else it offers all of its blocks as computed.
+    """
     at: dict[bytes, str] = {}
     spread = Spread(dict.fromkeys(weights, 0), [], [])
     for keys in prompts:
