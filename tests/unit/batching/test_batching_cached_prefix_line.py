@@ -8,7 +8,7 @@ from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, Blo
 
 
 class Books:
-    """Who holds how much. Nothing is shared: the order is looked at here."""
+    """The blocks that each request holds. Nothing is shared: these tests look at the order."""
 
     def __init__(self) -> None:
         self.running: dict[int, BatchRequest] = {}
@@ -26,7 +26,7 @@ def request(number: int, letters: str) -> BatchRequest:
 
 
 def policy(choice: str, *prompts: str, cached: tuple[str, ...] = ()) -> BatchingPolicy:
-    """Those of the cached prompts came and went; the others wait, with numbers from 0 on."""
+    """Returns a policy that has served the cached prompts; the other prompts wait, numbered from 0."""
     made = BATCHING_POLICIES.make(choice).policy(Books())
     for number, letters in enumerate(cached, start=-len(cached)):
         made.enqueue(request(number, letters))

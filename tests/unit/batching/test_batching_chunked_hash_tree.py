@@ -12,7 +12,7 @@ from pinyon.batching.chunked_hash_tree import LEVELS_MAX, chunk_hashes
 
 
 def tree(**requests: str) -> ChunkedHashTree[str]:
-    """Chunks of one letter."""
+    """Returns a tree of the requests in chunks of one letter."""
     made: ChunkedHashTree[str] = ChunkedHashTree(1)
     for request, letters in requests.items():
         made.insert(request, [ord(letter) for letter in letters])
@@ -186,7 +186,7 @@ def test_limits() -> None:
 
 
 def test_memory_does_not_grow_with_those_that_have_gone() -> None:
-    """Nobody asks for the best in half of the rounds, so that nothing is cleared by asking."""
+    """The best leaf is not asked for in half of the rounds, so that asking clears nothing there."""
     cht: ChunkedHashTree[int] = ChunkedHashTree(4)
     random = np.random.default_rng(7)
     stems = random.integers(0, 1 << 32, (5, 64), np.uint32)

@@ -1,4 +1,4 @@
-"""Who gets KV memory next, by shared prefix, and how long somebody is passed over at most."""
+"""Tests of the order in which requests get KV memory by shared prefix, and of how long a request is passed over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, Blo
 
 
 class Books:
-    """Who holds how much. Nothing is shared: the order is looked at here."""
+    """The blocks that each request holds. Nothing is shared: these tests look at the order."""
 
     def __init__(self) -> None:
         self.running: dict[int, BatchRequest] = {}
@@ -151,7 +151,7 @@ def test_nobody_is_passed_over_longer_than_the_limit(random, limit_s: int) -> No
 
 
 def test_prompts_for_other_instances_pass_nobody_without_end() -> None:
-    """One of 30 blocks comes each second and takes three; between them there is never room for 60."""
+    """A request of 30 blocks comes each second and takes three; between them there is never room for 60."""
     books = Books()
     policy = feather(books)
     ends: dict[int, float] = {}

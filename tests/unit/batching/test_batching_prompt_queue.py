@@ -1,4 +1,4 @@
-"""Who leaves the queue when."""
+"""Tests of the order in which prompts leave the queue."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_blocks_a_queued_prompt_would_reuse_are_spared_for_it(queue, held):
 
 
 def test_the_order_of_service_says_who_leaves_first(held):
-    """Of those that do not wait for another one's blocks."""
+    """The order applies to prompts that do not wait for another prompt's blocks."""
     queue = PromptQueue(held, active=1, limit=40, order=SERVICE_ORDERS.make("shortest_in_time:age_s=5"))
 
     def add(number: int, seconds: float, deadline_s: float, key: bytes) -> None:
@@ -171,7 +171,7 @@ def test_the_order_of_service_says_who_leaves_first(held):
 
 @pytest.mark.parametrize("order", SERVICE_ORDERS.names)
 def test_a_prompt_with_room_is_found_behind_all_that_must_wait(order):
-    """It may hold the room that the others wait for."""
+    """The prompt may hold the room that the others wait for."""
     queue = PromptQueue(Held(), active=4, limit=4 * LOOK_AHEAD, order=SERVICE_ORDERS.make(order))
     queue.add(prompt(0, A), 0.0)
     assert queue.start(0.0) == [0]

@@ -12,7 +12,7 @@ from pinyon_lab.policies.radix_tree import RadixTree
 
 
 def keys(letters: str) -> tuple[bytes, ...]:
-    """Each letter is a block that is known by all before it."""
+    """Returns the keys of a prompt: each letter is a block that is known by all blocks before it."""
     return tuple(letters[: end + 1].encode() for end in range(len(letters)))
 
 
@@ -24,7 +24,7 @@ def tree(*prompts: str, limit: int = 100) -> RadixTree:
 
 
 def edges(made: RadixTree) -> list[str]:
-    """The last letter of each key of each edge."""
+    """Returns for each edge the last letters of its keys."""
     return sorted("".join(key.decode()[-1] for key in node.keys) for node in made.nodes()[1:])
 
 

@@ -42,12 +42,12 @@ class Told:
 
 
 def homogeneous(state: BatchState) -> bool:
-    """Own ends may go, a shared prefix of two levels may not."""
+    """Returns whether a batch may stay: requests' own ends may be lost, a shared prefix of two levels may not."""
     return state.loss < 2
 
 
 def path(letters: str) -> list[int]:
-    """Each letter is a block that is known by all before it."""
+    """Returns the path of a prompt: each letter is a block that is known by all blocks before it."""
     return [int.from_bytes(letters[: end + 1].encode()) for end in range(len(letters))]
 
 
@@ -211,7 +211,7 @@ def test_a_stranger_that_leaves_lets_the_others_share_again() -> None:
 
 
 def test_a_policy_that_tries_something_is_asked_once_in_a_round() -> None:
-    """Its other answer would be forgotten before anything came of it, else."""
+    """A second answer would be forgotten before it had any effect."""
     answers = itertools.cycle([False, True])
     made = PrefixRounds(Coarse(lambda state: next(answers)), 1)
     for number, text in enumerate(("aab", "aac")):

@@ -1,4 +1,4 @@
-"""Whose turn it is, against looking at everybody each time."""
+"""Tests of the order of service, against looking at all requests each time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.long import usually
 
 
 def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -> int:
-    """As they came: number → seconds, deadline."""
+    """Returns the next of the waiting requests, which are in order of arrival: number → seconds, deadline."""
     for number, (_, deadline_s) in waiting.items():
         if now_s - deadline_s > age_s:
             return number
@@ -104,11 +104,11 @@ def test_settings_are_checked(age_s: str) -> None:
 
 
 Prompts = dict[int, tuple[float, float]]
-"""By number: whole seconds that each takes, and its deadline."""
+"""Whole seconds and deadline of each prompt, by number."""
 
 
 def most_in_time(prompts: Prompts, now_s: float) -> int:
-    """How many can be, of all sets: those of a set can if they can by deadline."""
+    """Returns how many prompts of any set can be in time: a set can if it is in time in order of deadline."""
     for count in range(len(prompts), 0, -1):
         for chosen in combinations(prompts.values(), count):
             ends_s = now_s
@@ -153,8 +153,10 @@ def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
 @settings(max_examples=usually(80, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.1, 0.5, 4.0)))
 def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
-    """Who came and did not leave is there, each once, whatever was late or old in between; and turns are told as they
-    then come."""
+    """Each request that came and did not leave is there once, whatever was late or old in between.
+
+    Turns are predicted as they then come.
+    """
     rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0, aged_share=share))
     waiting: dict[int, float] = {}
     now_s = 0.0
@@ -272,7 +274,7 @@ def test_prompts_of_unknown_time_use_up_the_time_they_take(share: float, step_s:
 
 
 def test_where_the_clock_stands_each_turn_counts_a_little() -> None:
-    """Of those late for long, too: they go before all, but not all of them."""
+    """Aged requests count too: they go first, but not all of them."""
     order: MostInTime[int] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=0.25))
     for number in range(40):
         order.add(number, 0.0, 0.0, 1.0 if number < 20 else 1e6)
@@ -285,7 +287,7 @@ def test_where_the_clock_stands_each_turn_counts_a_little() -> None:
 @settings(max_examples=usually(40, long=100), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.25, 0.5, 1.0)))
 def test_who_is_late_for_long_waits_for_no_more_than_the_share(seed: int, share: float) -> None:
-    """Whatever others take, said or not; there are always some."""
+    """The bound holds for any time that other requests take, predicted or not; there are always other requests."""
     rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=1.0, aged_share=share))
     for number in range(10):
         order.add(-1 - number, 0.0, rng.choice((0.0, 0.5, 2.0)), 1.0)

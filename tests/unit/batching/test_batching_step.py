@@ -65,7 +65,7 @@ def test_a_prompt_that_came_back_during_the_step_is_another_one(scheduler):
 
 
 def computed(scheduler: StepScheduler, now_s: float) -> list[tuple[int, int, int]]:
-    """The chunks of one step."""
+    """Returns the chunks of one step."""
     plan = scheduler.decide(now_s)
     assert plan is not None
     return scheduler.fold(plan).prefills

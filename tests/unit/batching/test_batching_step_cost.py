@@ -1,4 +1,4 @@
-"""What chunks cost is learned from steps, and a step that decodes stays within its limit."""
+"""Tests that the cost of chunks is learned from steps, and that a step that decodes stays within its limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Played:
         return plan
 
     def taught(self) -> Played:
-        """Of decoding, and of a prompt of some length."""
+        """Teaches the scheduler the costs of decoding and of a prompt of some length."""
         for _ in range(8):
             self.step()
         self.scheduler.add_prefill(PromptWork(1000, 0, 4000))
@@ -51,7 +51,7 @@ class Played:
 
 @pytest.mark.parametrize("decodes", [1, 8, 32, 200])
 def test_a_long_prompt_that_joins_is_no_spike(decodes: int) -> None:
-    """Without the limit it is: 8,000 tokens, and the same engine."""
+    """Without the limit, 8,000 tokens are a spike on the same engine."""
     for tbt_s, longest_s in ((0.0, 0.25), (TBT_S, TBT_S)):
         played = Played(decodes, tbt_s).taught()
         played.scheduler.add_prefill(PromptWork(0, 0, 8000))
@@ -101,7 +101,7 @@ def test_under_a_stream_of_long_prompts_both_sides_get_on() -> None:
 
 
 def test_a_batch_that_uses_up_the_limit_leaves_prompts_a_share() -> None:
-    """Of decoding's time; and where a block takes longer than that, a block."""
+    """The share is a part of decoding's time, or one block where a block takes longer."""
     decodes = 600
     played = Played(1)
     for number in range(1, decodes):

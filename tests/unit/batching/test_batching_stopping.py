@@ -62,7 +62,7 @@ def test_upper_confidence_bounds_are_the_formula() -> None:
 
 
 def settle(policy: StoppingPolicy, worth: dict[int, float], rounds: int, random: Random) -> float:
-    """Of the last quarter's decisions the share that are the better ones. Rewards vary by a tenth."""
+    """Returns the share of better decisions in the last quarter; rewards vary by a tenth."""
     best = max(worth, key=lambda action: worth[action])
     right = 0
     for number in range(rounds):

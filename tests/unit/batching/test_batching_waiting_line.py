@@ -1,4 +1,4 @@
-"""Who is asked first whether there is room, where an order of service says it."""
+"""Tests of which request is asked first whether it has room, by an order of service."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_late_for_long_it_has_its_share(policy):
 
 @pytest.mark.parametrize("deadline_s", [0.0, 5.0, 30.0])
 def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_s):
-    """15 s after it came, whatever its SLO; without one, too."""
+    """The share comes 15 s after the request did, with any SLO or none."""
     policy = BATCHING_POLICIES.make("most_in_time").policy(books)
     policy.enqueue(request(1, 8.0, deadline_s))
     for number in range(2, 12):
@@ -68,7 +68,7 @@ def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_
 
 
 def test_the_next_in_turn_keeps_the_room_others_will_give_back(policy, books):
-    """Else a large one would never enter among small ones; but it sends nobody away, however long that takes."""
+    """A large request would else never enter among small ones; but it preempts no request, however long it waits."""
     policy.enqueue(request(1, 1.0, blocks=5))
     policy.enqueue(request(3, 2.0))
     books.held = {2: 4}
@@ -194,7 +194,7 @@ def test_what_left_or_was_taken_of_the_turns_that_hold_has_none(books):
 
 @pytest.mark.parametrize("name", BATCHING_POLICIES.names)
 def test_a_prompt_for_another_instance_passes_one_keeping_room(books, name):
-    """Which may have to wait for that one, and those that it waits for for prompts of the other instance."""
+    """The request may have to wait for that prompt, and the requests it waits for may wait for such prompts too."""
     policy = BATCHING_POLICIES.make(name).policy(books)
     policy.enqueue(request(1, blocks=5))
     policy.enqueue(request(3, blocks=1))

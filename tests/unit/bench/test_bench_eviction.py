@@ -1,4 +1,4 @@
-"""What ``./dev bench eviction`` makes of replays: shares of a gap, halves, aims, what the sweep varies."""
+"""The results that ``./dev bench eviction`` derives from replays: shares of a gap, halves, aims, the sweep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(lru: int, own: int, belady: int, blocks: int = 1000) -> Outcome:
 
 
 def write(folder: Path, *of_each: list[int]) -> Public:
-    """A public trace with a request per second."""
+    """Writes a public trace with a request per second."""
     rows = [
         {"timestamp": 1000 * second, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
         for second, ids in enumerate(of_each)

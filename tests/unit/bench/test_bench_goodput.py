@@ -1,4 +1,4 @@
-"""What ``./dev bench goodput`` says of what it has measured, all of it or a part."""
+"""The report of ``./dev bench goodput`` on all of its measurements or a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``./dev bench index`` counts on a trace, by hand and against the definition."""
+"""The counts of ``./dev bench index`` on a trace, by hand and against the definition."""
 
 from __future__ import annotations
 

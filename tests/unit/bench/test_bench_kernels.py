@@ -1,4 +1,4 @@
-"""What ``./dev bench kernels`` measures is what it says."""
+"""Tests that ``./dev bench kernels`` measures what it reports."""
 
 from __future__ import annotations
 

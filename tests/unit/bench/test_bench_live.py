@@ -34,8 +34,11 @@ def test_the_load_is_the_seeds() -> None:
 
 
 def rows_of(dice: random.Random, requests: int) -> list[TraceRow]:
-    """Chats that go on or end, with answers of up to three blocks; each prompt's whole blocks are those of the turn
-    before and of its answer, then new ones. Now and then a prompt comes again as it was."""
+    """Returns the rows of chats that go on or end, with answers of up to three blocks.
+
+    A prompt's whole blocks are those of the turn before and of its answer, then new ones. Now and then a prompt
+    repeats.
+    """
     ids = itertools.count()
     begun = [next(ids), next(ids)]
     chats: list[tuple[str, list[int], int]] = []
@@ -61,7 +64,7 @@ def rows_of(dice: random.Random, requests: int) -> list[TraceRow]:
 
 
 def naive_lru(rows: list[TraceRow], capacity: int) -> list[int]:
-    """With a list of what is held, what goes first in front."""
+    """Returns the hits of each request by a plain list of held blocks, the next to evict in front."""
     following = {row.parent: row for row in rows if row.parent}
     held: list[object] = []
     hits = []

@@ -1,4 +1,4 @@
-"""What ``./dev bench placement`` places on, and what it makes of figures, on small clusters."""
+"""The clusters and figures of ``./dev bench placement``, on small clusters."""
 
 from __future__ import annotations
 

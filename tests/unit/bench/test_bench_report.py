@@ -1,4 +1,4 @@
-"""What benchmarks print: one JSON object on the last line, aims met or not, percentiles that are right."""
+"""The output of benchmarks: one JSON object on the last line, aims met or missed, correct percentiles."""
 
 import json
 import os

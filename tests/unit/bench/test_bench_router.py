@@ -1,4 +1,4 @@
-"""What ``./dev bench router`` measures with: prompts that never come twice, and stubs that count what they should."""
+"""The parts of ``./dev bench router``: prompts that never repeat, and stubs that count correctly."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ PREFIX_BLOCKS = PREFIX_TOKENS // BLOCK_TOKENS
 
 
 def made(experiment: str) -> dict[str, list[list[DecodeSlot]]]:
-    """Slots by the names of points."""
+    """Returns the slots of each point of an experiment, by the point's name."""
     (found,) = [make for name, make in EXPERIMENTS.items() if name.startswith(experiment)]
     slots = {}
     for point in found():

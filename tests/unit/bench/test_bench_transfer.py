@@ -173,7 +173,7 @@ ANSWER_S = 60
 
 
 def sides_of(pid: int) -> list[int]:
-    """All that this process has started, and what they have."""
+    """Returns the ids of all descendants of this process."""
     children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return children + [each for child in children for each in sides_of(child)]
 
@@ -242,7 +242,7 @@ def test_sigterm_ends_a_benchmark_and_all_that_it_started(tmp_path, command):
 
 
 def test_a_peer_process_needs_nothing_of_ours():
-    """It runs in the peer's environment: no pinyon, no third party."""
+    """The peer runs in its own environment, without pinyon or third-party packages."""
     modules = "bench.transfer_peer, bench.transfer_nixl, bench.transfer_gloo"
     code = f"import {modules}, sys; sys.exit('pinyon' in sys.modules)"
     subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True)
@@ -252,7 +252,7 @@ def test_a_peer_process_needs_nothing_of_ours():
 
 
 def _measured(faster: float, systems=SYSTEMS, repetitions: int = 5) -> Measured:
-    """Our systems move ``faster`` times as much as the others, with as much less latency and CPU."""
+    """Returns measurements in which our systems move ``faster`` times as much, with less latency and CPU to match."""
     measured = Measured()
     for system in SYSTEMS:
         factor = faster if system.name.startswith("pinyon") else 1.0

@@ -1,4 +1,4 @@
-"""What ``pinyon explain`` prints of an answer."""
+"""The output of ``pinyon explain``."""
 
 from __future__ import annotations
 

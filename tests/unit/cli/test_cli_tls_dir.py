@@ -22,7 +22,7 @@ ASKED = [
 
 
 def broken(case: str, root: Path) -> tuple[Path, str]:
-    """A folder, and what is said of it."""
+    """Returns a broken folder and the expected error message."""
     authority = TestAuthority(root)
     folder = authority.folder("admin", "admin")
     if case == "the authority's":  # instead of the admin's within

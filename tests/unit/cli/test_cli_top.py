@@ -1,4 +1,4 @@
-"""What ``pinyon top`` draws, as text."""
+"""The screen of ``pinyon top``, as text."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def write(path: Path, rows: list[Row]) -> str:
 
 
 def chats(start_s: float) -> list[Row]:
-    """Chats come again after a minute, files never."""
+    """Returns requests of chats, which come again after a minute, and of files, which never do."""
     found: list[Row] = []
     for number in range(20):
         at, first = start_s + 100 * number, int(1000 * (start_s + number))

@@ -16,7 +16,7 @@ TOTALS = {"successful": 12, "errored": 0, "incomplete": 0, "total": 12}
 
 
 def wheel(folder, name, needs=()):
-    """A package of that name, version 1.0, without any code."""
+    """Writes a package of that name, version 1.0, without any code."""
     info = f"{name}-1.0.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {need}" for need in needs)]
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:

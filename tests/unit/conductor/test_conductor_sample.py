@@ -1,4 +1,4 @@
-"""Of the keys that instances report, a sample is indexed, and placements go by it."""
+"""The conductor indexes a sample of the keys that instances report, and places by this sample."""
 
 from __future__ import annotations
 

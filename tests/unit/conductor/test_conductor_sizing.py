@@ -1,4 +1,4 @@
-"""How many instances a conductor says there should be."""
+"""The number of instances that a conductor asks for."""
 
 from __future__ import annotations
 

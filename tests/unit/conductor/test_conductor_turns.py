@@ -1,4 +1,4 @@
-"""Nothing that one peer brings, or leaves behind, keeps the loop from the others for long."""
+"""The messages and remains of one peer never keep the loop from the others for long."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class World:
         return self.intake.register(Report(registration=info_to_proto(info(name, Role.PREFILL))))
 
     def plan(self, reader: Reporter, source: InstanceState, size_bytes: int, times: int = 1) -> None:
-        """A placement had it fetch so much."""
+        """Plans a placement that has the instance fetch ``size_bytes``, ``times`` times."""
         fetches = (Fetch(source, 0, -(-size_bytes // LAYOUT.block_bytes)),)
         decision = PlacementDecision(reader.state, DecodeChoice(reader.state), 0, fetches, Times(0.0, 0.1, 0.1), "")
         for _ in range(times):
             self.conductor.planned.plan(decision, self.now_s)
 
     async def turns_during(self, reporter: Reporter, report: Report) -> int:
-        """How often others got the loop while a report was taken."""
+        """Returns how often other tasks got the loop while a report was taken."""
         taking = asyncio.ensure_future(in_turns(self.intake.apply(reporter, report)))
         turns = 0
         while not taking.done():

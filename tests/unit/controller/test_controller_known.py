@@ -1,4 +1,4 @@
-"""What a load balancer says that it knew, as far as it may say it."""
+"""The federation that a load balancer reports that it knew, as far as it may report it."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def test_a_killed_hook_is_reaped_also_when_cancelled(tmp_path, monkeypatch
     killpg = os.killpg
 
     def kill(pid: int, number: int) -> None:
-        """It dies a little after its task is cancelled."""
+        """Kills the process a little after its task is cancelled."""
         killed.append(pid)
         task.cancel()
         asyncio.get_running_loop().call_soon(killpg, pid, number)

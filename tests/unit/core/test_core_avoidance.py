@@ -1,4 +1,4 @@
-"""Who is left alone, and for how long."""
+"""The peers that are avoided, and for how long."""
 
 from __future__ import annotations
 

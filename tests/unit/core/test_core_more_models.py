@@ -1,4 +1,4 @@
-"""How further models are named in a setting."""
+"""The names of further models in a setting."""
 
 from __future__ import annotations
 

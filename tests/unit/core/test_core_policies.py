@@ -85,7 +85,7 @@ class Plain(Protocol):
 
 
 class Played:
-    """Of a module that may be imported; ``Tuned`` and ``Fraction`` are no policies."""
+    """A policy of an importable module; ``Tuned`` and ``Fraction`` are no policies."""
 
     def play(self) -> str:
         return "played"

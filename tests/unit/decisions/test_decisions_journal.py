@@ -1,4 +1,4 @@
-"""What decisions are told is written down whole: nothing that changes them gets past a journal."""
+"""Journals record completely what decisions are told: nothing that changes them is missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long one that comes now would wait for KV memory."""
+"""The time that a request that comes now would wait for KV memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_those_that_are_passed_by_do_not_tell_of_those_that_pass() -> None:
 
 
 def test_served_requests_do_not_hide_the_wait_of_unserved_ones() -> None:
-    """Of three that come each second one has room at once and two never have: most wait as long as there is time."""
+    """Each second three requests come: one has room at once and two never have, so most wait as long as time lasts."""
     waits = RoomWaits()
     for second in range(40):
         for each in range(3):

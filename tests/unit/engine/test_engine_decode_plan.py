@@ -1,4 +1,4 @@
-"""What decoded tokens read together, by hand: segments of 256 tokens, blocks of 64."""
+"""The KV that decoded tokens read together, by hand: segments of 256 tokens, blocks of 64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C, D = ([number] * PER_SEGMENT for number in (1, 2, 3, 4))
 
 
 def plan(kernel: str, *requests: tuple[int, Sequence[int]]) -> DecodePlan:
-    """Of requests with so many tokens (the decoded one is the last) in these blocks."""
+    """Returns the plan for requests with these numbers of tokens (the last is the decoded one) in these blocks."""
     ends = [tokens for tokens, _ in requests]
     tables = [np.array(blocks[: -(-tokens // BLOCK)], np.int64) for tokens, blocks in requests]
     rows = range(10, 10 + len(requests))
@@ -26,7 +26,7 @@ def plan(kernel: str, *requests: tuple[int, Sequence[int]]) -> DecodePlan:
 
 
 def shared(found: DecodePlan) -> list[tuple[list[int], int]]:
-    """Requests and number of segments of each run."""
+    """Returns the requests and the number of segments of each run."""
     return sorted(
         (sorted((found.rows[run.first : run.first + run.count] - 10).tolist()), len(run.pieces)) for run in found.shared
     )

@@ -28,7 +28,7 @@ def reference_scores(
     index: int = 0,
     eos: Sequence[int] = (),
 ) -> list[float]:
-    """What is left of each logit when everything that does not depend on chance was done to it, one by one."""
+    """Returns the logits after each step that does not depend on chance, computed one by one."""
     scores = [float(x) for x in logits]
     for token, bias in params.logit_bias:
         scores[token] += bias
@@ -46,7 +46,7 @@ def reference_scores(
 
 
 def reference_distribution(scores: Sequence[float], params: SamplingParams, suppress: set[int]) -> dict[int, float]:
-    """Probability of each token that may be drawn, in order of falling probability, ties by id."""
+    """Returns the probability of each token that may be drawn, most probable first, ties by id."""
     kept = [(-float(x) / params.temperature, i) for i, x in enumerate(scores) if i not in suppress and x > -math.inf]
     kept.sort()
     best = kept[0][0]

@@ -43,7 +43,7 @@ def leading(blocks: Sequence[int], held: Sequence[int]) -> int:
 
 
 def naive_local(requests: Sequence[Asked], nodes: int, capacity: int, router: str, look: int) -> tuple[list[int], int]:
-    """Hits of each request, and copies beyond the first."""
+    """Returns the hits of each request, and the number of copies beyond the first."""
     pool = [NaiveNode() for _ in range(nodes)]
     load = [0] * nodes
     hits = []

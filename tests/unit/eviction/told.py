@@ -49,6 +49,6 @@ class Told(Lru[bytes]):
         super().dropped(keys, now_s)
 
     def take(self) -> list[tuple[Any, ...]]:
-        """What it was told since the last call."""
+        """Returns the events since the last call."""
         events, self.events = self.events, []
         return events

@@ -32,7 +32,7 @@ class World:
         self.registry.sweep(self.now_s)
 
     def dies(self, lb_id: str, answers: int = 2) -> list[str]:
-        """Its session breaks, and it does not answer so many probes."""
+        """Breaks the load balancer's session and leaves ``answers`` probes unanswered; returns the swept ids."""
         self.registry.lost(self.sessions[lb_id], self.now_s)
         boot = self.state_of(lb_id).info.boot_id
         for _ in range(answers):
@@ -337,7 +337,7 @@ def test_a_later_version_elsewhere_renews_the_epoch():
 
 
 def told(session_of: LbInfo, known: Federation, *others: LbInfo) -> Registry:
-    """A controller that knew nothing, after that load balancer has come and said what it knew."""
+    """Returns the registry of a new controller after that load balancer has come and reported what it knew."""
     registry = Registry("new", 1000.0, TIMING)
     for each in (*others, session_of):
         registry.register(each, 1000.0)

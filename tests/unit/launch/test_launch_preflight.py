@@ -1,4 +1,4 @@
-"""What would keep a suite from starting is found before anything is started."""
+"""Obstacles to a suite's start are found before anything is started."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_what_is_refused_leaves_no_folders_behind(regions, no_start, tmp_path, c
 
 
 def test_start_makes_the_folders(tmp_path, monkeypatch):
-    """Of regions before the controller starts, whose log is in one of them."""
+    """The folders of regions are made before the controller starts, whose log is in one of them."""
 
     def started(*_: object, **__: object) -> None:
         raise Unavailable("it starts")
@@ -285,7 +285,7 @@ class Fake:
 
 
 def restarted(cluster: LocalCluster | LocalController, name: str) -> str:
-    """Where its metrics are after one more start."""
+    """Returns the metrics address of the service after one more start."""
     service = cluster.services[name]
     assert service.wait(60)
     cluster.restart(name)

@@ -65,7 +65,7 @@ def test_no_server_at_all_is_a_clear_error(monkeypatch):
 
 
 def test_one_that_does_not_answer_in_time_is_ended(monkeypatch):
-    """Else it would have the port, and look as if it lived."""
+    """A server left alive would keep the port, and look healthy."""
     monkeypatch.setattr(redis_server, "_START_S", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What the demo says about the way KV took."""
+"""The demo's report on the path that the KV took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many calls that are worth one."""
+"""Tests of many calls that are coalesced into one."""
 
 from __future__ import annotations
 

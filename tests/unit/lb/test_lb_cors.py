@@ -1,4 +1,4 @@
-"""Which origins a setting names."""
+"""The origins that a setting names."""
 
 from __future__ import annotations
 

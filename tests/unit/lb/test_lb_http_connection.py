@@ -146,7 +146,7 @@ class World:
         return FakeTransport(Connection(self.shared, asyncio.get_running_loop()))
 
     async def settle(self) -> None:
-        """All that can happen without anything new."""
+        """Lets everything happen that needs no new event."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -171,7 +171,7 @@ async def test_answers_come_in_order_and_one_at_a_time():
 
 
 async def test_the_bytes_of_answers():
-    """What clients have always seen."""
+    """The bytes are what clients have always seen."""
     world = World()
     world.app.go.set()
     transport = world.connect()
@@ -280,7 +280,7 @@ async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
 
 
 async def test_a_slow_reader_counts_as_idle_once_it_has_read():
-    """No deadline runs while answers wait for their client; behind them, that of an idle connection does again."""
+    """No deadline runs while answers wait for their client; afterwards, that of an idle connection runs again."""
     world = World(idle_s=0.05)
     transport = world.connect()
     write = transport.write
@@ -327,7 +327,7 @@ async def test_a_client_that_leaves_before_its_request_leaves_nothing(path):
 
 
 async def test_a_refused_request_costs_no_body():
-    """Its answer goes out with the head; a small body is passed over, a large one ends the connection."""
+    """The answer goes out with the head; a small body is passed over, a large one ends the connection."""
     world = World()
     transport = world.connect()
     head, body = (POST % (b"refused", 1000, b"")), b"x" * 1000

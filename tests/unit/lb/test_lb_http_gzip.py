@@ -20,7 +20,7 @@ EMPTY_BLOCK = b"\0\0\0\xff\xff"
 
 
 def padded(data: bytes, blocks: int) -> bytes:
-    """A gzip member of ``data`` behind so many blocks that hold nothing."""
+    """Returns a gzip member of ``data`` behind ``blocks`` empty blocks."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     end = zlib.crc32(data).to_bytes(4, "little") + len(data).to_bytes(4, "little")
     return HEADER + EMPTY_BLOCK * blocks + packer.compress(data) + packer.flush() + end

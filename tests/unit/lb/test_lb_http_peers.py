@@ -1,4 +1,4 @@
-"""Whose connection it is: sockets, and what trusted proxies say."""
+"""The client that a connection belongs to, by its socket and by what trusted proxies say."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Served:
         return reader, writer
 
     async def status(self) -> bytes:
-        """Of a request on a connection of its own; empty when it is not let in."""
+        """Returns the status of a request on its own connection, or nothing if the server refuses it."""
         try:
             reader, writer = await self.connect(self.trust)
             writer.write(PLAIN)
@@ -115,7 +115,7 @@ async def test_requests_are_answered(authority):
 
 
 async def test_a_request_that_comes_with_the_handshakes_end_is_read(authority):
-    """Both in one packet, as a client in a hurry sends them."""
+    """The request shares a packet with the handshake's end, as a client in a hurry sends it."""
     async with Served(authority) as served:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = served.trust.wrap_bio(incoming, outgoing, server_hostname="localhost")

@@ -1,4 +1,4 @@
-"""What is remembered of instances between the conductor's lists."""
+"""The knowledge of instances that lasts between the conductor's lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = "m"
 
 
 def listed(**boots: str) -> conductor_pb2.InstanceList:
-    """Instances by name; a boot id that begins with a dash takes no requests."""
+    """Returns instances by name; an instance whose boot id begins with a dash takes no requests."""
     layout = common_pb2.KvLayout(layers=1, kv_heads=1, head_dim=8, block_tokens=16, dtype="float32")
     return conductor_pb2.InstanceList(
         instances=[
@@ -38,7 +38,7 @@ def empty_view(routing: str = "least_loaded") -> InstanceView:
 
 
 def taken(view: InstanceView, exclude: set[str], now_s: float) -> str:
-    """Chosen, and told that a request went there and is over."""
+    """Chooses an instance, and records that a request went there and is over."""
     placement = view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude))
     view.end(view.begin(MODEL, placement))
     return placement.decode_instance_id

@@ -127,7 +127,7 @@ async def test_another_tenant_takes_over_the_newest_place(when):
 
 
 class Rooms:
-    """So many requests of each demand find room; who gets a slot takes it."""
+    """Room for a number of requests of each demand; each request that gets a slot takes room."""
 
     def __init__(self, slots: int = 10, **rooms: int) -> None:
         self.left = Counter({int(name[1:]): count for name, count in rooms.items()})
@@ -212,7 +212,7 @@ async def test_who_is_refused_waits_where_it_did():
 
 
 async def test_a_request_refused_despite_apparent_room_waits_for_news():
-    """Else it would be called again and again."""
+    """The request would else be tried again and again."""
     line = Line(RequestQueue(10, 10), is_open=lambda _: True)
     place, other = line.reserve("t"), line.reserve("t")
     await slot_of(place, 1)

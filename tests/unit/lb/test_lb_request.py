@@ -284,7 +284,7 @@ def test_wrong_log_probabilities_of_an_instance_are_a_defect(wrong):
 
 @pytest.mark.parametrize("generated", [0, 4000])
 def test_a_submission_is_no_larger_than_was_said(generated):
-    """Everything that a client may say, at its longest, in characters of four bytes."""
+    """The submission holds everything that a client may say, at its longest, in characters of four bytes."""
     long = "\U0001f332" * 256
     asked = RequestClass("k" * 32, 1 << 20, long, long, -1000, 1e9, long[:128], (), long, no_store=True)
     sampling = SamplingParams(
@@ -311,7 +311,7 @@ def test_a_submission_is_no_larger_than_was_said(generated):
 
 @pytest.mark.parametrize("first", [{}, {"model_fingerprint": "weights", "prefill": worker_pb2.PrefillReport()}])
 def test_what_is_passed_on_counts_as_what_is_folded(first):
-    """Also where an update is the first to say something of the instance."""
+    """The counts agree even if an update is the first to report something of the instance."""
     pieces = [update("ab", (1, 2), **first), update("", (3,)), update("c", (4, 5)), update("d")]
     folded, passed, heard = make(), make(), list[str]()
     passed.listener = lambda text: heard.append(text) or True

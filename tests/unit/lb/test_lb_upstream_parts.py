@@ -215,7 +215,7 @@ class Nowhere:
 
 
 class Sent:
-    """Where an answer goes. ``behind`` says of each piece whether the client has no room for it when it comes."""
+    """The client of an answer. ``behind`` says of each piece whether the client has no room for it on arrival."""
 
     def __init__(self, behind: list[bool]) -> None:
         self.pieces: list[bytes] = []
@@ -250,7 +250,7 @@ class Sent:
 async def pass_on(
     batches: list[list[bytes]], behind: list[bool], pauses: list[bool], breaks: bool, kind: bytes
 ) -> Sent:
-    """Pieces of a batch come at once; between two the loop turns, or does not."""
+    """Passes on batches whose pieces come at once; between two batches the loop turns, or does not."""
     sent, answer = Sent(behind), Answer(Nowhere())
     answer.begun = True
     answer.got_head(200, [(b"content-type", kind)], -1)
@@ -303,7 +303,7 @@ def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None
 
 async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
     async def seconds(event: bytes) -> float:
-        """To pass on 60,000 bytes of such events, one by one."""
+        """Returns the seconds to pass on 60,000 bytes of such events, byte by byte."""
         answer, sent = Answer(Nowhere()), Sent([])
         answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
         running = asyncio.ensure_future(Passing(answer, sent, b"", lambda: 1.0).run())

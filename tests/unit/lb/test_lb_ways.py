@@ -1,4 +1,4 @@
-"""Which demand a request waits with, and which of them have room."""
+"""The demand that a request waits with, and the demands that have room."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 
 
 def test_other_regions_are_no_party_to_block_keys():
-    """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
+    """The block keys depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
     ways = Ways("us", lambda: 0.0, own=["m"])
     assert routed(request().ask, ways.models, b"").keys == b"k" * 8
     ways.expect("lb-eu", "eu")

@@ -1,4 +1,4 @@
-"""When an instance is dialed, and how large messages to it get."""
+"""Tests of when an instance is dialed, and how large messages to it get."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ async def test_log_probabilities_are_unread_as_tokens_are():
 
 @given(st.lists(st.one_of(st.just("update"), st.booleans()), max_size=40))
 async def test_each_update_is_heard_or_read_once_and_in_order(steps: list[str | bool]):
-    """Whatever a listener takes, and whenever the reader has its turn."""
+    """The order holds whatever a listener takes, and whenever the reader has its turn."""
     stream, seen, takes = make(0.0), list[int](), True
 
     def listener(updates: list[worker_pb2.StreamUpdate]) -> bool:

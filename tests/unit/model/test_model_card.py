@@ -47,7 +47,7 @@ def test_a_folder_named_by_a_dot_has_its_name_in_errors(tmp_path: Path, monkeypa
 
 
 def bytes_read() -> int:
-    """Bytes this process has read by system calls so far, from cache or disk."""
+    """Returns the bytes that this process has read by system calls so far, from cache or disk."""
     return int(re.search(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE).group(1))
 
 

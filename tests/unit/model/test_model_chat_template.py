@@ -225,7 +225,7 @@ def test_byte_markers_are_special_tokens() -> None:
 @pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
 @given(turns=TURNS)
 def test_the_last_message_may_be_left_open(template: Any, turns: list[str]) -> None:
-    """What is continued is the beginning of what it will be, up to its last character; nothing of the end is there."""
+    """The open text is the beginning of the whole, up to its last character; nothing of the end is there."""
     whole = template.encode_chat(conversation(turns), add_generation_prompt=False).tolist()
     answered = template.encode_chat(conversation(turns)).tolist()
     assert answered[: len(whole)] == whole

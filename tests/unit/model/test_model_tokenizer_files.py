@@ -39,7 +39,7 @@ def test_settings(tmp_path: Path, number: int) -> None:
 
 
 def test_the_settings_make_a_difference() -> None:
-    """Else the test above would say nothing about them."""
+    """The test above would else prove nothing about the settings."""
     found: dict[str, set[str]] = {}
     for case in CASES:
         found.setdefault(case["checkpoint"], set()).add(json.dumps([text["tokens"] for text in case["texts"]]))

@@ -114,7 +114,7 @@ def test_both_tiers_are_told_what_comes_before() -> None:
 
 
 def test_what_comes_up_is_the_last_requests() -> None:
-    """To the pool's policy it is stored for that one, and not used besides: what was there before it is."""
+    """The pool's policy hears that the block is stored for that request, without a use: the block was there before."""
     policy = Told()
     pool = BlockPool(4, policy, SecondTier(8, Told()))
     reservations = Reservations(pool, LeaseTable())
@@ -153,7 +153,7 @@ def test_a_policy_that_takes_over_knows_what_extends_what() -> None:
 
 
 def test_another_policy_takes_over() -> None:
-    """It is told of what is held in the order in which it would have gone, and of what is in use."""
+    """The new policy is told of held blocks in the order in which they would have gone, and of blocks in use."""
     pool = BlockPool(4, Lru())
     reservations = Reservations(pool, LeaseTable())
     room = reservations.reserve((), 4, 0.0)

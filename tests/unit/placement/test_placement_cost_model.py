@@ -118,7 +118,7 @@ def test_decode_time_is_learned_by_batch_and_by_kv_read():
 
 @pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.5])
 def test_batches_of_one_say_little_of_what_a_request_more_takes(seconds):
-    """However fast the engine is: a tight limit must not keep the second request away."""
+    """The engine's speed does not matter: a tight limit must not keep the second request away."""
     model = DecodeCostModel()
     for _ in range(100):
         model.observe(1, 2000, seconds)

@@ -80,7 +80,7 @@ def test_a_path_follows_a_change_of_speed():
 
 
 def test_a_slow_source_is_not_its_readers_fault(fleet):
-    """Nor a slow reader its sources'."""
+    """A slow reader is not its sources' fault either."""
     sizes = (10**7, 10**8)
     speeds = {"p0": 4 * GB, "p1": 4 * GB, "d0": GB / 4}
     sources = {"s0": GB / 2, "s1": 4 * GB, "d1": 4 * GB}
@@ -162,7 +162,7 @@ def test_one_byte_in_an_hour_does_not_take_a_source_out_of_use(fleet):
 
 @pytest.mark.parametrize("source", ["s1", "s0", None])
 def test_what_cannot_be_teaches_nothing(fleet, source):
-    """1 TB in a microsecond: a broken clock, or one who lies."""
+    """The report says 1 TB in a microsecond: a broken clock, or a lie."""
     p0, other = member(fleet, "p0"), member(fleet, source) if source else None
     for _ in range(3):
         fleet.learn_transfers(p0, [(10**12, 1e-6, other)], 1.0)
@@ -172,7 +172,7 @@ def test_what_cannot_be_teaches_nothing(fleet, source):
 
 
 def test_one_report_hides_a_slow_source_by_half_and_not_for_long(fleet):
-    """As far as it can be: a gigabyte in 1.1 ms, 9 TB/s when the start is taken off."""
+    """The report exaggerates as far as possible: a gigabyte in 1.1 ms, 9 TB/s without the start."""
     s1, size = member(fleet, "s1"), 100 * BLOCK
     took_s = 1e-3 + 8 * size / GB  # eight times slower than the paths of all
     for name, source in (("p0", "p1"), ("d0", "p1"), ("d1", "s1")):
@@ -201,7 +201,7 @@ def test_one_report_of_a_source_counts_at_most_twice_the_path(fleet):
 
 
 def test_a_read_as_short_as_its_start_shows_no_fast_source(fleet):
-    """65 KB in 1.001 ms, of which 1 ms is the start, are not 65 GB/s."""
+    """The read of 65 KB in 1.001 ms, of which 1 ms is the start, does not show 65 GB/s."""
     s1 = member(fleet, "s1")
     for name in ("p0", "d0", "p1") * 10:
         fleet.learn_transfers(member(fleet, name), [(BLOCK, 1.001e-3, s1)], 1.0)

@@ -26,14 +26,14 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=12, uniqu
 
 
 def mixed(state: int) -> int:
-    """As docs/placement.md says."""
+    """Mixes the state as docs/placement.md says."""
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
     return state ^ state >> 31
 
 
 def owner_by_the_docs(names: list[str], count: int, seed: int, key: bytes) -> str:
-    """Nearest clockwise of all points, each computed by itself."""
+    """Returns the nearest clockwise owner of all points, each computed on its own."""
     digest = xxhash.xxh3_64_intdigest
     points = [
         (mixed((digest(name.encode(), seed) + number * STEP) % 2**64), name)
@@ -129,7 +129,7 @@ def test_a_ring_that_changed_is_the_one_of_who_is_there(names, data, seed):
 @REPLACES_METHODS
 @pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
 def test_a_policy_makes_no_ring_anew(policy, monkeypatch):
-    """Not for requests of two models by turns, nor for such as some instances have no room for or exclude."""
+    """The ring is kept for alternating requests of two models, and for requests that some instances cannot take."""
     fleet = make_fleet(*((f"i{number}", Role.MIXED) for number in range(4)))
     for number in range(3):
         fleet.join(info(f"small{number}", Role.MIXED, max_context_tokens=64), 0.0)
@@ -187,7 +187,7 @@ def test_equal_points_belong_to_the_first_name_however_they_came(names, changes)
     digest = xxhash.xxh3_64_intdigest
 
     def few(data, seed=0):
-        """Digests from which the points of several overlap; keys lie at such points."""
+        """Returns digests from which the points of several members overlap; keys lie at such points."""
         state = digest(data, seed) % 16 * STEP % 2**64
         return mixed(state) if len(data) == 16 else state
 
@@ -204,7 +204,7 @@ def test_equal_points_belong_to_the_first_name_however_they_came(names, changes)
 
 
 def test_a_new_ring_hashes_each_member_once(monkeypatch):
-    """However many points it has: nobody else is answered meanwhile."""
+    """The number of points does not matter: no other peer is answered while a ring is made."""
     hashed = []
     digest = xxhash.xxh3_64_intdigest
     monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data, seed=0: hashed.append(data) or digest(data, seed))
@@ -214,7 +214,7 @@ def test_a_new_ring_hashes_each_member_once(monkeypatch):
 
 
 def test_one_more_instance_hashes_only_its_own_points(monkeypatch):
-    """And none of the others': several hundred instances register at once."""
+    """The other instances' points are not hashed again: several hundred instances register at once."""
     ring = HashRing((f"i{number}" for number in range(100)), NODES, 1)
     hashed, ordered = [], []
     digest, argsort = xxhash.xxh3_64_intdigest, np.argsort

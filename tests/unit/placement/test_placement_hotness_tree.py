@@ -1,4 +1,4 @@
-"""How long a prefix names a request, against counting everything anew each time."""
+"""The length of the prefix that names a request, against counting everything anew each time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinyon.placement.hotness_tree import DEPTH_MAX, HotnessSettings, HotnessTre
 
 
 def packed(*numbers: int) -> bytes:
-    """Keys as they are chained: each names all before it."""
+    """Returns chained keys: each names all before it."""
     return b"".join(repr(numbers[: end + 1]).encode().ljust(64)[:16] for end in range(len(numbers)))
 
 

@@ -1,4 +1,4 @@
-"""Which reported fetches are believed, and that what is remembered for it has bounds."""
+"""The reported fetches that are believed, and the bounds of what is remembered for it."""
 
 from __future__ import annotations
 

@@ -289,7 +289,10 @@ def queue_up(fleet, scheduler: Scheduler, source: str, other: str, count: int, p
 def moved(
     settings_: DualMapSettings, others_tokens: int, count: int, now_s: float = 0.0, placed_s: float = 0.0
 ) -> list[str]:
-    """Requests of 1.29 s each wait at one of a pair; the other one has other work. Who moves there."""
+    """Returns the requests that move from one instance of a pair to the other.
+
+    The requests that wait take 1.29 s each; the other instance has ``others_tokens`` of other work.
+    """
     one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
     fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: others_tokens}, {})
     scheduler = Scheduler(fleet, DualMap(settings_))
@@ -474,7 +477,7 @@ def test_nothing_known_of_a_prompt():
 
 
 def test_a_long_queue_is_looked_at_once_for_each_instance():
-    """Whoever answers what waits somewhere may have to list it."""
+    """The caller that answers which requests wait somewhere may have to list them."""
     settings_ = DualMapSettings(slo_s=8.0)
     one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
     fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: 450}, {})
@@ -533,7 +536,7 @@ def test_what_is_reported_of_many_instances_is_kept():
 
 
 def test_a_fetch_that_would_make_a_request_late_is_not_doubted():
-    """What it waits for KV memory there counts as well."""
+    """The request's wait for KV memory there counts as well."""
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE), ("s0", Role.STORE))
     state = member(fleet, "p0")
     state.prefill_model = KnownPrefillCost((0.0, TOKEN_S, 0.0))

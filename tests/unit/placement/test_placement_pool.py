@@ -1,4 +1,4 @@
-"""What a pool knows of its instances' rows and places."""
+"""The pool's knowledge of its instances' rows and places."""
 
 from __future__ import annotations
 

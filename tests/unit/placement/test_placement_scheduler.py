@@ -79,7 +79,7 @@ def test_nothing_is_fetched_from_a_source_that_failed_its_reader(fleet, schedule
 
 
 def test_a_source_that_failed_all_is_skipped_without_a_full_scan(monkeypatch):
-    """With hundreds of instances a placement would else take a third of a second, which stalls the conductor."""
+    """A full scan of hundreds of instances would take a third of a second, which stalls the conductor."""
     fleet = make_fleet(*((f"p{number:02}", MIXED) for number in range(40)), *((f"s{n}", STORE) for n in range(4)))
     for number in range(4):
         hold(fleet, f"s{number}", range(300))
@@ -608,7 +608,7 @@ def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
 
 
 def test_a_request_only_an_excluded_one_can_take_is_unavailable():
-    """That one was full, or failed: trying again helps."""
+    """The excluded instance was full, or failed: a retry helps."""
     fleet = make_fleet()
     fleet.join(info("big", MIXED, max_context_tokens=8192), 0.0)
     fleet.join(info("small", MIXED, max_context_tokens=1024), 0.0)

@@ -1,4 +1,4 @@
-"""Who decodes which prefix, by reports and placements, and where the next request of it goes."""
+"""The instances that decode each prefix, by reports and placements, and the place of the prefix's next request."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.unit.placement.conftest import keys, make_fleet, member
 
 
 def tuned(best: float, start: float, seed: int, rounds: int = 6000, noise: float = 0.5) -> ThresholdTuner:
-    """After requests that take the longer, the farther their threshold is from the best one."""
+    """Returns a tuner after requests that take the longer, the farther their threshold is from the best."""
     rng, tuner = Random(seed), ThresholdTuner(start)
     for _ in range(rounds):
         threshold = tuner.draw(rng)
@@ -61,7 +61,7 @@ def test_chance_moves_it_seldom(kind: str) -> None:
 @pytest.mark.parametrize("better", [1.5, 3.0])
 @pytest.mark.parametrize(("kind", "share", "most"), [("alike", 0.7, 500), ("seldom long", 0.5, 1500)])
 def test_what_is_clearly_better_is_soon_in_force(kind: str, share: float, most: int, better: float) -> None:
-    """Of so many requests, each neighbour has a tenth."""
+    """Each neighbour gets a tenth of the requests."""
     for seed in range(10):
         rng, tuner, count = Random(seed), ThresholdTuner(2.0), 0
         while tuner.threshold == 2.0 and count < most:
@@ -92,7 +92,7 @@ class PlainTuner:
 
 
 def test_it_is_a_plain_one_that_keeps_everything() -> None:
-    """Also of what comes late, of thresholds that are not even neighbours any more."""
+    """The tuners agree even on late results for thresholds that are no longer neighbours."""
     moves = 0
     for seed in range(8):
         rng, tuner, plain = Random(seed), ThresholdTuner(2.0), PlainTuner()

@@ -1,4 +1,4 @@
-"""What is told of a replay whose requests fail."""
+"""The report on a replay whose requests fail."""
 
 from __future__ import annotations
 

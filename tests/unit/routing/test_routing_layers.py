@@ -231,7 +231,7 @@ def test_of_equally_busy_targets_the_nearest_gets_new_prompts() -> None:
     key=st.text(min_size=1, max_size=5),
 )
 def test_the_ring_goes_on_to_the_next_available_node(members: set[str], share: st.DataObject, key: str) -> None:
-    """As a walk over all points that are sorted here."""
+    """The choice agrees with a walk over all points that are sorted here."""
     available = share.draw(st.sets(st.sampled_from(sorted(members)), min_size=1))
     ring = layer("consistent_hash:virtual_nodes=8", "blind")
     for name in sorted(members):
@@ -352,7 +352,7 @@ def test_a_region_is_as_busy_as_its_instances() -> None:
 
 
 def test_adopted_instances_are_where_they_are() -> None:
-    """Who serves them does not change the law: neither for its own requests, nor for those that others send."""
+    """The adopting region does not change the law, neither for its own requests nor for requests that others send."""
     law = parse_geography({"regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["eu"], "to": ["us"]}]})
     us = TwoLayers("us", full(), regions(), law)
     adopted = layer(names="x")

@@ -1,4 +1,4 @@
-"""What an lb in front of foreign servers reads and remembers: prompt texts, metrics pages, breakers, capacities."""
+"""The state of a load balancer before foreign servers: prompt texts, metrics pages, breakers, capacities."""
 
 from __future__ import annotations
 

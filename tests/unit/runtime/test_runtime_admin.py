@@ -29,7 +29,7 @@ class Context:
 
 
 class Process:
-    """Something with a flag and a policy."""
+    """A process with a flag and a policy."""
 
     def __init__(self) -> None:
         self.draining = False

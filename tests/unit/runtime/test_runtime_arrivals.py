@@ -19,7 +19,7 @@ class Sender:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def ask(self, name: str, count: int) -> int:
-        """How many it has when nothing changes any more."""
+        """Returns the number of held places once nothing changes any more."""
         self.tasks += [asyncio.create_task(self._keep(name)) for _ in range(count)]
         for _ in range(5):
             await asyncio.sleep(0)

@@ -69,7 +69,7 @@ async def test_who_is_cancelled_by_others_is_not_told_that_it_was_late(limit) ->
 
 
 async def test_late_and_cancelled_at_once_is_cancelled(limit) -> None:
-    """Who cancelled the task waits for it to be that."""
+    """The task that cancelled this task waits for the cancellation."""
 
     async def run() -> None:
         async with limit(0.01):
@@ -112,7 +112,7 @@ async def test_the_timer_runs_while_there_is_a_limit_only() -> None:
 
 
 class Told:
-    """Who is told when its time is up."""
+    """An object that is told when its time is up."""
 
     def __init__(self) -> None:
         self.deadline = Deadline(asyncio.get_running_loop(), self.late)
@@ -123,7 +123,7 @@ class Told:
 
 
 async def passed(seconds: float) -> None:
-    """By deadlines of the same loop, which come in their order."""
+    """Waits by deadlines of the same loop, which expire in order."""
     with suppress(TimeoutError), TimeLimit(seconds):
         await asyncio.sleep(FOREVER_S)
 

@@ -78,11 +78,11 @@ class Server:
         self.address = ""
 
     async def begun(self) -> None:
-        """One call of the handler has begun. For a peer that has left before that, there is none."""
+        """Waits until a call of the handler has begun. A peer that left before that has no call."""
         await asyncio.wait_for(self._servicer.begun.get(), WAIT_S)
 
     async def ended(self) -> BaseException | None:
-        """What one call of the handler ended with."""
+        """Returns the exception with which a call of the handler ended, or None."""
         return await asyncio.wait_for(self._servicer.ended.get(), WAIT_S)
 
     async def __aenter__(self) -> Server:
@@ -109,7 +109,7 @@ def never() -> asyncio.Future[None]:
 
 
 async def ends(run: Awaitable[None]) -> PinyonError | None:
-    """Why a stream ended."""
+    """Returns the error with which a stream ended, or None."""
     try:
         async with asyncio.timeout(WAIT_S):
             await run
@@ -120,7 +120,7 @@ async def ends(run: Awaitable[None]) -> PinyonError | None:
 
 @asynccontextmanager
 async def deaf_address() -> AsyncIterator[str]:
-    """Somebody who accepts connections and says nothing."""
+    """The address of a peer that accepts connections and says nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -246,8 +246,11 @@ def all_calls() -> list[object]:
 
 @pytest.fixture
 def calls() -> Iterator[Callable[[], int]]:
-    """How many there are that were not there before (an error in another test's parameters keeps what it passed
-    through). Without the collector of cycles: what is let go of must go by itself."""
+    """Yields a function that counts the new calls, without Python's cyclic garbage collector.
+
+    Calls that existed before do not count: an error in another test's parameters keeps its calls alive. Released calls
+    must be freed without the collector.
+    """
     gc.collect()
     before = all_calls()
     known = set(map(id, before))
@@ -259,7 +262,7 @@ def calls() -> Iterator[Callable[[], int]]:
 
 
 async def test_one_that_comes_back_is_there_at_once(calls: Callable[[], int]) -> None:
-    """Nothing of the attempt that failed is left."""
+    """The failed attempt leaves nothing behind."""
     with kept_port() as port:
         await _comes_back(f"127.0.0.1:{port}", calls)
 
@@ -364,7 +367,7 @@ async def test_a_caller_that_takes_nothing_is_frozen() -> None:
 
 
 async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
-    """There is no other one behind it that would wait for its turn."""
+    """No other message waits behind the last one for its turn."""
     async with Server(deaf) as server:
         dialed = dial(server.address, 0.5)
 
@@ -426,7 +429,7 @@ async def test_what_fails_on_this_side_ends_both_ways(raised: Exception) -> None
 
 @pytest.mark.parametrize("raised", [Unavailable("it is enough"), ValueError("a defect")])
 async def test_what_fails_where_it_was_accepted_is_told(raised: Exception) -> None:
-    """Where no write meets the end of the call: gRPC loses the status there."""
+    """The failure is told although no write meets the end of the call, where gRPC loses the status."""
     written = asyncio.Event()
 
     async def after() -> None:

@@ -1,4 +1,4 @@
-"""What a scrape tells of eviction."""
+"""The eviction metrics of a scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call may hold before its method is asked: it is looked at first, and its message is not waited for long."""
+"""Calls before their method runs: the caller is checked first, and the wait for its message is short."""
 
 import asyncio
 
@@ -56,13 +56,13 @@ class Served:
         await self.server.drain(0)
 
     def call(self, method, messages, metadata=()):
-        """With as many messages as wanted, whatever the method takes."""
+        """Opens a call with any number of messages, whatever the method takes."""
         return self.channel.stream_stream(method if method.startswith("/") else f"/{SERVICE.full_name}/{method}")(
             messages, metadata=metadata
         )
 
     async def outcome(self, *arguments):
-        """Status and number of answers."""
+        """Returns the call's status and number of answers."""
         call = self.call(*arguments)
         answers = 0
         try:

@@ -1,4 +1,4 @@
-"""What the health service says, whoever listens how."""
+"""The answers of the health service to all kinds of clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_watcher_that_reads_late_hears_the_last_word() -> None:
 
 @pytest.mark.parametrize("sessions", [False, True], ids=["by grpcio", "within the loop"])
 async def test_a_watcher_that_reads_nothing_holds_nobody_up(sessions: bool) -> None:
-    """Its window is 0: nothing can be written to it."""
+    """The watcher's window is 0: nothing can be written to it."""
     server = GrpcServer("127.0.0.1:0", sessions=sessions)
     host, _, port = (await server.start()).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

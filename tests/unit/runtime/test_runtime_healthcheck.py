@@ -21,7 +21,7 @@ KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
 
 @pytest.fixture
 def free_address():
-    """Where nobody listens, as long as the socket is held."""
+    """An address at which nothing listens, as long as the socket is held."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{holder.getsockname()[1]}"

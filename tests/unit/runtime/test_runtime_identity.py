@@ -24,7 +24,7 @@ LABELS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
 
 
 class Context:
-    """What a servicer is given, as far as it is asked here."""
+    """The parts of a servicer's context that these tests need."""
 
     def __init__(self, *names: str) -> None:
         self._names = [name.encode() for name in names]

@@ -40,7 +40,7 @@ def test_what_is_written_replays(tmp_path: Path) -> None:
 
 
 def within(seconds: float, said: Callable[[], bool]) -> bool:
-    """Whether it comes true; a file has no event for who reads it."""
+    """Returns whether the condition becomes true in time; a file sends its reader no event."""
     deadline = time.monotonic() + seconds
     while not (true := said()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def calls_of(path: Path) -> int:
 
 
 def write_calls(path: Path, calls: int) -> None:
-    """One start of a service that decides so often."""
+    """Writes one start of a service that makes this many decisions."""
     file = JournalFile(str(path), 1 << 20, (), {"service": "test"})
     counter = file.record("counter", Counter(), ("add",))
     for _ in range(calls):
@@ -175,7 +175,7 @@ def writers() -> int:
 
 
 def is_open(path: Path) -> bool:
-    """In this process. What is closed meanwhile is not."""
+    """Returns whether this process has the file open; a descriptor that closes meanwhile does not count."""
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if descriptor.readlink() == path:

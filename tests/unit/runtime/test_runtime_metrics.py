@@ -38,7 +38,7 @@ def port(server: MetricsServer) -> int:
 
 
 def scrape(server: MetricsServer, folder: Path | None, ca: Path) -> tuple[int, int]:
-    """HTTP status, and the serial number of the certificate that was shown."""
+    """Returns the HTTP status, and the serial number of the certificate that the server showed."""
     context = ssl.create_default_context(cafile=str(ca))
     if folder is not None:
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -94,7 +94,7 @@ def test_elsewhere_it_wants_a_certificate_and_shows_the_newest(
 def test_connections_that_say_nothing_are_few(
     secured: tuple[MetricsServer, Security], authority: TestAuthority
 ) -> None:
-    """One more than there may be is closed at once; when the others have gone, there is room again."""
+    """The server closes a connection beyond the limit at once; when the others have gone, there is room again."""
     server, security = secured
     assert security.tls is not None
     silent = [socket.create_connection(("127.0.0.1", port(server)), timeout=30) for _ in range(CONNECTIONS_MAX)]

@@ -1,4 +1,4 @@
-"""What goes by a stream: all of it, once, in order, whether the peer has room or not."""
+"""Outgoing messages: all are sent once, in order, whether the peer has room or not."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def outgoing(stream: Stream, in_flight: int = 1, **limits: int) -> Outgoing[Ask]
 
 @given(st.lists(st.one_of(st.integers(1, 3), st.integers(-4, 0), st.none()), max_size=40), st.integers(1, 3))
 def test_all_of_it_goes_once_and_in_order(steps: list[int | None], parts: int) -> None:
-    """So many are put, the peer gets room, or the loop turns."""
+    """In each step some messages are put, the peer gets room, or the loop turns."""
 
     async def run() -> None:
         stream = Stream()

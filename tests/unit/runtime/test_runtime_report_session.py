@@ -178,12 +178,12 @@ async def test_a_resync_is_answered_with_a_snapshot(conductor: Conductor) -> Non
 
 
 def in_sample(every: int, *numbers: int) -> set[bytes]:
-    """By the field's words: the last byte is a multiple."""
+    """Returns the sampled keys by the field's words: their last byte is a multiple of ``every``."""
     return {key for key in map(placed, numbers) if key[-1] % every == 0}
 
 
 def placed(number: int) -> bytes:
-    """A key as they are: the last byte is its place."""
+    """Returns a key like real ones: the last byte is its place."""
     return number.to_bytes(15, "little") + bytes((number % 256,))
 
 

@@ -63,7 +63,7 @@ def test_an_authority_is_made_once_and_signs_with_the_same_key(authority: TestAu
 
 
 def broken(case: str, authority: TestAuthority, tmp_path: Path) -> Path:
-    """A folder that must not be taken."""
+    """Returns a folder that must not be accepted."""
     folder = authority.folder("worker", "a")
     other = authority.folder("worker", "b")
     if case == "missing":
@@ -176,7 +176,7 @@ def test_the_secret_alone_needs_no_tls(authority: TestAuthority, tmp_path: Path)
 
 
 def test_a_replaced_file_is_never_half_there(authority: TestAuthority) -> None:
-    """It is renamed into place: an open handle goes on with the old content, and no temporary file stays."""
+    """The file is renamed into place: an open handle keeps the old content, and no temporary file stays."""
     folder = authority.folder("worker", "a")
     with (folder / "tls.crt").open("rb") as old:
         before = os.fstat(old.fileno()).st_ino
@@ -198,13 +198,13 @@ server.start()
 sys.stdin.read()
 server.stop(None).wait(60)
 """
-"""In a process of its own: what is looked for ends it."""
+"""A server in a process of its own, because the error that the test looks for ends the process."""
 DIALS = 8_000
 """Some hundred were enough on two processors."""
 
 
 def test_a_server_outlives_strangers_that_dial_on_and_on(authority: TestAuthority) -> None:
-    """Its credentials were made anew for each connection; others read freed memory when two came at a time."""
+    """The server's credentials were made anew for each connection; two at a time then read freed memory."""
     folder = str(authority.folder("worker", "a"))
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
