@@ -39,7 +39,7 @@ class Played:
         return plan
 
     def taught(self) -> Played:
-        """Teaches the scheduler the costs of decoding and of a prompt of some length."""
+        """Lets the scheduler learn the costs of decoding and of a prompt of some length."""
         for _ in range(8):
             self.step()
         self.scheduler.add_prefill(PromptWork(1000, 0, 4000))
@@ -51,7 +51,7 @@ class Played:
 
 @pytest.mark.parametrize("decodes", [1, 8, 32, 200])
 def test_a_long_prompt_that_joins_is_no_spike(decodes: int) -> None:
-    """Without the limit, 8,000 tokens are a spike on the same engine."""
+    """A prompt of 8,000 tokens is a spike on the same engine without the limit."""
     for tbt_s, longest_s in ((0.0, 0.25), (TBT_S, TBT_S)):
         played = Played(decodes, tbt_s).taught()
         played.scheduler.add_prefill(PromptWork(0, 0, 8000))

@@ -128,7 +128,7 @@ class Pupil(Lru[int]):
 
 @pytest.mark.parametrize("router", ["", "global", "cache_affinity", "coldest"])
 def test_policies_learn_where_something_is_evicted(router: str) -> None:
-    """As in services, a policy whose first fit came with the first request knew nothing until the next request."""
+    """A policy whose first fit came with the first request would know nothing until the next one, as in services."""
     pupil = Pupil()
     cache = pool(router, PoolSize(1, 4), 0)(lambda: pupil) if router else CacheReplay(pupil, 4)
     for number, blocks in enumerate(([1, 2], [3, 4], [1, 2], [5], [5], [6, 7])):

@@ -280,7 +280,7 @@ async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
 
 
 async def test_a_slow_reader_counts_as_idle_once_it_has_read():
-    """No deadline runs while answers wait for their client; afterwards, that of an idle connection runs again."""
+    """The deadline of an idle connection pauses while answers wait for their client, and runs again afterwards."""
     world = World(idle_s=0.05)
     transport = world.connect()
     write = transport.write

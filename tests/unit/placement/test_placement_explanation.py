@@ -224,7 +224,7 @@ def test_the_pair_is_named_where_it_decided():
 
 
 def test_a_fetch_that_nobody_looked_into_takes_about_as_long():
-    """All of twenty equal instances seem to fetch; the planner looks at one of them, which is chosen."""
+    """Twenty equal instances all seem to fetch; the planner looks at one of them, which is chosen."""
     fleet = make_fleet(*((f"i{number:02}", MIXED) for number in range(20)), ("s", STORE))
     hold(fleet, "s", range(40))
     for number in range(20):

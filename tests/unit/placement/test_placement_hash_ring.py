@@ -26,7 +26,7 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=12, uniqu
 
 
 def mixed(state: int) -> int:
-    """Mixes the state as docs/placement.md says."""
+    """Returns the mixed state, computed as docs/placement.md says."""
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
     return state ^ state >> 31
@@ -214,7 +214,7 @@ def test_a_new_ring_hashes_each_member_once(monkeypatch):
 
 
 def test_one_more_instance_hashes_only_its_own_points(monkeypatch):
-    """The other instances' points are not hashed again: several hundred instances register at once."""
+    """Instances that were there are not hashed again: several hundred instances register at once."""
     ring = HashRing((f"i{number}" for number in range(100)), NODES, 1)
     hashed, ordered = [], []
     digest, argsort = xxhash.xxh3_64_intdigest, np.argsort

@@ -30,7 +30,7 @@ NAMES = ["i0", "i1", "i2", "i3", "i4"]
 
 
 def fleet_of(queues: dict[str, int], held: dict[str, int]):
-    """Instances of equal speed. ``queues``: tokens of work each; ``held``: leading blocks of the prompt each."""
+    """Returns equally fast instances, each with ``queues`` tokens of work and ``held`` leading blocks of the prompt."""
     fleet = make_fleet(*((name, Role.MIXED) for name in queues))
     fleet.together = True
     for name, tokens in queues.items():
@@ -333,7 +333,7 @@ def test_nothing_moves_unless_both_are_overloaded():
 
 
 def test_who_gains_most_goes_first_until_the_rest_is_in_time():
-    """Of eight the last two would wait 9.0 and 10.3 s. The other one, with 4.5 s of work, has them in 5.8 and 7.1 s."""
+    """The last two of eight would wait 9.0 and 10.3 s; on the other instance, with 4.5 s of work, 5.8 and 7.1 s."""
     assert moved(DualMapSettings(slo_s=8.0), others_tokens=450, count=8) == ["w7", "w6"]
     assert moved(DualMapSettings(slo_s=8.0), others_tokens=450, count=6) == [], "all six are in time where they are"
 
@@ -512,7 +512,7 @@ def test_who_waits_for_memory_waits(policy):
 
 @pytest.mark.parametrize("policy", ["least_loaded", "min_ttft", "preble", "dynamo"])
 def test_of_equal_waits_the_one_that_decodes_least(policy):
-    """Where nobody waits and nothing is kept, all would go to the first one else, and what is decoded pile up there."""
+    """The first instance would else get all requests while none waits and nothing is kept, and decodes pile up."""
     fleet = fleet_of({"i0": 0, "i1": 0, "i2": 0}, {})
     report(fleet, "i0", running_requests=3)
     report(fleet, "i1", running_requests=1, pending_requests=1)

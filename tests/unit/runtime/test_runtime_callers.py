@@ -153,7 +153,7 @@ async def test_another_role_is_refused_by_name(
 
 
 async def test_all_kinds_of_methods_are_guarded(server: Server, authority: TestAuthority) -> None:
-    """No call of another role reaches the servicer, unary or streaming; the right role's call does."""
+    """Calls of another role, unary or streaming, never reach the servicer; the right role's calls do."""
     for role, code in (("worker", grpc.StatusCode.PERMISSION_DENIED), ("lb", grpc.StatusCode.OK)):
         async with channel(server.address, authority.tls(role, "a")) as opened:
             stub = worker_pb2_grpc.WorkerServiceStub(opened)

@@ -120,7 +120,7 @@ async def ends(run: Awaitable[None]) -> PinyonError | None:
 
 @asynccontextmanager
 async def deaf_address() -> AsyncIterator[str]:
-    """The address of a peer that accepts connections and says nothing."""
+    """Yields the address of a peer that accepts connections and says nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -367,7 +367,7 @@ async def test_a_caller_that_takes_nothing_is_frozen() -> None:
 
 
 async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
-    """No other message waits behind the last one for its turn."""
+    """The last message has no other message behind it that waits for its turn."""
     async with Server(deaf) as server:
         dialed = dial(server.address, 0.5)
 

@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 class Stream:
-    """As a :class:`pinyon.runtime.duplex.Duplex`: ``room`` messages are taken at once, then the writer waits."""
+    """A stand-in for :class:`pinyon.runtime.duplex.Duplex` that takes ``room`` messages before the writer waits."""
 
     def __init__(self, room: int = 0) -> None:
         self.room = room
@@ -67,7 +67,7 @@ def outgoing(stream: Stream, in_flight: int = 1, **limits: int) -> Outgoing[Ask]
 
 @given(st.lists(st.one_of(st.integers(1, 3), st.integers(-4, 0), st.none()), max_size=40), st.integers(1, 3))
 def test_all_of_it_goes_once_and_in_order(steps: list[int | None], parts: int) -> None:
-    """In each step some messages are put, the peer gets room, or the loop turns."""
+    """Each step puts some messages, gives the peer room, or turns the loop."""
 
     async def run() -> None:
         stream = Stream()

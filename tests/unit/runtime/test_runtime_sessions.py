@@ -294,7 +294,7 @@ class Refusing(Worker):
 
 @pytest.mark.parametrize(("path", "code"), [("/x/Y", "UNIMPLEMENTED"), (METHOD.path, "PERMISSION_DENIED")])
 async def test_refused_calls_are_paid_by_their_client(monkeypatch: pytest.MonkeyPatch, path: str, code: str) -> None:
-    """No tick passes here, so the connection ends; served calls would have been given back."""
+    """The connection ends because no tick passes here; served calls would have been given back."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     async with Running(worker=Refusing()) as running, connected(running.address) as (reader, writer):
         connection = Connection(writer.write)
@@ -409,7 +409,7 @@ async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -
 
 @asynccontextmanager
 async def calling(address: str, opened: OpenSession = open_session) -> AsyncIterator[Any]:
-    """Opens a call that no peer ends."""
+    """Yields an open call that no peer ends."""
     call = opened(address, METHOD.path, Ask.SerializeToString, Answer.FromString)
     try:
         await call.wait_for_connection()
@@ -455,7 +455,7 @@ async def test_silent_sockets_lock_nobody_out(
 
 
 async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No address has more than its share, and together the addresses have all places."""
+    """Each address keeps within its share, and together the addresses have all places."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)

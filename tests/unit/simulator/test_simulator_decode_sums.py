@@ -1,4 +1,4 @@
-"""What a simulated engine's steps have decoded, by hand."""
+"""The decoded tokens of a simulated engine's steps, by hand."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ sends = st.lists(st.tuples(st.floats(0, 10), names, names, st.floats(0, 1000)), 
 
 
 def played(flows: list[tuple[float, str, str, float]]) -> list[float]:
-    """When each has arrived."""
+    """Returns the arrival time of each flow."""
     time = VirtualTime()
     links = Links(time, 100.0)
     ends = [-1.0] * len(flows)
@@ -70,7 +70,7 @@ def test_all_arrive_and_nobody_sooner_than_alone(flows: list[tuple[float, str, s
 
 @given(st.lists(st.tuples(names, names), min_size=1, max_size=20))
 def test_rates_are_max_min_fair(pairs: list[tuple[str, str]]) -> None:
-    """No end has more than it can; and each flow has an end that is full, where no other flow has more than it."""
+    """Each end keeps within its rate, and each flow has a full end at which no other flow is faster."""
     time = VirtualTime()
     links = Links(time, 100.0)
     for source, target in pairs:

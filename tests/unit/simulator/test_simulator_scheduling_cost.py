@@ -1,4 +1,4 @@
-"""What a simulated engine waits for its scheduler, and what groups of a batch share, by hand."""
+"""The wait of a simulated engine for its scheduler, and the blocks that groups of a batch share, by hand."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def caller(holder: Holder) -> AsyncIterator[Caller]:
 
 
 def lead_nowhere(reply: kvstore_pb2.AcquireResponse) -> None:
-    """The node answers, but its bytes cannot be had."""
+    """Changes the node's reply so that its bytes cannot be read."""
     reply.segment.port = 9
     reply.segment.shm_address = "@pinyon-nobody"
     reply.segment.nics.clear()
@@ -131,7 +131,7 @@ async def test_a_node_there_was_no_time_to_ask_is_not_judged(holder: Holder, cal
 
 
 class Writer:
-    """In place of the client's own: two nodes that take a share of the time they are given, then fail."""
+    """A stand-in for the client's own writer: two nodes take a share of the time that they are given, then fail."""
 
     def __init__(self, caller: Caller, share: float) -> None:
         self.caller = caller

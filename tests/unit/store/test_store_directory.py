@@ -1,4 +1,4 @@
-"""What the directory makes of lists of nodes: a loss is counted once, and nobody waits for another's question."""
+"""The directory's use of lists of nodes: a loss is counted once, and no request waits for another's question."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What mypyc compiles decides as its source does: some tests of placement, run on compiled modules.
+"""Modules compiled by mypyc decide as their source does: some placement tests run on compiled modules.
 
-Skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``.
+They are skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DECIDES = (
     *("transfer_cost", "instances", "admission", "index", "key_table", "holder_sets"),
 )
 ROOMS = ("core/*.py", *(f"placement/{name}.py" for name in DECIDES))
-"""What the published policy is made of; that takes half as long to compile as the room."""
+"""The modules of the published policy, which take half as long to compile as the room."""
 TESTS = (
     "tests/unit/placement/test_placement_policies.py",
     "tests/unit/placement/test_placement_hash_ring.py",

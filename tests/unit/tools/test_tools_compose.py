@@ -65,7 +65,7 @@ def compose() -> list[str]:
 
 
 def services(text: str) -> dict[str, str]:
-    """The text of each, by name."""
+    """Returns the text of each service, by name."""
     block = re.search(r"^services:\n((?: .*\n)+)", text, re.MULTILINE)
     assert block is not None
     _, *parts = re.split(r"^  (\S+):\n", block[1], flags=re.MULTILINE)

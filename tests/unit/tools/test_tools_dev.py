@@ -26,7 +26,7 @@ time."""
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the ``.venv`` of its first run: a new one takes five seconds of processor time."""
+    """A checkout with the ``.venv`` of its first run: a new one takes five seconds of processor time."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copy(ROOT / "dev", folder)
     for name in ("runtime", "test", "lint"):
@@ -83,7 +83,7 @@ def test_a_wrong_interpreter_is_refused_even_beside_a_venv(checkout):
 
 
 def said(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What ``./dev`` of this checkout answers, for questions before anything is set up."""
+    """Returns the answer of this checkout's ``./dev``, for questions before anything is set up."""
     return subprocess.run(["sh", "./dev", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 

@@ -15,7 +15,7 @@ DAY_S = 86_400.0
 
 
 def rows(seed: int, days: float, kinds: tuple[str, ...] = ("text", "file", "", "a b")) -> list[TraceRow]:
-    """Chats that go on now and then; ids of a prompt are those of its chat, sometimes with a gap."""
+    """Returns chats that go on now and then; a prompt has the ids of its chat, sometimes with a gap."""
     random_ = random.Random(seed)
     times = sorted(random_.uniform(0, days * DAY_S) for _ in range(int(1500 * days)))
     found = []

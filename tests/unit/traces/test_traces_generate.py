@@ -26,8 +26,10 @@ GOLDEN = {
     "qwen-b": (1020, "b3e4e18d9ba9d552561c934ef0fc8ca7ccdfc84edaa4de0167fef886b961ba22"),
     "toolagent": (933, "503c43c1638cebca23906ed8b394358a30cd2223d80d5e4818f1204a691c6d3f"),
 }
-"""Of 15 minutes of seed 1 at one request per second. Whoever changes these changes what was measured on generated
-traces, and says so."""
+"""The rows and the hash of 15 minutes of seed 1 at one request per second.
+
+A change of these changes what was measured on generated traces, and must say so.
+"""
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -49,8 +51,10 @@ def test_another_seed_is_another_trace(name: str) -> None:
 
 
 def variants() -> Iterator[tuple[str, Profile]]:
-    """Each profile with its usual values, and with all of them at one end of their ranges; and programs whose calls
-    are often followed up."""
+    """Yields each profile with its usual values and with all values at either end of their ranges.
+
+    The last profile has programs whose calls are often followed up.
+    """
     for name, spec in PROFILES.items():
         for which in ("usual", "low", "high"):
             made = profile(name, **{key: getattr(free, which) for key, free in spec.free.items()})
@@ -139,11 +143,11 @@ class Week:
 
     starts_s: np.ndarray
     gaps_s: np.ndarray
-    """Of those that have a next turn, beside when the first came:"""
+    """The gaps of chats that have a next turn, beside the times of their first turns:"""
     first_s: np.ndarray
 
     def of_day(self, day: int, begin: int, end: int) -> np.ndarray:
-        """Gaps of the first turns of these hours."""
+        """Returns the gaps of the first turns of these hours."""
         since = self.first_s - day * DAY_S
         return self.gaps_s[(since >= begin * HOUR_S) & (since < end * HOUR_S)]
 
@@ -165,7 +169,7 @@ def week() -> Week:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Kolmogorov-Smirnov: the most by which the shares below any value differ."""
+    """Returns the Kolmogorov-Smirnov distance: the largest difference between the shares below any value."""
     values = np.concatenate((one, other))
     below = [np.searchsorted(np.sort(each), values, side="right") / len(each) for each in (one, other)]
     return float(np.abs(below[0] - below[1]).max())
@@ -214,7 +218,7 @@ def test_applications_have_instructions_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_memory_is_what_goes_on(name: str) -> None:
-    """What waits for its time is no more after ten hours than after two."""
+    """The number of requests that wait for their time does not grow with the hours."""
     made = dataclasses.replace(profile(name), per_s=0.5, duration_s=10 * HOUR_S)
     rows = generate(made, 1)
     waiting = [0] * 10

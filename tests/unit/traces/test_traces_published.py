@@ -1,4 +1,4 @@
-"""What the profiles' traces have of what the papers print, and that the docs say it as it is."""
+"""The profiles' traces against the papers' statistics, and against the docs' account of them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_sessions_of_mooncakes_format_have_turns(tmp_path: Path) -> None:
 
 
 def test_mooncakes_format_may_have_types_turns_and_users(tmp_path: Path) -> None:
-    """As pinyon writes it. A session's turns are counted instead."""
+    """The rows are as pinyon writes them. The turns of a session are counted instead."""
     rows = [
         MOONCAKE | {"type": "tool", "turn": 2, "user_id": "u"},
         MOONCAKE | {"user_id": 7},
@@ -85,7 +85,7 @@ def test_qwen(tmp_path: Path) -> None:
 
 
 def test_the_papers_record(tmp_path: Path) -> None:
-    """Its turns are those of the chain of parents."""
+    """The turns are those of the chain of parents."""
     second = BAILIAN | {"chat_id": "bb", "parent_chat_id": "aa", "timestamp": "2025-02-10 17:41:34"}
     trace = TraceFile(write(tmp_path, BAILIAN, second, BAILIAN | {"chat_id": "cc", "parent_chat_id": "bb"}))
     assert trace.format.block_tokens == 4

@@ -32,7 +32,7 @@ prompts = st.lists(st.lists(st.sampled_from([7, 8]), min_size=1, max_size=3 * BL
 
 @given(prompts, st.lists(st.sampled_from(["", "acme"]), min_size=12, max_size=12))
 def test_ids_are_equal_where_prefixes_are(asks: list[list[int]], tenants: list[str]) -> None:
-    """Against prefixes as they are: numbered in the order of their coming, the last one whatever its length."""
+    """The ids agree with the prefixes, numbered in order of arrival, the last prefix whatever its length."""
     numbers = Renumbering()
     known: dict[tuple[str, tuple[int, ...]], int] = {}
     for tokens, tenant in zip(asks, tenants, strict=False):

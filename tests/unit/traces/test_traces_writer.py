@@ -1,4 +1,4 @@
-"""What is written is what is read; a file that was not finished is none."""
+"""Written traces are read back unchanged; an unfinished file is no trace."""
 
 from __future__ import annotations
 

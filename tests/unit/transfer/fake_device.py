@@ -62,7 +62,7 @@ class FakeDriver:
             self.copied_bytes[direction] += nbytes
 
     def allocate(self, backing: bytearray) -> int:
-        """Its bytes become the device's; returns the address of them there."""
+        """Makes the bytes of ``backing`` the device's, and returns their address there."""
         with self._lock:
             address = _BASE + (next(self._next) << 40)
             self._backings[address] = memoryview(backing)
@@ -100,7 +100,7 @@ def fake_device() -> Iterator[FakeDriver]:
 
 
 _alive: dict[int, Any] = {}
-"""By the address of the managed tensor: what a real exporter's ``manager_ctx`` would hold."""
+"""The owners by address of the managed tensor, as a real exporter's ``manager_ctx`` would hold them."""
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -114,7 +114,7 @@ _NAMES = {False: b"dltensor", True: b"dltensor_versioned"}
 
 @_DESTRUCTOR
 def _destroy(capsule: int) -> None:
-    """A capsule that nobody consumed frees its tensor itself, as the specification says."""
+    """Frees the tensor of a capsule that was not consumed, as the specification demands."""
     for name in _NAMES.values():
         if _is_valid(capsule, name):
             _alive[_get_pointer(capsule, name)].delete()
@@ -184,7 +184,7 @@ class Tensor:
 
     @classmethod
     def over(cls, buffer: bytearray, shape: tuple[int, ...] | None = None, **arguments: Any) -> Tensor:
-        """Of the CPU's memory."""
+        """Returns a tensor in the CPU's memory."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         return cls(address, (len(buffer),) if shape is None else shape, owner=buffer, **arguments)
 

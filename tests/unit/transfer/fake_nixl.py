@@ -19,7 +19,7 @@ SUCCESS, IN_PROGRESS = "success", "in progress"
 
 
 class FakeError(Exception):
-    """What NIXL's bindings raise."""
+    """The exception that NIXL's bindings raise."""
 
 
 class Sync(Enum):
@@ -45,7 +45,7 @@ class FakeNixl:
         self.numbers = itertools.count(1)
         self.agents: dict[str, Raw] = {}
         self.holds: Callable[[Request], bool] = lambda request: False
-        """Whether a READ that is posted does not end yet."""
+        """The test of whether a posted READ is held."""
         self.before: Callable[[Request], None] = lambda request: None
         """Called when a READ is posted; raise :class:`FakeError` and it fails."""
         self.served_by_peers = False
@@ -54,7 +54,7 @@ class FakeNixl:
         self.held: list[Request] = []
 
     def let_go(self) -> None:
-        """What was held ends now."""
+        """Ends all held READs."""
         with self.lock:
             held, self.held = self.held, []
             for request in held:
@@ -101,7 +101,7 @@ class Agent:
 
 
 class Raw:
-    """What NIXL's C++ agent does."""
+    """The interface of NIXL's C++ agent."""
 
     def __init__(self, fake: FakeNixl, name: str) -> None:
         self.fake, self.name = fake, name
@@ -176,7 +176,7 @@ class Raw:
 
 @contextmanager
 def fake_nixl() -> Iterator[FakeNixl]:
-    """In place of the real one, for engines that are made meanwhile."""
+    """Yields a fake in place of the real NIXL, for engines that are made meanwhile."""
     fake = FakeNixl()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nixl_agent, "_nixl", fake.names)

@@ -1,5 +1,8 @@
-"""A peer process that is reached by shm alone: ``main([SIZE, SECRET])`` prints its segment as JSON and then obeys
-commands, a line of JSON each, until its stdin closes; each is answered by a line of JSON, ``reuse`` by several."""
+"""A peer process that is reached by shm alone.
+
+``main([SIZE, SECRET])`` prints its segment as JSON and then obeys commands, a line of JSON each, until its stdin
+closes. Each command is answered by a line of JSON, ``reuse`` by several.
+"""
 
 import itertools
 import json

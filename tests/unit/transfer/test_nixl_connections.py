@@ -1,4 +1,4 @@
-"""What NIXL leaves behind in a process: connections that UCX never gives back, buffers, descriptors, variables."""
+"""The remains of NIXL in a process: connections that UCX never gives back, buffers, descriptors, variables."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_connection_that_broke_is_made_anew(pair: Pair, fake: FakeNixl) -> Non
 
 
 def test_a_read_that_fails_by_itself_leaves_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
-    """As of memory that the peer has unmapped meanwhile."""
+    """The READ fails like one of memory that the peer has unmapped meanwhile."""
     failures = iter([True])
 
     def fail(one: Request) -> None:

@@ -68,13 +68,13 @@ def make_pair(tls_files: TlsFiles) -> Iterator[Callable[..., Pair]]:
 
 @contextmanager
 def held(server: TransferEngine) -> Iterator[None]:
-    """Nobody is served, for the table that says who may touch what is taken."""
+    """Keeps all peers waiting, by holding the lock of the table of access rights."""
     with server._memory._lock:
         yield
 
 
 async def under_way(pair: Pair, opcode: Opcode) -> asyncio.Task[list[TransferResult]]:
-    """A request that has been sent; the loop goes on, which is what this shows while nobody answers."""
+    """Sends a request, and returns its task; the loop goes on although no peer answers."""
     task = asyncio.create_task(pair.engine.transfer_async([pair.request(opcode, 0, 0, 4096)]))
     await asyncio.sleep(0)
     assert pair.engine.stats().requests_now == 1

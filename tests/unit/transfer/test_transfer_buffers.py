@@ -1,4 +1,4 @@
-"""What can be registered, and how long it is held."""
+"""The buffers that can be registered, and how long they are held."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_device_memory_is_a_region_without_a_view() -> None:
 
 
 def test_a_gpu_without_its_driver_is_refused_with_the_reason() -> None:
-    """On a machine with the driver the address is refused instead."""
+    """The address is refused instead on a machine with the driver."""
     tensor = Tensor.over(bytearray(64), device=(2, 99))
     with pytest.raises(InvalidTransfer, match=r"CUDA driver cannot be loaded|cu[A-Z]|address") as caught:
         MemoryTable().register(tensor, None, Access.READ)

@@ -1,4 +1,4 @@
-"""What every transport does alike."""
+"""The behaviour that all transports share."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_refusals_touch_nothing_and_spare_the_rest_of_the_batch(make_pair, opcod
 
 @pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.READ])
 def test_requests_of_several_regions_at_either_end_go_together(make_pair, opcode: Opcode) -> None:
-    """In one batch, some of them neighbours: each moves its own region's bytes."""
+    """The requests are in one batch, some of them neighbours: each moves its own region's bytes."""
     pair = make_pair(4000)
     near = [(pair.local.key, pair.near), *((pair.engine.register_local_memory(each).key, each) for each in _more())]
     far = [(pair.remote.key, pair.far), *((pair.server.register_local_memory(each).key, each) for each in _more())]
@@ -273,7 +273,7 @@ def test_unregistered_memory_is_out_of_reach(make_pair) -> None:
 
 
 def test_unregister_during_transfers(make_pair) -> None:
-    """On return nothing touches the memory: what is written to it afterwards stays."""
+    """The engine does not touch the memory after the return: bytes written to it afterwards stay."""
     pair = make_pair(32 << 20)
     pair.near[:] = b"n" * len(pair.near)
     handles = [pair.engine.submit([pair.request(WRITE, 0, 0, len(pair.near))]) for _ in range(8)]

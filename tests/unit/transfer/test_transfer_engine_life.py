@@ -156,7 +156,7 @@ def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
 
 @REPLACES_METHODS
 def test_a_request_that_ends_before_its_pin_holds_no_memory() -> None:
-    """Between the two there is a moment in which somebody may cancel it, or close the engine."""
+    """The test cancels the request, or closes the engine, in the moment between the two."""
     engine = TransferEngine(transports=("local",), limits=PATIENT)
     engine.start()
     local = engine.register_local_memory(bytearray(100))
@@ -338,7 +338,7 @@ def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest
     interrupted = threading.Event()
 
     def interrupt() -> None:
-        """A signal that comes just before the thread falls asleep is seen when it wakes: here, by the next signal."""
+        """Sends signals: one that comes just before the thread falls asleep is seen only at the next signal."""
         assert waits.wait(GENEROUS_S)
         while not transport.aborted.wait(0.1):
             signal.pthread_kill(main, signal.SIGINT)
@@ -366,7 +366,7 @@ def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest
 
 
 def test_submissions_in_flight_are_bounded() -> None:
-    """Each may be of one request: what waits takes memory by submissions too."""
+    """The bound counts submissions, for each may have one request: waiting submissions take memory too."""
     with TransferEngine(transports=("tcp",), limits=PATIENT) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
         local = engine.register_local_memory(bytearray(1))
         peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)

@@ -53,13 +53,13 @@ def engine():
 
 @pytest.fixture
 def hasty():
-    """For tests that wait for a stall."""
+    """An engine with short limits, for tests that wait for a stall."""
     with tcp_engine(FAST) as one:
         yield one
 
 
 def big_batch(local, peer, opcode, count=200):
-    """1.6 GB through 8 MiB of memory: surely unfinished when the peer is hit."""
+    """Returns 1.6 GB of requests through 8 MiB of memory, surely unfinished when the peer is hit."""
     return [TransferRequest(opcode, local.key, 0, peer.segment, peer.key, 0, SIZE)] * count
 
 
@@ -320,7 +320,7 @@ def test_inbound_links_over_the_cap_take_turns(engine) -> None:
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
-    """Until their time is up they hold places of their own; the one that has been there longest goes for one more."""
+    """The silent strangers hold places of their own until their time is up; the oldest makes room for another."""
     with (
         tcp_engine(replace(PATIENT, max_inbound=2)) as server,
         contextlib.ExitStack() as stack,
@@ -447,7 +447,7 @@ class HeldUp(MemoryTable):
 
 @REPLACES_METHODS
 def test_chains_of_one_request_may_report_in_any_order() -> None:
-    """The one that ends the request is heard first, another one that ended before it later."""
+    """The chain that ends the request is heard first, another chain that ended before it later."""
     given: list[Chain] = []
     peers = SimpleNamespace(submit=given.append, moving={})
     memory = HeldUp()

@@ -148,7 +148,7 @@ def test_auto_leaves_to_tcp_what_tcp_is_better_at(fake: FakeNixl) -> None:
 
 @contextmanager
 def let_go_when_held(fake: FakeNixl) -> Iterator[None]:
-    """What is held ends as soon as there is something, and nothing is held any more."""
+    """Ends held READs as soon as there are any, and holds no more."""
 
     def let_go() -> None:
         eventually(lambda: bool(fake.held), "a READ is held")
@@ -278,7 +278,7 @@ def test_nixl_is_not_used_where_the_peer_must_serve_reads(
 def test_engines_pairing_at_once_prove_nothing_by_each_other(
     fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
 ) -> None:
-    """What one does for its own proof would serve the other's READ, if both were under way."""
+    """The proof of one engine would serve the other's READ, if both were under way."""
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
     fake.served_by_peers = served_by_peers
     with (
@@ -553,7 +553,7 @@ def test_descriptors_say_who_has_nixl() -> None:
 
 
 def test_limits_of_what_is_remembered(fake: FakeNixl) -> None:
-    """More keys than are remembered are asked for again."""
+    """The engine asks again for keys beyond the number that it remembers."""
     with (
         TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server,
         TransferEngine(

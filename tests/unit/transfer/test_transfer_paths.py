@@ -17,7 +17,7 @@ from pinyon.transfer.types.topology import Topology
 
 
 def tcp(name: str, network: int | str = "") -> Nic:
-    """``network`` n: the NIC is on 10.0.n.0/24."""
+    """Returns a NIC; with ``network`` n it is on 10.0.n.0/24."""
     return Nic(name, "tcp", f"10.0.{network or 0}.1", 7000, f"10.0.{network}.0/24" if network != "" else "")
 
 

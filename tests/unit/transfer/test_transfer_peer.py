@@ -87,11 +87,11 @@ class Scripted:
         self.open: list[Attempt] = []
         self.given: list[Chain] = []
         self.attempts: Counter[Chain] = Counter()
-        """Of those that had not ended before."""
+        """The attempts of each chain that had not ended before."""
         self.paths: list[Path] = []
-        """Of the attempts, in order."""
+        """The paths of the attempts, in order."""
         self.alive = True
-        """What probes say."""
+        """The answer of probes."""
         self.probes: list[Path] = []
         self.on_dial: Callable[[Path], None] = lambda path: None
         self.on_run: Callable[[Chain, Path], None] = lambda chain, path: None
@@ -180,7 +180,7 @@ class Bench:
         return chains
 
     def call(self, chain: Chain) -> None:
-        """As a blocking caller does: the chain runs in the caller's thread if it can."""
+        """Runs the chain like a blocking caller: in the caller's thread if possible."""
         caller = threading.Thread(target=self.peers.run, args=(chain,), name="caller", daemon=True)
         self.callers.append(caller)
         caller.start()
@@ -198,12 +198,12 @@ class Bench:
         self.settle()
 
     def end_all(self, outcome: Outcome = DONE) -> None:
-        """Each attempt that begins, until there is none."""
+        """Ends each attempt that begins, until there is none."""
         while self.open:
             self.end(self.open[0], outcome)
 
     def settle(self) -> None:
-        """Wait until every chain has ended, waits, or runs in an attempt that the test can end."""
+        """Waits until every chain has ended, waits, or runs in an attempt that the test can end."""
         tick = threading.Event()
         until = time.monotonic() + GENEROUS_S
         while not self._quiet():
@@ -211,7 +211,7 @@ class Bench:
             tick.wait(0.0003)
 
     def under_way(self) -> tuple[dict[Chain, Path], list[Chain]]:
-        """What runs and what waits, at one moment."""
+        """Returns the running and the waiting chains, at one moment."""
         with self.peer.lock:
             return dict(self.peer.running), self.peer.waiting()
 
@@ -224,7 +224,7 @@ class Bench:
         }
 
     def check(self) -> None:
-        """What holds whenever it is quiet."""
+        """Checks the invariants of a quiet peer."""
         peer = self.peer
         carried = Counter[Path]()
         queued = Counter[Path]()
@@ -587,8 +587,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one thread for two chains. When the first fails, the second goes another way without having been tried
-    there."""
+    """The two chains have one thread. When the first fails, the second takes another path, without an attempt there."""
     bench.peer.nic_down("n1")
     bench.peer.nic_down("n2")
     (first,) = bench.submit()
@@ -607,7 +606,7 @@ def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch
 
 
 def test_queued_chains_are_recalled_when_the_nic_goes_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, although the thread hangs in a connect that nothing can interrupt."""
+    """The recall is immediate, although the thread hangs in a connect that nothing can interrupt."""
     gate = threading.Event()
     bench.peer.nic_down("n1")
     bench.peer.nic_down("n2")
@@ -691,7 +690,7 @@ def test_a_nic_that_goes_down_gets_new_chains_only_after_a_probe(bench: Bench) -
 
 
 def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> None:
-    """With the lock held, so that it cannot have gone over to a sound path, which would be blamed."""
+    """The lock is held, so that the chain cannot have changed to a sound path, which would be blamed."""
     held: list[bool] = []
 
     class Watched(Chain):
@@ -948,7 +947,7 @@ def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens, chains end once, and what a path carries is what its books say."""
+    """Any order of events: chains end once, and each path carries what its books say."""
 
     ROWS = Topology({"cpu:0": (("n0", "n1"), ("n2",)), "cuda:0": (("n2",), ()), "cuda:1": (("n1", "n2"), ())})
     FAILURES = (UNREACHED, LOST, STALLED, Outcome(TransferStatus.FAILED, Reason.BUSY))
@@ -969,8 +968,10 @@ class AnyOrder(RuleBasedStateMachine):
         )
 
     def attempts(self, index: int) -> list[Attempt]:
-        """The one of this index, or none when nothing runs. Not a precondition: what runs may depend on the scheduler,
-        and which rules there are must not."""
+        """Returns the attempt of this index, or none when nothing runs.
+
+        This is not a precondition: what runs may depend on the scheduler, and which rules there are must not.
+        """
         attempts = sorted(self.bench.open, key=lambda one: self.bench.chains.index(one.chain))
         return attempts[index % len(attempts) :][:1] if attempts else []
 

@@ -121,7 +121,7 @@ class StepClock:
         """Readings until then."""
 
     def at(self, reading: int, then: Callable[[], object]) -> None:
-        """Call ``then`` at the so many-th reading from now."""
+        """Calls ``then`` at the ``reading``-th reading from now."""
         self.left, self._then = reading, then
 
     def __call__(self) -> float:
@@ -134,7 +134,7 @@ class StepClock:
 
 
 class Near:
-    """This process's side: a transport and a local region."""
+    """The near side in this process: a transport and a local region."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Near:
         self.region = self.table.register(self.memory, "cpu:0", Access.NONE)
         self.ended: list[Outcome] = []
         self.marks: list[array[int]] = []
-        """Of links that the test itself is the initiator of."""
+        """The marks of links that the test itself initiates."""
 
     def chain(
         self,
@@ -160,7 +160,7 @@ class Near:
         parts: list[tuple[int, bytes, int, int]],
         timeout_s: float = 60.0,
     ) -> Chain:
-        """``parts`` are ``(local offset, remote key, remote offset, length)``."""
+        """Returns a chain; ``parts`` are ``(local offset, remote key, remote offset, length)``."""
         slices = [Slice(index, self.region.key, *part) for index, part in enumerate(parts)]
         plan = ChainPlan(segment, opcode, slices, sum(part[3] for part in parts))
         deadline = time.monotonic() + timeout_s
@@ -170,7 +170,7 @@ class Near:
         return self.transport.run(self.chain(opcode, segment, parts), SHM)
 
     def move(self, segment: SegmentDescriptor, key: bytes, length: int) -> Outcome | None:
-        """READ to the start of the region by the short way; None: there is no endpoint, or it does not know how."""
+        """READs to the start of the region by the short way; None: there is no endpoint, or it does not know how."""
         endpoint = self.transport.lend((segment.peer, SHM))
         if endpoint is None:
             return None
@@ -291,8 +291,11 @@ def test_reading_a_region_that_was_unregistered(near, start_peer, length) -> Non
 
 @pytest.mark.parametrize(("length", "alone"), [(4096, False), (1 << 20, False), (4096, True)])
 def test_no_completed_read_has_what_came_after_unregister(near, start_peer, length, alone) -> None:
-    """``alone``: without a chain, where the endpoint knows the key. At least 300 times, until enough READs came in time
-    and enough too late."""
+    """Completed READs have no bytes that were written after the unregistration; ``alone`` READs use no chain.
+
+    The endpoint of an ``alone`` READ knows the key. The test runs at least 300 rounds, until enough READs came in time
+    and enough too late.
+    """
     peer = start_peer()
     peer.send("reuse", length)
     completed = refused = alone_completed = 0
@@ -551,8 +554,10 @@ def test_a_peer_in_another_pid_namespace_is_unreachable(near, start_peer) -> Non
 
 
 class Impostor:
-    """Serves the shm links of this process with whatever it is told to send after the initiator's PROOF; an empty
-    answer is a proof that holds, the first link's again on later ones if it is told to ``repeat``."""
+    """A server of this process's shm links that sends what it is told after the initiator's PROOF.
+
+    An empty answer is a valid proof; with ``repeat`` later links get the first link's proof again.
+    """
 
     def __init__(self, *answers: bytes, repeat: bool = False) -> None:
         self._answers = answers
@@ -596,7 +601,7 @@ def test_a_server_that_proves_nothing(near, impostor) -> None:
 
 
 def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> None:
-    """What a process showed on an earlier link is no proof on the next one, of either end."""
+    """The mark that a process showed on an earlier link is no proof on the next link, for either end."""
     again = impostor(b"", repeat=True)
     deadline = time.monotonic() + GENEROUS_S
     assert near.transport.probe(again, SHM, deadline)
@@ -633,7 +638,7 @@ def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
 
 
 def dial_raw(near: Near, peer: ShmPeer) -> Link:
-    """A link whose initiator is the test itself; after the proofs."""
+    """Returns a link after the proofs, whose initiator is the test itself."""
     deadline = time.monotonic() + GENEROUS_S
     link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
     mark = array("Q", link.marks.initiator)

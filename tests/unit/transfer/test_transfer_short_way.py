@@ -38,11 +38,11 @@ def went_short(engine: TransferEngine) -> int:
 
 
 MOST_BYTES = LIMITS.stripe_min_bytes
-"""Of a request by the short way."""
+"""The largest request that takes the short way."""
 
 
 def warm(pair: Pair) -> None:
-    """From here on there is a short way, and shm knows where the far region lies."""
+    """Opens the short way, and lets shm learn where the far region lies."""
     for _ in range(2):
         for opcode in (READ, WRITE):
             assert pair.engine.transfer([pair.request(opcode, 0, 0, 64)])[0].ok
@@ -175,7 +175,7 @@ class Caller(threading.Thread):
 
 @contextmanager
 def held(server: TransferEngine) -> Iterator[None]:
-    """Nobody is served, for the table that says who may touch what is taken."""
+    """Keeps all peers waiting, by holding the lock of the table of access rights."""
     with server._memory._lock:
         yield
 

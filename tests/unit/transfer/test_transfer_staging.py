@@ -249,7 +249,7 @@ class Staged:
         self.ended: list[Outcome] = []
 
     def chain(self, *parts: tuple[Region, int, int, int]) -> Chain:
-        """``(local region, offset there, offset at the far end, length)``"""
+        """Returns a chain of parts ``(local region, offset there, offset at the far end, length)``."""
         slices = [Slice(0, region.key, here, bytes(16), there, size) for region, here, there, size in parts]
         plan = ChainPlan(REMOTE, self.opcode, slices, sum(part.length for part in slices), "fake:0", "")
         regions = {region.key: region for region in (self.region, self.plain)}

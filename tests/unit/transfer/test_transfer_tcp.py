@@ -115,7 +115,7 @@ class Proxy:
     """Stands between two hosts: forwards, and changes or cuts what ``treat`` says. Serves one connection at a time."""
 
     def __init__(self, target: int, treat: Callable[[str, int, bytes], bytes | None]) -> None:
-        """``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
+        """Takes ``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self._target = target
@@ -473,9 +473,9 @@ class Waits:
 
     def __init__(self, come_s: float, look_s: float = 5e-6) -> None:
         self.come_s = come_s
-        """After how long bytes come."""
+        """The seconds until bytes come."""
         self.look_s = look_s
-        """What a look at the socket takes."""
+        """The seconds that a look at the socket takes."""
         self.now = self._since = 0.0
         self.seats = deque([None])
         self.spinner = Spinner(self, 100e-6, lambda: self.now, self.seats)
@@ -487,7 +487,7 @@ class Waits:
         return len(buffer)
 
     def polled(self, waits: int) -> int:
-        """How many of so many waits began with polling."""
+        """Returns how many of ``waits`` waits began with polling."""
         polled = 0
         for _ in range(waits):
             self._since = self.now
@@ -541,7 +541,7 @@ def test_short_waits_among_long_ones_are_polled_for() -> None:
 
 @SIMULATED
 def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
-    """Others have it for 25 ms of each 100 ms that a poller would use, as with a quota."""
+    """The core goes to other threads for 25 ms of each 100 ms that a poller would use, as with a quota."""
     waits = Waits(come_s=20e-6)
     used_s = lost_s = 0.0
     while waits.now < 15.0:
@@ -587,7 +587,7 @@ def test_polling_can_be_off() -> None:
 
 @contextlib.contextmanager
 def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
-    """A link set up by hand."""
+    """Yields a link that is set up by hand."""
     with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
         hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
         sock.sendall(handshake.pack_hello(hello))
@@ -632,8 +632,10 @@ frames = st.builds(
     mutations=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 255)), max_size=2),
 )
 def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) -> None:
-    """Whatever a peer sends: bytes change only where a frame, mutated or not, names the region's key and a range of it;
-    the link ends or goes on, and the server goes on."""
+    """Bytes change only where a frame, mutated or not, names the region's key and a range of it.
+
+    The link ends or goes on, and the server goes on, whatever a peer sends.
+    """
     keys = {b"GOOD": target.region.key, b"CLOSED": target.closed_region.key, b"UNKNOWN": b"u" * 16}
     data = b""
     for shot in shots:
@@ -666,7 +668,7 @@ def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) 
 
 
 def _writable(data: bytes, key: bytes) -> set[int]:
-    """Every place that any descriptor with this key anywhere in the bytes could name."""
+    """Returns every place that any descriptor with this key anywhere in the bytes could name."""
     places: set[int] = set()
     at = data.find(key)
     while at >= 0:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the ope
 
 @pytest.fixture(scope="module")
 def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsFiles]:
-    """``make_files(ca)``: a certificate signed by the CA of that name, made on first use."""
+    """The function ``make_files(ca)``, which returns a certificate signed by the CA of that name, made on first use."""
     folder = tmp_path_factory.mktemp("tls")
     serial = iter(range(1, 100))
 

@@ -1,4 +1,4 @@
-"""Where reused KV is asked for, and where not for a while."""
+"""The sources that reused KV is read from, and those that are avoided for a while."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Source:
         self.errors: dict[str, PinyonError] = {}
         self.nothing: dict[str, bool | None] = {}
         self.lacks: dict[str, set[bytes]] = {}
-        """By address, what is not there."""
+        """The missing keys, by address."""
         self.asked: list[str] = []
         self.reads: list[tuple[str, int]] = []
         """Address and number of blocks."""
         self.offered_s: list[float] = []
         self.held: asyncio.Event | None = None
-        """Until it is set, reads of one block take their time."""
+        """The event for which reads of one block wait."""
         self.entered = asyncio.Event()
         self.passed: Callable[[], None] = lambda: None
 
@@ -220,7 +220,7 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
 
 @pytest.mark.parametrize("border", [0, 1, 2, 3, 4])
 async def test_where_the_next_source_takes_over_need_not_be_known(border) -> None:
-    """Of a sample of the keys, the plan knows that one source has block 1 and another one block 3."""
+    """The plan knows, from a sample of the keys, that one source has block 1 and another block 3."""
     world = World()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.STORE, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
     world.source.lacks = {"a:1": set(KEYS[border:]), "b:1": set(KEYS[:border])}

@@ -1,4 +1,4 @@
-"""Who gets blocks, in which order, and that they all come back."""
+"""The order in which requests get blocks, and the return of all blocks."""
 
 from __future__ import annotations
 

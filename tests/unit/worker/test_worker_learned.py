@@ -1,4 +1,4 @@
-"""What a batching policy has learned, kept in a file: used for the same policy and kernel, never in the way."""
+"""The file of what a batching policy has learned: used for the same policy and kernel, never in the way."""
 
 from __future__ import annotations
 

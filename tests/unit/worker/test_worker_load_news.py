@@ -1,4 +1,4 @@
-"""When a load balancer is told of the load."""
+"""Tests of when a load balancer is told of the load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a session's updates go: past the writer while there is room, through it when there is none."""
+"""The updates of a session: they pass the writer while there is room, and go through it when there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Peer:
     def __init__(self) -> None:
         self.has_room = True
         self.takes = 1 << 30
-        """So many, then it has no room."""
+        """The number of updates taken before there is no room."""
         self.got: list[worker_pb2.SessionResponse] = []
         self.came = asyncio.Event()
 
@@ -63,7 +63,7 @@ class Session:
             await self.taken.wait()
 
     async def turns(self) -> None:
-        """Until everybody who can do something has: a few turns of the loop, none of which waits for time."""
+        """Lets the loop turn until every task has done what it can; none waits for time."""
         for _ in range(5):
             await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""What a prefill instance tells the conductor of computing beside a read that it waited for."""
+"""The conductor's report of a prefill instance that computed beside a read that it waited for."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8
 
 
 class Log:
-    """What the members were told."""
+    """The calls that the members received."""
 
     def __init__(self, last: int = 10**9) -> None:
         self.chunks, self.tokens, self.errors = [], [], []
@@ -61,7 +61,7 @@ def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembe
 
 
 class Pool:
-    """So many blocks are free."""
+    """A pool with a number of free blocks."""
 
     def __init__(self, blocks: int = 99) -> None:
         self.free = blocks
@@ -96,7 +96,7 @@ def members(scheduler) -> StepMembers:
 
 
 def result(step, token=50):
-    """The engine's answer to a step: the last chunks and all decodes sample ``token``."""
+    """Returns the engine's answer to a step: the last chunks and all decodes sample ``token``."""
     prefills = [token if chunk.sampling is not None else None for chunk in step.chunks]
     return StepOutcome(prefills, [token] * len(step.slots), 1.0)
 

@@ -1,4 +1,4 @@
-"""What the conductor is told of the time between tokens."""
+"""The time between tokens as reported to the conductor."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock

@@ -37,11 +37,11 @@ class Store:
         self.places: list[list[int]] = []
         self.held: set[bytes] = set()
         self.new = PutOutcome.STORED
-        """What becomes of an object that it lacks."""
+        """The outcome of a put of an object that the store lacks."""
         self.error: Exception | None = None
         self.losses = 0
         self.lost = 0
-        """What the next look finds."""
+        """The losses that the next look finds."""
 
     async def nodes(self) -> None:
         self.losses = self.lost
@@ -89,17 +89,17 @@ class Parts:
         return Storage(self.cache, region, self.store, limits, lambda: self.now)
 
     def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS, first: int = 0) -> None:
-        """As the first blocks of a prompt."""
+        """Offers the keys as the first blocks of a prompt."""
         self.storage.offer(keys, self.storage.new_runs(), request_class, first)
 
     def reuse(self, keys: Sequence[bytes]) -> None:
-        """As the first blocks of a prompt."""
+        """Reuses the keys as the first blocks of a prompt."""
         table = [block for _, block in self.cache.hold(keys)]
         self.storage.reused(keys, table, self.storage.new_runs())
         self.cache.release(table)
 
     async def writing(self, keys: Sequence[bytes]) -> None:
-        """A put of these is under way, and takes as long as the store is not opened."""
+        """Begins a put of these keys, which lasts until the store is opened."""
         self.offer(keys)
         await self.store.asked.wait()
 

@@ -10,7 +10,7 @@ from services.worker.engines.uniform import uniform
 
 
 def splitmix64(state):
-    """The generator as published, by steps (Steele, Lea, Flood, 2014, section 4)."""
+    """Yields the numbers of the published generator, step by step (Steele, Lea, Flood, 2014, section 4)."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         z = state

@@ -1,4 +1,4 @@
-"""What waits for one reader."""
+"""The updates that wait for one reader."""
 
 from __future__ import annotations
 

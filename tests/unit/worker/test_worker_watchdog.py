@@ -1,4 +1,4 @@
-"""When a step counts as one that hangs."""
+"""Tests of when a step counts as hanging."""
 
 from __future__ import annotations
 
