@@ -70,7 +70,7 @@ class Measured:
         return self.reuse_gaps_s[which[self.reuse_rows]]
 
     def of_busiest(self, share: float, of_each: Ints | None = None) -> float:
-        """Returns the busiest users' part of the requests, or of ``of_each``; ``share``: their share of active users."""
+        """Returns the busiest users' part of requests, or of ``of_each``; ``share``: their share of active users."""
         sums = np.sort(np.bincount(self.users, of_each))[::-1]
         active = int((np.bincount(self.users) > 0).sum())
         return float(sums[: round(share * active)].sum() / sums.sum())
