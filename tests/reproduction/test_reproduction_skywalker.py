@@ -54,7 +54,7 @@ def test_fig_8_has_all_systems_and_workloads(made: dict[str, Result]) -> None:
 
 
 def test_what_agrees_is_in_the_range(made: dict[str, Result]) -> None:
-    """An order without the number is no more than an order."""
+    """An order without the number is only an order."""
     claim = next(each for each in made["skywalker-fig8"].claims if "P90 TTFT" in each.said)
     for agrees, order, verdict in (
         (True, True, "agrees"),

@@ -1,4 +1,4 @@
-"""One instance with memory without an end, step by step: what a simulated engine should do, without its modules."""
+"""A plain simulated instance with endless memory, step by step, without the simulator's modules."""
 
 from __future__ import annotations
 

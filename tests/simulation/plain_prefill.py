@@ -1,7 +1,7 @@
-"""The plain reference of ``pinyon simulate --model prefill-reference``, written once more without any of its modules.
+"""The plain reference of ``pinyon simulate --model prefill-reference``, without any of its modules.
 
-As slow and as short as can be: every router's question is answered by looking at everything. It is what the simulator
-is compared with row by row.
+It is as slow and as short as can be: it looks at everything for each of a router's questions. The simulator is compared
+with it row by row.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class BreakableWorld(World):
 
 
 class Troubled:
-    """A world, what is done to it, and what its clients were told."""
+    """A world, the faults that befall it, and the answers that its clients got."""
 
     def __init__(self, seed: int, system: System | None = None, faults: int | None = None) -> None:
         rng = self.rng = random.Random(seed)

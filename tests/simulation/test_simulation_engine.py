@@ -1,4 +1,4 @@
-"""The simulated engine against a plain one that knows none of its modules, and against arithmetic."""
+"""The simulated engine against a plain engine that shares no module with it, and against arithmetic."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_one_instance_is_the_plain_one_row_by_row(rule: StepRule, per_s: float, 
     assert [each.ttft_s for each in mine] == pytest.approx([each.ttft_s for each in theirs], abs=1e-9)
     assert [each.e2e_s for each in mine] == pytest.approx([each.e2e_s for each in theirs], abs=1e-9)
     tbts = [longest_tenth([(gap, 1) for gap in each.gaps_s]) for each in theirs]
-    assert [each.tbt_s for each in mine] == pytest.approx(tbts, rel=0.01)  # a leap has one mean
+    assert [each.tbt_s for each in mine] == pytest.approx(tbts, rel=0.01)  # a leap reports one mean
 
 
 @pytest.mark.parametrize("scheduling", [SchedulingCost(), SchedulingCost(1e-3, 2e-4)])
@@ -95,7 +95,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: Sched
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_chunks_pass_through_a_pipeline(stages: int) -> None:
-    """Mooncake §3.3: of equal chunks (chunks + stages - 1) / stages times one; the first nodes are free sooner."""
+    """Equal chunks take (chunks + stages - 1) / stages times one chunk (Mooncake §3.3); first nodes are free sooner."""
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=stages, step_tokens=64)
     fast = replace(MACHINE, nic_bytes_s=1e15)
@@ -174,7 +174,7 @@ def test_a_request_is_sent_after_the_one_it_follows_has_ended() -> None:
 
 @pytest.mark.parametrize("tokens", [160, 165])
 def test_the_next_turn_finds_what_was_generated(tokens: int) -> None:
-    """The last token generated is computed by nobody: of 160 + 49 tokens 13 blocks are whole."""
+    """The last generated token is never computed: 160 + 49 tokens fill 13 blocks."""
     played = cluster(ONE)
     turns = [alone(tokens, 50), alone(320, 1, 50.0)._replace(follows=0), alone(320, 1, 99.0, 1000)._replace(follows=0)]
     assert [each.hit_tokens for each in played.run(turns)] == [0, 13 * BLOCK, 0]
@@ -219,7 +219,7 @@ def test_what_never_fits_is_said_at_once() -> None:
 
 
 def test_an_instance_says_how_long_one_waits_for_memory() -> None:
-    """Two of three fit: the third waits for the end of the first."""
+    """Two of three requests fit: the third waits for the end of the first."""
     played = cluster(replace(ONE, hbm_tokens=60 * BLOCK))
     seen: list[float] = []
     (engine,) = played.members.engines.values()

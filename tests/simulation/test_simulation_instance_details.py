@@ -58,7 +58,7 @@ def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("blocks", [16, 32, 128])
 def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blocks: int, monkeypatch) -> None:
-    """Bursts of prompts of one chunk, of two and of eight, by formula: (chunks + stages - 1) times one on one node."""
+    """Bursts of prompts of one, two and eight chunks take (chunks + stages - 1) times one chunk on one node."""
     predicted: list[float] = []
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, chunk_tokens=256, step_tokens=256)
     make = of._attempt
@@ -109,7 +109,7 @@ def test_nobody_waits_for_what_has_left_the_first_node() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> None:
-    """Two prompts of 12 blocks, of which one node has room for 18, and the first one again."""
+    """The prompts are two of 12 blocks, of which one node has room for 18, and the first prompt again."""
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=18 * BLOCK, pool_tokens=50 * BLOCK)
     outcomes = of.run([ask(0.0, range(12)), ask(10.0, range(100, 112)), ask(20.0, range(12))])
     assert (outcomes[2].hit_tokens == 11 * BLOCK) == (stages > 1)
@@ -146,7 +146,7 @@ def test_a_group_of_nodes_swaps_with_all_of_them(stages: int) -> None:
 
 
 def test_reads_from_the_hosts_memory_share_its_bandwidth() -> None:
-    """Eight prompts of 60 pooled blocks: 0.96 MB each."""
+    """Eight prompts have 60 pooled blocks each, 0.96 MB."""
     of = cluster(Role.MIXED, policy="kvcache_centric", hbm_tokens=64 * 10 * BLOCK, pool_tokens=1 << 16)
     prompts = [range(1000 * number, 1000 * number + 61) for number in range(8)]
     first = [ask(10.0 * number, blocks) for number, blocks in enumerate(prompts)]
@@ -234,7 +234,7 @@ def test_where_nobody_has_a_first_token() -> None:
 
 
 def test_tokens_per_second_count_from_the_first_one_sent() -> None:
-    """A turn that waits for the one before it is sent after rows behind it."""
+    """A turn that waits for the turn before it is sent after later rows."""
     served = [Outcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)]
     assert cluster_report(served, 5.0, 0.1, 0)["output_tokens_per_s"] == pytest.approx(300 / 99)
 

@@ -1,4 +1,4 @@
-"""pinyon's own placement with a pool, and the order that has most in time, against the same rules written once more."""
+"""pinyon's own placement with a pool, and the most-in-time order, against the same rules in a second, plain version."""
 
 from __future__ import annotations
 

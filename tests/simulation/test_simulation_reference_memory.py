@@ -1,4 +1,4 @@
-"""The pool of the plain reference against keeping it in a list."""
+"""The plain reference's pool against a pool kept in a list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 512
 
 
 class Plain:
-    """One instance's part, as lists with the least recently used in front."""
+    """The pool of one instance, as lists with the least recently used block in front."""
 
     def __init__(self, dram: int, ssd: int) -> None:
         self.limits = dram, ssd

@@ -34,11 +34,11 @@ def prompts() -> list[list[bytes]]:
 
 class Spread(NamedTuple):
     held: dict[str, int]
-    """Blocks by node."""
+    """The number of blocks by node."""
     asked: list[int]
-    """Nodes that hold what the store has of a prompt, for each prompt of which it has something; sorted."""
+    """The number of nodes that hold the store's blocks of a prompt, for each prompt that has any; sorted."""
     spans: list[int]
-    """Stretches of blocks that lie on one node, likewise."""
+    """The number of stretches of blocks on one node, for each of these prompts; sorted."""
 
     def variation(self, weights: dict[str, float]) -> float:
         """Returns the coefficient of variation of the share of each node's capacity that is in use."""
@@ -82,7 +82,7 @@ def test_nodes_hold_alike_and_a_prompt_is_on_few_of_them(
 ) -> None:
     weights = {f"kv-{number}": 1.0 for number in range(nodes)}
     spread = replay(prompts, weights, RUN_TOKENS, reuse=reuse)
-    assert spread.variation(weights) <= 0.1  # 0.2 is asked for
+    assert spread.variation(weights) <= 0.1  # the requirement is 0.2
     assert fmean(spread.asked) <= asked_mean
     assert p99(spread.asked) <= asked_p99
     assert spread.spans[-1] <= 40

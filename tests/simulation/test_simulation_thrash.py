@@ -20,7 +20,7 @@ from tests.long import usually
 BLOCK = 512
 ALL = tuple((rule, batching) for batching in BATCHING_POLICIES.names for rule in StepRule)
 EACH = tuple(each for number, each in enumerate(ALL) if number // 2 % 2 == number % 2)
-"""Every policy once, and both rules alike often."""
+"""Every policy once, with both rules equally often."""
 
 
 @pytest.mark.parametrize(("rule", "batching"), ALL if usually(0, long=1) else EACH)

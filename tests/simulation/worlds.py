@@ -77,7 +77,7 @@ class Misfortune:
 
 
 class World:
-    """A cluster, and what is done to it."""
+    """A cluster and the events that befall it."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan = plan

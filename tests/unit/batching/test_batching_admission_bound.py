@@ -46,7 +46,7 @@ def test_what_is_shared_counts_for_each(name: str, enter: int) -> None:
         books.running.update((number, sharing(number)) for number in chosen)
         entered += len(chosen)
     assert entered == enter
-    # One less, and there is room for one again.
+    # After one request has ended, there is room for one again.
     del books.running[0]
     policy.remove(0)
     assert len(policy.admit(9, books.room, 1.0)) == 1

@@ -13,7 +13,7 @@ class Books:
 
     def __init__(self) -> None:
         self.shared: dict[int, int] = {}
-        """Blocks that a request shares with those that run, by number."""
+        """The blocks that each request shares with running requests, by request number."""
         self.held: dict[int, int] = {}
         """The blocks of each admitted request."""
 

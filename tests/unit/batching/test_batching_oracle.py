@@ -1,4 +1,4 @@
-"""Groups by hand: who is admitted, and whom a step decodes."""
+"""Groups by hand: the requests that are admitted, and those that a step decodes."""
 
 from __future__ import annotations
 

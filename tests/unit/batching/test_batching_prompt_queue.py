@@ -17,7 +17,7 @@ A, B, C, D = (bytes([number]) * 16 for number in range(4))
 
 
 class Held:
-    """Keys that are there."""
+    """The keys that are held."""
 
     def __init__(self, *keys: bytes) -> None:
         self.keys = set(keys)
@@ -107,7 +107,7 @@ def test_the_queue_has_an_end_and_looks_ahead_only_so_far(held):
     with pytest.raises(ResourceExhausted):
         queue.add(prompt(100, B), 0.0)
     assert queue.start(0.0) == [0]
-    assert queue.start(0.0) == []  # 99 is one too far behind
+    assert queue.start(0.0) == []  # 99 is one prompt too far behind
     queue.end(1)
     assert queue.start(0.0) == [99]
 
@@ -215,7 +215,7 @@ def test_only_turns_that_are_looked_at_are_asked_for() -> None:
 
 
 def test_a_prompt_with_late_room_waits_for_its_prefix_under_way(queue, held):
-    """Both would compute it otherwise."""
+    """Both prompts would compute the prefix otherwise."""
     queue.add(prompt(0, A, B), 0.0)
     assert queue.start(0.0) == [0]
     queue.waits_for_room(0)

@@ -1,4 +1,4 @@
-"""The radix tree by hand: what matches, where edges are split, and what goes when it is full."""
+"""The radix tree by hand: matches, splits of edges, and evictions from a full tree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_full_tree_drops_the_least_recently_passed_end_first() -> None:
     assert len(made) == 10
     made.match(keys("abxy"))
     made.insert(keys("q"))  # the eleventh: 8 are kept at most
-    # 11 - 2 (cd) = 9, and then the least of mnop and q: mnop.
+    # Without cd, 11 - 2 = 9 keys are left; then the less recently used of mnop and q goes: mnop.
     assert edges(made) == ["ab", "q", "xy"]
 
 

@@ -74,7 +74,7 @@ def test_everybody_has_a_turn(choice: str) -> None:
 
 @pytest.mark.parametrize(("choice", "seconds"), [("shortest_in_time", 4.0), ("most_in_time", 6.0)])
 def test_nobody_starves(choice: str, seconds: float) -> None:
-    """A long one among short ones that keep coming: late for long, it goes first."""
+    """A long prompt among endless short ones goes first once it is late for long."""
     order = SERVICE_ORDERS.make(f"{choice}:age_s=3.0")
     order.add("long", 0.0, seconds, 5.0)
     now_s = 0.0
@@ -180,7 +180,7 @@ def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 1.0])
 def test_those_late_for_long_have_their_share_and_no_more(share: float) -> None:
-    """Half as much again comes as can be computed: the late ones grow without end, the others are in time."""
+    """The arrivals are half as much again as can be computed: late prompts grow without end, the others are in time."""
     order = MostInTime[int](MostInTimeSettings(age_s=5.0, aged_share=share))
     rng, now_s, came = Random(1), 0.0, 0
     arrived: dict[int, float] = {}
@@ -212,7 +212,7 @@ def test_of_very_many_some_are_looked_at() -> None:
 
 @pytest.mark.parametrize("choice", SERVICE_ORDERS.names)
 def test_what_was_computed_of_one_does_not_count_any_more(choice: str) -> None:
-    """A long one whose rest is the shortest; the books hold."""
+    """A long prompt has the shortest rest; the books hold."""
     order = SERVICE_ORDERS.make(choice)
     for name, seconds in (("long", 5.0), ("short", 1.0), ("late", 3.0)):
         order.add(name, 0.0, seconds, 2.0 if name == "late" else 20.0)
@@ -242,7 +242,7 @@ def test_those_late_for_long_do_not_save_up_missed_turns():
     order.add("old", 0.0, 1.0, 1.0)
     for number in range(400):
         order.add(f"new-{number}", 30.0, 1.0, 1e9)
-    for number in range(200):  # the old one waits for KV memory, and others go meanwhile
+    for number in range(200):  # the aged prompt waits for KV memory, and others go meanwhile
         order.take(f"new-{number}", 30.0)
     for number in range(200):
         order.add(f"old-{number}", 30.0, 1.0, 31.0)
@@ -253,8 +253,7 @@ def test_those_late_for_long_do_not_save_up_missed_turns():
 @pytest.mark.parametrize("step_s", [0.1, 1.0])
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_prompts_of_unknown_time_use_up_the_time_they_take(share: float, step_s: float) -> None:
-    """Two that are late for long, of 2 s each, among such prompts without end: 2 s / share after the first comes the
-    other."""
+    """Two prompts of 2 s are late for long among endless such prompts: the second comes 2 s / share after the first."""
     order: MostInTime[str] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=share))
     order.add("old 1", 0.0, 2.0, 1.0)
     order.add("old 2", 0.0, 2.0, 1.0)

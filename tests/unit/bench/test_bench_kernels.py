@@ -23,7 +23,7 @@ def test_requests_of_a_group_share_its_prefix_and_nothing_else() -> None:
         prefixes = {block for table in found for block in table[:shared]}
         assert len(set(own)) == len(own)
         assert prefixes.isdisjoint(own)
-        # Each needs all of its blocks.
+        # Each request needs all of its blocks.
         assert {slot.position // BLOCK_TOKENS for slot in slots_of(found)} == {len(found[0]) - 1}
 
 

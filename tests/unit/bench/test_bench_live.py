@@ -1,4 +1,4 @@
-"""The load of the live comparison, and the books of a worker that it is replayed with."""
+"""The load of the live comparison, and the books of the worker with which it is replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_load_is_the_seeds() -> None:
     assert all(0 < each.pauses_s[0] < mix.seconds for each in load)
     times = [each.pauses_s for each in calls]
     assert times[0::3] == times[1::3] == times[2::3], "three at a time"
-    # Poisson arrivals, 48 and 240 in the mean; a chat goes on by 0.8 each time, so has 5 turns but for the longest ones
+    # Poisson arrivals with means of 48 and 240; a chat goes on by 0.8 each time, so it has 5 turns but for the longest.
     assert 25 < len(chats) < 75
     assert 150 < len(calls) < 330
     assert 3.5 < sum(len(each.says) for each in chats) / len(chats) < 6.5

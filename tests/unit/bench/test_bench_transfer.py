@@ -1,4 +1,4 @@
-"""The transfer benchmark: what it moves, that it notices bytes that did not arrive, and what it makes of figures."""
+"""The transfer benchmark: its transfers, its detection of missing bytes, and its use of figures."""
 
 import contextlib
 import itertools
@@ -78,7 +78,7 @@ def test_memory_knows_its_pattern_and_a_single_wrong_byte():
 
 @pytest.fixture(params=["sockets 1,256", "sockets 4,4096", "process_vm", "memcpy"])
 def raw(request):
-    """An initiator, its memory and the target's."""
+    """An initiator, and the memories of both sides."""
     ours, theirs = Memory(NBYTES), Memory(NBYTES)
     kind, _, option = request.param.partition(" ")
     if kind == "memcpy":
@@ -316,7 +316,7 @@ def test_faster_plain_sockets_at_any_large_point_decide(sockets, point):
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {2.0}
     measured.samples[sockets.name, WRITE, point.name] = [Sample(turn * 4.0, 1, 1, 1, 1.0) for turn in range(1, 6)]
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {0.5}
-    del measured.samples[sockets.name, WRITE, point.name]  # nobody knows what is best
+    del measured.samples[sockets.name, WRITE, point.name]  # the best system is unknown
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {None}
 
 
@@ -324,7 +324,7 @@ def test_faster_plain_sockets_at_any_large_point_decide(sockets, point):
 
 
 class Moving:
-    """Stands for a pair: its rates one after another, each sample in one second of its clock."""
+    """A stand-in for a pair: its rates one after another, each sample in one second of its clock."""
 
     def __init__(self, rates: list[float], order: list[float], share: float = 1.0) -> None:
         self.rates, self.order, self.share, self.plans, self.closed = iter(rates), order, share, [], False

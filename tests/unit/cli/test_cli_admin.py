@@ -1,4 +1,4 @@
-"""``pinyon admin`` changes nothing in a process of another role than the one that is named."""
+"""``pinyon admin`` changes nothing in a process of another role than the named one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Researchers' commands are there where the laboratory is installed, and only there."""
+"""Researchers' commands exist only where the laboratory is installed."""
 
 from __future__ import annotations
 

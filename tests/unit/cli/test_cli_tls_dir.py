@@ -1,4 +1,4 @@
-"""A folder of TLS files that cannot be used is told with the option, the file, and what makes it."""
+"""The error for an unusable folder of TLS files names the option, the file, and the command that makes it."""
 
 from __future__ import annotations
 

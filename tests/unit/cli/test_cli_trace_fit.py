@@ -1,4 +1,4 @@
-"""``pinyon trace fit`` as people call it, and what a cache makes of its file."""
+"""``pinyon trace fit`` as people call it, and a cache's use of its file."""
 
 from __future__ import annotations
 

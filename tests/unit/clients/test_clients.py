@@ -1,4 +1,4 @@
-"""``./dev clients`` tells apart what ran, what failed and what could not be had."""
+"""``./dev clients`` tells successful, failed and unavailable clients apart."""
 
 import fcntl
 import json
@@ -27,7 +27,7 @@ def wheel(folder, name, needs=()):
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """A folder that is all pip knows."""
+    """A folder of wheels, which is all that pip knows."""
     (folder := tmp_path / "wheels").mkdir()
     monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path)
     monkeypatch.setattr(environment, "ROOT", tmp_path)

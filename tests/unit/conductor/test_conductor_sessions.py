@@ -1,4 +1,4 @@
-"""Sessions over a carrier that sends at once: what is answered right where it is read, and what is taken back."""
+"""Sessions over a carrier that sends at once: answers right where messages are read, and withdrawals."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ async def test_after_a_gap_nothing_more_of_a_report_is_taken(world):
 
 
 async def test_a_prompt_begun_and_ended_in_one_report_was_computed(world):
-    """A prompt of one chunk: its instance is not held up by anything (DualMap A.8), and nothing is left of its time."""
+    """The prompt has one chunk: its instance is not held up (DualMap A.8), and nothing is left of the prompt's time."""
     reporter = world.register("p0")
     state, inflight = reporter.state, world.conductor.fleet.inflight
     for name in ("long", "short"):

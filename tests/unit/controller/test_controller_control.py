@@ -98,9 +98,9 @@ async def test_what_never_reached_the_file_in_two_lives_is_recovered(tmp_path, o
     second.comes("b-0", late)
     second.controller.registry.remove_instance("b", "b", "w")
     told = second.federation
-    third = World(tmp_path, early)  # the disk took nothing of what the second one knew
+    third = World(tmp_path, early)  # the disk refused all that the second controller knew
     assert third.federation.version < told.version
-    for _ in range(2):  # under the epoch that it began with, and after it has another one
+    for _ in range(2):  # first under the old epoch, then under the new one
         third.comes("b-0", told)
         assert third.ids == ["a-0", "b-0"]
         assert [each.removed for each in third.federation.clusters if each.region == "b"] == [("w",)]

@@ -57,7 +57,7 @@ READS |= {"next_deadline", "next_demand"}
     ("module", "inputs"),
     [
         (Admission, INSTANCE_INPUTS["admission"]),
-        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these
+        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these two
         (Eviction, INSTANCE_INPUTS["eviction"]),
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),

@@ -14,7 +14,7 @@ from services.worker.engines.segments import SEGMENT_TOKENS
 BLOCK = 64
 PER_SEGMENT = SEGMENT_TOKENS // BLOCK
 A, B, C, D = ([number] * PER_SEGMENT for number in (1, 2, 3, 4))
-"""The blocks of a segment: which ones does not matter."""
+"""The blocks of a segment; their numbers do not matter."""
 
 
 def plan(kernel: str, *requests: tuple[int, Sequence[int]]) -> DecodePlan:
@@ -37,7 +37,7 @@ def test_plain_shares_nothing() -> None:
     assert found.shared == []
     assert found.tokens_read == 1026
     assert found.rows.tolist() == [10, 11]
-    # Four segments in one call; two last ones of 64 keys, of which one counts, in another.
+    # One call has four segments; another has two last segments of 64 keys, of which one key counts.
     assert [(len(stack.requests), stack.length, stack.ends) for stack in found.stacks] == [
         (4, 256, None),
         (2, 64, [1, 1]),

@@ -1,4 +1,4 @@
-"""The sampler against a brute-force reading of its definition."""
+"""The sampler against its definition, read by brute force."""
 
 from __future__ import annotations
 
@@ -176,13 +176,13 @@ PROMPT, GENERATED = [1, 3], [3, 6, 6]
         ({}, 1),
         ({"logit_bias": ((4, 7.5),)}, 4),
         ({"logit_bias": ((1, -100.0), (3, -100.0))}, 6),
-        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for those that were there
+        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for earlier tokens
         ({"repetition_penalty": 0.5}, 1),
         ({"presence_penalty": 2.0}, 1),  # the prompt does not count
         ({"presence_penalty": -2.0}, 3),
         ({"frequency_penalty": -1.5}, 6),
         ({"min_tokens": 4, "stop_token_ids": (1, 3)}, 6),
-        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three are there
+        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three tokens were generated
         ({"min_tokens": 4}, 3),  # 1 is EOS
         ({"min_tokens": 4, "ignore_eos": True}, 3),
         ({"min_tokens": 3, "ignore_eos": True}, 1),

@@ -1,4 +1,4 @@
-"""Checkpoints: what loads, and what each kind of damage says."""
+"""Checkpoints: successful loads, and the message for each kind of damage."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_malformed_header_is_an_error(folder: Path, raw: bytes) -> None:
 
 
 def test_builtin_weights_are_the_same_everywhere() -> None:
-    """Philox's raw stream: these values may never change without another recipe name."""
+    """The raw stream is Philox's: these values may never change without another recipe name."""
     weights = builtin_weights(builtin_config())
     expected = [float.fromhex(x) for x in EMBEDDING_START]
     assert weights.embedding[0, :3].tolist() == expected

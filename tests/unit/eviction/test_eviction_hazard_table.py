@@ -1,4 +1,4 @@
-"""The classes of a life table: nobody takes what others may have, and what nobody is in makes room."""
+"""The classes of a life table: no class takes what others may have, and unused classes make room."""
 
 from __future__ import annotations
 

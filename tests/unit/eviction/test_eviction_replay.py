@@ -1,4 +1,4 @@
-"""The replay of a cache against its definition, written down once more with lists."""
+"""The replay of a cache against a second, plain version with lists."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_capacity_must_be_positive() -> None:
 
 
 class Pupil(Lru[int]):
-    """Says when it might have learned."""
+    """An LRU policy that keeps the times at which it could have learned."""
 
     def __init__(self) -> None:
         super().__init__()

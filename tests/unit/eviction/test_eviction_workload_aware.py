@@ -41,7 +41,7 @@ def test_fits_are_those_of_what_came_again() -> None:
         at = random_.uniform(0, 5_000)
         events.append((at, number, traits))
         share, mean_s = truth[traits]
-        # At each use the same again: a block that comes again is used once more with the same probability.
+        # At each use the block is used once more with the same probability.
         while random_.random() < share:
             at += random_.expovariate(1 / mean_s)
             events.append((at, number, traits))
@@ -78,7 +78,7 @@ def test_what_is_old_fades() -> None:
 
 
 def test_a_category_that_comes_again_outlives_one_that_does_not() -> None:
-    """LRU would have the older one go (paper, 4.1)."""
+    """LRU would evict the older block (paper, 4.1)."""
     for choice, victim in (("workload_aware", 2), ("workload_aware:fitted=false", 1), ("lru", 1)):
         policy = EVICTION_POLICIES.make(choice)
         policy.stored([1], 0.0, CHAT, [0])

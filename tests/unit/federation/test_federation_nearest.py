@@ -1,4 +1,4 @@
-"""Positions, distances, and where a client goes."""
+"""Positions, distances, and the region of a client."""
 
 from __future__ import annotations
 

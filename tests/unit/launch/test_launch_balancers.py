@@ -129,7 +129,7 @@ def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
             with pytest.raises(Unavailable):
                 HeldPort(held.address)
             clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(8)]
-            for _ in clients:  # none goes to who holds it
+            for _ in clients:  # no connection goes to the holder
                 ready, _, _ = select.select([one, other], [], [], 60)
                 ready[0].accept()[0].close()
             for client in clients:

@@ -273,7 +273,7 @@ def test_regions_have_metrics_ports_one_after_the_other(tmp_path):
 
 
 class Fake:
-    """Processes that announce what they were told to listen at, and end."""
+    """Processes that announce the addresses they were told to listen at, and end."""
 
     def __call__(self, module, arguments, log, ready_fd):
         said = {}
@@ -307,7 +307,7 @@ def test_who_is_started_again_keeps_its_metrics_port(tmp_path, free_ports):
 
 
 def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
-    """The system chose it at the first start."""
+    """The system chose the port at the first start."""
     cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
     service = cluster._make("prefill-0", "worker", cluster._common("worker", "prefill-0"))
     service.spawn()

@@ -1,4 +1,4 @@
-"""Finding Redis: by URL, else started here; what was started ends with close."""
+"""Finding Redis by URL, else starting it; a started server ends with close."""
 
 import socket
 import sys
@@ -16,7 +16,7 @@ def test_a_started_redis_answers_and_ends():
     try:
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
-        # A second one finds the first by its URL and does not own it.
+        # A second server finds the first by its URL, and does not own it.
         other = find_redis(server.url)
         assert (other.origin, other.process) == ("url", None)
         other.close()

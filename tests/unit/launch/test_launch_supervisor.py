@@ -129,7 +129,7 @@ def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
-    """Another one's trouble, such as no memory for a process, does not end the whole suite."""
+    """A passing trouble, such as no memory for a process, does not end the whole suite."""
     cluster, said = Cluster(tmp_path), []
     cluster.service.spawn()
     assert cluster.service.wait(60)

@@ -1,4 +1,4 @@
-"""API keys."""
+"""Tests of API keys."""
 
 from __future__ import annotations
 

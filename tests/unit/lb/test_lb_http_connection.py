@@ -1,4 +1,4 @@
-"""One connection between a hand-made transport and a hand-made application: order, bounds, who has the last word."""
+"""One connection between a fake transport and a fake application: order, bounds, and the last word."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATE = b"date: now\r\n"
 
 
 class FakeTransport:
-    """Keeps what is written."""
+    """A transport that keeps what is written."""
 
     def __init__(self, protocol: Connection) -> None:
         self.protocol = protocol
@@ -83,7 +83,7 @@ class FakeExchange:
 
 
 class FakeApp:
-    """Answers with path and body; ``/held`` when told to, ``/stream`` in two parts."""
+    """An application that answers with path and body; ``/held`` when told to, ``/stream`` in two parts."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -153,7 +153,7 @@ class World:
     async def until(self, condition) -> None:
         async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)  # for what a clock brings: without a pause it would burn seconds of CPU
+                await asyncio.sleep(0.005)  # gives timers a chance without burning seconds of CPU
 
 
 async def test_answers_come_in_order_and_one_at_a_time():
@@ -227,7 +227,7 @@ async def test_a_stalled_request_does_not_spoil_the_answer_before_it():
     )
     await world.settle()
     loop = asyncio.get_running_loop()
-    late = loop.time() + 0.05  # the second one should have come by then, if its time ran already
+    late = loop.time() + 0.05  # the second deadline would have passed by then, if it ran already
     await world.until(lambda: loop.time() > late)
     world.app.go.set()
     await world.settle()
@@ -250,7 +250,7 @@ async def test_pipelined_bytes_are_bounded_and_reading_never_pauses(size):
         assert transport.reading
         assert world.shared.budget.used <= READ_AHEAD_BYTES
     world.app.go.set()
-    if size > READ_AHEAD_BYTES:  # then none of them is answered
+    if size > READ_AHEAD_BYTES:  # none of them is answered in this case
         await world.until(lambda: transport.closed)
         assert transport.statuses == [200]
         assert b"connection: close\r\n" in transport.written
@@ -415,7 +415,7 @@ async def test_a_connection_holds_in_the_name_of_whom_it_serves_now():
 
 
 async def test_what_is_pipelined_over_the_budget_is_dropped():
-    """The answer that is under way still comes, as the last one."""
+    """The answer under way still comes, as the last one."""
     world = World(budget=1000)
     transport = world.connect()
     transport.protocol.data_received(POST % (b"held", 500, b"x" * 500))

@@ -1,4 +1,4 @@
-"""The queue: order, bound, and nothing left by those who leave it."""
+"""The queue: order, bound, and nothing left behind by requests that leave."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_over_the_bound_it_refuses_at_once():
         line.reserve("t")
     assert caught.value.retry_after_s
     first.leave()
-    first.leave()  # once is enough
+    first.leave()  # a second leave changes nothing
     await waiting
     assert (line.queued, line.in_flight) == (0, 1)
     second.leave()
@@ -72,7 +72,7 @@ async def test_cancelled_before_and_after_the_slot_was_given(leave_first):
     first, second = (asyncio.ensure_future(one()) for _ in range(2))
     await settle()
     if leave_first:
-        running.leave()  # the slot is the first one's, who does not know it yet
+        running.leave()  # the first waiter has the slot, but does not know it yet
         first.cancel()
     else:
         first.cancel()

@@ -1,4 +1,4 @@
-"""Work beside the event loop: bounded, and one tenant leaves places to the others."""
+"""Work beside the event loop: bounded, and a tenant leaves places to the others."""
 
 from __future__ import annotations
 

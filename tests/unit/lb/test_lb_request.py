@@ -60,9 +60,9 @@ def test_a_resumed_request_drops_what_was_sent(field, excluded):
     assert submission.request_id == "id~1"
     assert submission.generated_tokens == 2
     assert submission.prompt_tokens_le32 == b"\1\0\0\0" * 8 + b"\1\0\0\0\2\0\0\0"
-    assert submission.block_keys == b""  # the keys were the prompt's alone
+    assert submission.block_keys == b""  # the keys belonged to the prompt alone
     assert submission.timeout_ms == 6000
-    # the new instance replays in pieces of its own
+    # The new instance replays in pieces of its own.
     assert request.fold(update("a"), 5.0).text == ""
     assert parts(request.fold(update("bc", (3,)), 5.0)) == ("c", [3], NOTHING)
     done = update("d", (4,), finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(cached_tokens=99))
@@ -101,7 +101,7 @@ def test_attempts_are_bounded():
 
 @pytest.mark.parametrize("reached", [False, True])
 def test_absent_and_refusing_instances_use_up_no_attempts(reached):
-    """Dead ones listed beside healthy ones must not use the attempts up; what is bounded is the time."""
+    """Dead instances listed beside healthy ones must not use up the attempts; the time is bounded instead."""
     request = make()
     for number in range(20):
         request.fold(lost(), 1.0 + number * 0.1)
@@ -139,7 +139,7 @@ def test_instances_that_leave_in_good_order_are_no_attempts():
         begin(request, now_s)
     for attempt in range(3):
         request.fold(lost(), 80.0)
-        request.lost = True  # it died while it left: the request may be to blame
+        request.lost = True  # the instance died while it left: the request may be to blame
         assert request.retry(3, 10.0, 80.0, leaving=True) is (attempt < 2)
         begin(request, 80.0)
 

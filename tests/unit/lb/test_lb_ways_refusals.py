@@ -1,4 +1,4 @@
-"""Another region's word after it has refused what it was sent."""
+"""Another region's reports after it has refused a request."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def bytes_read() -> int:
 
 
 def test_loading_a_card_is_cheap(folder: Path) -> None:
-    """Kilobytes are read, whatever the weights' size: a sparse gigabyte stands for them."""
+    """The loader reads kilobytes, whatever the weights' size: a sparse gigabyte stands for them."""
     path = folder / "model.safetensors"
     with path.open("r+b") as stream:
         stream.truncate(1 << 30)

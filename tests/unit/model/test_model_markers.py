@@ -1,4 +1,4 @@
-"""Markers are found as an alternation of them finds them, longest first, in far fewer steps."""
+"""Markers are found as a regular alternation would find them, longest first, in far fewer steps."""
 
 from __future__ import annotations
 
