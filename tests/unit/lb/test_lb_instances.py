@@ -93,7 +93,7 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
 @pytest.mark.parametrize("routing", ROUTING_POLICIES.names)
 @pytest.mark.parametrize("dead", [{"a", "b", "c"}, {"a", "d", "h"}, set("abcdefg")])
 def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[str]):
-    """In a minute of requests, the first meets the dead; later ones meet one now and then, and go on to a live one."""
+    """The first request of a minute meets the dead; later ones meet one now and then, and go on to a live one."""
     view = empty_view(routing)
     view.update(listed(**dict.fromkeys("abcdefgh", "1")), 0.0, first=True)
     met = 0

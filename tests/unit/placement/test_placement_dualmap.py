@@ -1,4 +1,4 @@
-"""DualMap as a conductor runs it: by small blocks, with requests that are tried again."""
+"""DualMap as a conductor runs it: by small blocks, with retried requests."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_prompt_of_whole_units_keeps_its_place_when_it_grows(policy: str) -> N
 
 @pytest.mark.parametrize("shared_tokens", [2048, 9216])
 def test_what_all_prompts_share_is_told_apart_soon(shared_tokens: int) -> None:
-    """A system prompt, and then a user's own text, in blocks of 32 tokens."""
+    """The prompts are a system prompt, and then a user's own text, in blocks of 32 tokens."""
     scheduler, pairs = new("dualmap", fleet_of({"m": 8}, 32)), set()
     for number in range(600):
         blocks = [*range(shared_tokens // 32), *range(10**6 + 40 * number, 10**6 + 40 * number + 8)]

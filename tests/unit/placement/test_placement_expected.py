@@ -319,7 +319,7 @@ def test_keys_that_look_alike_leave_nothing_behind():
 def test_keys_that_a_client_chose_are_not_in_one_place():
     """The fingerprints are alike in their lowest bits, by which all keys would follow one another."""
     prints = [number << 22 | 5 for number in range(1, 2001)]
-    # Each process has a secret of its own, and one in some hundred spreads an even sequence badly.
+    # Each process has its own secret, and one in some hundred spreads an even sequence badly.
     tables, dice = [ExpectedBlocks() for _ in range(15)], Random(3)
     for table in tables:
         table._secret = dice.randrange(1 << 63) | 1

@@ -265,7 +265,7 @@ def test_a_probe_is_explained_by_the_instances_that_were_due():
     fleet = make_fleet(*((name, MIXED) for name in "abc"))
     for name in "abc":
         fleet.learn_prefills(member(fleet, name), [(1000, 0, 100.0)], 0.0)
-    for name in "ab":  # they are busy, so nothing is tried there
+    for name in "ab":  # busy instances get no trials
         fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100), 0.0)
     said, _ = decide(fleet, "pinyon", PlacementRequest("r", "m", 1000, b"", 8, ttft_slo_s=1.0), now_s=100.0)
     assert said.probe

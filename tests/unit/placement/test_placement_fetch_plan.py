@@ -1,4 +1,4 @@
-"""Plans are such as a worker takes, however the blocks lie."""
+"""Fetch plans that a worker accepts, however the blocks lie."""
 
 import pytest
 

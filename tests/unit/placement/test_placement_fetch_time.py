@@ -17,7 +17,7 @@ BLOCK = LAYOUT.block_bytes
 
 @pytest.fixture
 def fleet():
-    """Two readers on their hosts, each with a store; another reader nobody knows the host of."""
+    """A fleet of two readers, each on a host with a store, and a reader of unknown host."""
     fleet = make_fleet(("d0", DECODE))
     fleet.join(info("p0", PREFILL, address="a:1"), 0.0)
     fleet.join(info("p1", PREFILL, address="b:1"), 0.0)
@@ -63,7 +63,7 @@ def test_an_unmeasured_path_is_predicted_by_others_or_its_prior():
     model = TransferCostModel(priors)
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.051)
     for size in (10**5, 10**6, 10**7, 10**8) * 20:
-        model.observe(size, 3 * (1e-3 + size / GB), PathKind.NETWORK)  # a machine that is three times slower
+        model.observe(size, 3 * (1e-3 + size / GB), PathKind.NETWORK)  # this machine is three times slower
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(3 * 0.051, rel=0.02)
     model.observe(GB, 0.04, PathKind.STORE)
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.04, rel=0.1)
@@ -102,7 +102,7 @@ def test_a_read_waits_for_what_its_source_sends_already(fleet):
     alone_s = fetch_s(p0, [(s1, 10 * BLOCK)])
     on_its_way(fleet, "small", "d0", "s1", 4)
     assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 4 * BLOCK / GB)
-    on_its_way(fleet, "large", "d1", "s1", 100)  # while ten blocks come, it moves as many as they
+    on_its_way(fleet, "large", "d1", "s1", 100)  # while ten blocks come, its fetch moves ten as well
     assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 20 * BLOCK / GB)
     assert fetch_s(p0, [(member(fleet, "p1"), 10 * BLOCK)]) == pytest.approx(alone_s), "another source"
     fleet.inflight.begin_prefill("large", member(fleet, "d1"), 1.0)
@@ -115,13 +115,13 @@ def test_a_read_waits_for_what_comes_to_its_reader_already(fleet):
     p0, p1 = member(fleet, "p0"), member(fleet, "p1")
     alone_s = fetch_s(p0, [(p1, 10 * BLOCK)])
     on_its_way(fleet, "x", "p0", "s1", 6)
-    on_its_way(fleet, "y", "p0", "s0", 100)  # from its own host: nothing goes over the network
+    on_its_way(fleet, "y", "p0", "s0", 100)  # the store is on its own host: nothing goes over the network
     assert fetch_s(p0, [(p1, 10 * BLOCK)]) == pytest.approx(alone_s + 6 * BLOCK / GB)
     assert fetch_s(p0, [(member(fleet, "s1"), 10 * BLOCK)]) == pytest.approx(alone_s + 6 * BLOCK / GB), "not twice"
 
 
 def test_congestion_is_not_taken_for_a_slow_path(fleet):
-    """Two readers share the source's adapter, each has half: that is what was predicted."""
+    """The two readers share the source's adapter and have half each, as predicted."""
     s1 = member(fleet, "s1")
     for number in range(90):
         blocks = (1000, 10_000, 100_000)[number % 3]
@@ -141,9 +141,9 @@ def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
     p0, slow, other = member(fleet, "p0"), member(fleet, "s1"), member(fleet, "d0")
     size = 100 * BLOCK
     before_s = fetch_s(p0, [(slow, size)])
-    fleet.learn_transfers(p0, [(BLOCK, 5.0, slow)], 1.0)  # it stood still when somebody asked it for one block
+    fleet.learn_transfers(p0, [(BLOCK, 5.0, slow)], 1.0)  # it stood still when it was asked for one block
     assert fetch_s(p0, [(slow, size)]) > 5 * before_s
-    for now_s in range(2, 61):  # nobody asks it any more, and the readers learn of others
+    for now_s in range(2, 61):  # it is not asked any more, and the readers learn of others
         fleet.learn_transfers(p0, [(size, before_s, other)], float(now_s))
         fleet.set_load(slow, InstanceLoad(), float(now_s))
     assert fetch_s(p0, [(slow, size)]) > 5 * before_s

@@ -1,4 +1,4 @@
-"""Rings: whose a key is depends on who is there, and on nothing else; who comes or goes moves only its own arcs."""
+"""Hash rings: a key's owner depends only on the members, and a member that comes or goes moves only its own arcs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_points_are_where_the_docs_say(names, seed):
 
 
 def test_points_of_one_member():
-    """Written down, behind SplitMix64's own test vector: they are the same in every build and on every machine."""
+    """The values, behind SplitMix64's own test vector, are the same in every build and on every machine."""
     assert [f"{mixed(number * STEP % 2**64):x}" for number in (1, 2)] == ["e220a8397b1dcdaf", "6e789e6aa1b965f4"]
     ring = HashRing(["prefill-0"], 2, 7)
     assert [f"{int(at):016x}" for at in ring._at] == ["ccdcc878237a9ee9", "e430d17450556626"]

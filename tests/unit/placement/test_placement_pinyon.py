@@ -1,4 +1,4 @@
-"""Cases by hand of pinyon's own placement."""
+"""Cases of pinyon's own placement, worked by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def placed(
 
 
 def test_others_time_decides_among_those_that_are_in_time() -> None:
-    """A prompt of a second goes before all at ``a``, which costs 1 + 7; at ``b`` it costs 6 + 1, and is late at 5 s."""
+    """A prompt of a second goes first at ``a``, which costs 1 + 7; at ``b`` it costs 6 + 1, and is late at 5 s."""
     assert placed(queues(), LabPinyon(BY_COST), 0.0).prefill.info.instance_id == "b"
     assert placed(queues(), LabPinyon(BY_COST), 7.5).prefill.info.instance_id == "b"
     for named in (True, False):

@@ -1,4 +1,4 @@
-"""Estimates that keep work away are tried again; cases worked by hand."""
+"""Trials of estimates that keep work away; cases worked by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The balancing threshold that follows what is measured."""
+"""The balancing threshold, which follows measurements."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_is_clearly_better_is_soon_in_force(kind: str, share: float, most: 
 
 
 class PlainTuner:
-    """Keeps everything, and works out anew what it is judged by."""
+    """A tuner that keeps everything, and recomputes what it judges by."""
 
     def __init__(self) -> None:
         self.at = 3
@@ -114,7 +114,7 @@ def test_it_starts_at_the_nearest_and_stays_in_range() -> None:
     assert ThresholdTuner(1e9).threshold == 16.0
     rng, lowest = Random(3), ThresholdTuner(1.0)
     assert {lowest.draw(rng) for _ in range(200)} == {1.0, 1.25}
-    lowest.learn(1.0, 5.0, 0.0)  # nothing to compare with: not counted
+    lowest.learn(1.0, 5.0, 0.0)  # nothing to compare with, so not counted
 
 
 @REPLACES_METHODS

@@ -1,4 +1,4 @@
-"""The call that changes a running process: all or nothing, for who may, and logged."""
+"""The call that changes a running process: all or nothing, for permitted callers, and logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places for messages: nobody takes all, nobody waits for who left, and nothing is kept."""
+"""Places for messages: no sender takes all, none waits for a sender that left, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.runtime.arrivals import Arrivals
 
 
 class Sender:
-    """Asks for places and keeps what it gets."""
+    """A sender that asks for places and keeps those it gets."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self.arrivals = arrivals

@@ -48,7 +48,7 @@ class Node(kvstore_pb2_grpc.KvStoreServiceServicer):
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
-    """All kinds of streams."""
+    """A servicer with all kinds of streams."""
 
     async def Generate(self, request: Any, context: Any) -> Any:
         yield worker_pb2.GenerateResponse()
@@ -189,7 +189,7 @@ async def test_a_certificate_that_names_nobody_has_no_identity(
 
 
 async def test_renewed_files_take_effect_without_a_restart(authority: TestAuthority, tmp_path: Path) -> None:
-    """The authority changes hands: both are trusted for a while, then only the new one."""
+    """The authority changes: both authorities are trusted for a while, then only the new one."""
     tls, worker = authority.tls("kvstore", "kv-0"), authority.tls("worker", "a")
     newer = TestAuthority(tmp_path / "newer")
     newer_worker = newer.tls("worker", "a")
@@ -204,7 +204,7 @@ async def test_renewed_files_take_effect_without_a_restart(authority: TestAuthor
         tls.renew()
         assert await exists(channel(server.address, newer_worker)) is grpc.StatusCode.OK
         assert await exists(channel(server.address, worker)) in REFUSED
-        await stub.Exists(kvstore_pb2.ExistsRequest())  # what stands is not cut
+        await stub.Exists(kvstore_pb2.ExistsRequest())  # an open connection is not cut
         await standing.close()
 
         channels = Channels(worker)

@@ -1,4 +1,4 @@
-"""Deadlines of one event loop; time limits beside ``asyncio.timeout``: the same ends of the same tasks."""
+"""Deadlines of one event loop, and time limits that end the same tasks in the same way as ``asyncio.timeout``."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_the_timer_runs_while_there_is_a_limit_only() -> None:
         far = deadlines._timer
         assert far is not None
     with suppress(TimeoutError), TimeLimit(0):
-        assert deadlines._timer is not far  # that one is sooner
+        assert deadlines._timer is not far  # the new deadline is sooner
         await asyncio.sleep(FOREVER_S)
     assert deadlines._timer is None
     assert not deadlines

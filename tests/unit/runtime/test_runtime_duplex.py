@@ -1,4 +1,4 @@
-"""Both ends of a stream: how it begins, how it ends, and who learns why. Servers of grpcio accept it, too."""
+"""Both ends of a stream: its beginning, its end, and the reason that each side learns; with grpcio's servers too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Handler = Callable[[Accepted[Answer, Ask]], Awaitable[None]]
 
 
 class Accepting:
-    """The server of the test that runs."""
+    """The server of the running test."""
 
     within_the_loop = True
 
@@ -46,7 +46,7 @@ class Accepting:
 @pytest.fixture(autouse=True, params=[True, False], ids=["http2-http2", "http2-grpcio"])
 def server_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Accepting, "within_the_loop", request.param)
-    monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for it
+    monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for this limit
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -128,7 +128,7 @@ async def deaf_address() -> AsyncIterator[str]:
 
 
 async def echo(stream: Accepted[Answer, Ask]) -> None:
-    """Answers each message with its number; what is left after the last one too."""
+    """Answers each message with its number, and sends what is left after the last one."""
     numbers: asyncio.Queue[int | None] = asyncio.Queue()
 
     async def answers() -> AsyncGenerator[Answer, None]:
@@ -363,7 +363,7 @@ async def test_a_caller_that_takes_nothing_is_frozen() -> None:
         run = asyncio.ensure_future(dial(server.address).run(take, says(then=never())))
         assert isinstance(await server.ended(), ResourceExhausted)
         reads.set_result(None)
-        assert isinstance(await ends(run), ResourceExhausted)  # told with the status
+        assert isinstance(await ends(run), ResourceExhausted)  # the error comes with the status
 
 
 async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
@@ -373,7 +373,7 @@ async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
 
         async def some() -> AsyncGenerator[Ask, None]:
             message = Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(600 << 10))])
-            while True:  # until that ends it
+            while True:  # until the error ends the loop
                 dialed.push(message)
                 await asyncio.sleep(0)
             yield message
@@ -388,20 +388,20 @@ async def test_the_peer_s_error_is_the_reason() -> None:
         raise FailedPrecondition("not here", field="hello")
 
     async def many() -> AsyncGenerator[Ask, None]:
-        while True:  # it is writing when the stream ends
+        while True:  # the task is writing when the stream ends
             yield Ask()
 
     async def refuse_at_the_end(stream: Accepted[Answer, Ask]) -> None:
         await stream.run(lambda _: None)
         await refuse(stream)
 
-    # Nothing is being written when the status comes: the peer refuses a silent one, or has read to the end.
+    # Nothing is being written when the status comes: the peer refuses a silent client, or has read to the end.
     for handler, messages in ((refuse, says(then=never())), (refuse_at_the_end, says(1)), (refuse_at_the_end, says())):
         async with Server(handler) as server:
             error = await ends(dial(server.address).run(lambda _: None, messages))
             assert isinstance(error, FailedPrecondition)
             assert (error.message, error.field) == ("not here", "hello")
-    # It may be lost to a write, or to the word that no more come, that fails at the same moment.
+    # The status may be lost to a write, or to the end of messages, that fails at the same moment.
     async with Server(refuse) as server:
         for messages in (says(1), says(), many()):
             error = await ends(dial(server.address).run(lambda _: None, messages))
@@ -516,7 +516,7 @@ async def test_a_hello_comes_first_or_not_at_all() -> None:
 
 
 class Naps:
-    """Pauses that pass at once; ``enough`` ends the matter."""
+    """Pauses that pass at once; after ``enough`` pauses the test ends."""
 
     def __init__(self, enough: int) -> None:
         self.pauses: list[float] = []

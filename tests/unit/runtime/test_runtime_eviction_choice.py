@@ -1,4 +1,4 @@
-"""A choice that names a file has what is in it before any policy sees it."""
+"""A policy choice that names a file gets the file's content before any policy sees the choice."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for(method):
 async def test_sessions_see_to_their_messages_themselves():
     async with Served(MESSAGE_S, {}) as served:
         call = served.call("PrefillSession", never())
-        for _ in range(4):  # each begins later and ends by the time that the session does not have
+        for _ in range(4):  # each call begins later, and ends at the limit that the session does not have
             assert await served.outcome("GetStatus", never()) == (CODE.DEADLINE_EXCEEDED, 0)
         assert not call.done()
         call.cancel()
@@ -137,7 +137,7 @@ async def test_streams_for_anybody_are_few():
         watching = [served.call("/grpc.health.v1.Health/Watch", some(1)) for _ in range(EACH_MAX)]
         for call in watching:
             assert await call.read()
-        # without a message: grpcio's client says INTERNAL now and then where one is refused that it is still sending
+        # Without a message: grpcio's client sometimes says INTERNAL when a call is refused while it is still sending.
         assert await served.outcome("/grpc.health.v1.Health/Watch", never()) == (CODE.RESOURCE_EXHAUSTED, 0)
         assert await served.outcome("/grpc.health.v1.Health/Check", some(1)) == (CODE.OK, 1)
         for call in watching:

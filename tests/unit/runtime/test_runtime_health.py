@@ -50,7 +50,7 @@ async def test_a_watcher_that_reads_nothing_holds_nobody_up(sessions: bool) -> N
     writer.write(PREFACE + settings({INITIAL_WINDOW_SIZE: 0}) + frame(HEADERS, END_HEADERS, 1, fields))
     writer.write(frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, 0)))
     head = await reader.readexactly(9)
-    while head[3] != HEADERS:  # the watch has begun: its answer has
+    while head[3] != HEADERS:  # the answer shows that the watch has begun
         await reader.readexactly(int.from_bytes(head[:3], "big"))
         if head[3] == SETTINGS and not head[4] & ACK:
             writer.write(frame(SETTINGS, ACK, 0, b""))

@@ -1,4 +1,4 @@
-"""Names in certificates: what they say, and that nothing says two things."""
+"""Names in certificates and their meaning, which is never ambiguous."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_claim_must_be_the_certificates() -> None:
         with pytest.raises(PermissionDenied, match="worker prefill-0"):
             check_claim(context, role, instance_id)
     check_claim(Context(*Identity("worker").names), "worker", "prefill-7")
-    check_claim(Context(), "worker", "anybody")  # no TLS: nobody has an identity
+    check_claim(Context(), "worker", "anybody")  # without TLS, no caller has an identity
 
 
 def test_a_region_must_be_one_that_the_certificate_names() -> None:

@@ -1,4 +1,4 @@
-"""A journal's file is bounded and never in the way of what it records."""
+"""A journal's file is bounded, and never delays what it records."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def write_calls(path: Path, calls: int) -> None:
 
 def test_a_start_keeps_the_journal_of_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.jsonl"
-    path.touch()  # nothing is in it: it is not kept
+    path.touch()  # an empty file is not kept
     for calls in (1, 2, 3):
         write_calls(path, calls)
     names = ("decode-0.jsonl", "decode-0.1.jsonl", "decode-0.2.jsonl")
@@ -186,7 +186,7 @@ def is_open(path: Path) -> bool:
 def test_a_disk_that_hangs_holds_up_nobody_and_ends_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # and reads nothing: whoever writes waits
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a reader that reads nothing makes the writer wait
     file = JournalFile(str(path), 1 << 30, (), {"text": "x" * (1 << 20)})
     try:
         counter = file.record("counter", Counter(), ("add",))

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint: plain on loopback; elsewhere, with TLS, for who has a certificate of the cluster."""
+"""The Prometheus endpoint: plain on loopback; elsewhere with TLS, for holders of a certificate of the cluster."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_connections_that_say_nothing_are_few(
         try:
             assert scrape(server, admin, security.tls.ca)[0] == 200
             return
-        except OSError:  # the threads of those who left have not ended yet, and have no event for us
+        except OSError:  # the threads of closed connections have not ended yet, and have no event
             assert time.monotonic() < deadline, "nobody is let in any more"
 
 
@@ -144,7 +144,7 @@ def test_another_authority_takes_over_and_the_old_is_locked_out(
 
 
 def test_who_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then buys no time."""
+    """The client gains no time by a byte now and then."""
     monkeypatch.setattr(pages, "TIMEOUT_S", 0.3)
     server = MetricsServer("127.0.0.1:0", new_registry())
     deadline = time.monotonic() + 60

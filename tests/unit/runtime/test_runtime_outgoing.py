@@ -127,7 +127,7 @@ async def test_a_message_is_no_larger_than_it_may_be() -> None:
     first = out.message(MESSAGE_BYTES - 10)
     assert out.message(10) is first
     assert out.message(1) is not first
-    assert out.message(2 * MESSAGE_BYTES) is not first  # by itself
+    assert out.message(2 * MESSAGE_BYTES) is not first  # this part is a message of its own
     assert len(out) == 3
 
 

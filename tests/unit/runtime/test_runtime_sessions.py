@@ -1,4 +1,4 @@
-"""Servers within the event loop: whom they serve, and what strangers can do."""
+"""Servers within the event loop: the clients they serve, and the limits for strangers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connecting_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers each message with one, and keeps what it saw of its callers."""
+    """A servicer that answers each message with one, and keeps what it saw of its callers."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, str]] = []
@@ -95,7 +95,7 @@ class Running:
 
 
 async def once(dialed: Dialed[Ask, Answer]) -> int:
-    """Answers to one message. Raises what the stream ended with."""
+    """Returns the number of answers to one message; raises the stream's error."""
     got: list[Answer] = []
 
     async def says() -> AsyncIterator[Ask]:
@@ -107,13 +107,13 @@ async def once(dialed: Dialed[Ask, Answer]) -> int:
 
 
 async def status(address: str) -> None:
-    """Asks a method of one message, by grpcio."""
+    """Calls a method of one message, by grpcio."""
     async with open_channel(address) as channel:
         await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=WAIT_S)
 
 
 async def answered_by_grpcio(address: str) -> None:
-    """Has one message answered, by grpcio."""
+    """Sends one message and awaits its answer, by grpcio."""
     async with open_channel(address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Session(timeout=WAIT_S)
         await call.write(Ask())
@@ -183,7 +183,7 @@ async def test_a_connection_stays_between_its_calls(monkeypatch: pytest.MonkeyPa
                     connection.receive(await reader.read(1 << 16))
                 assert parse_trailers(kept.heads[-1][0]).code == "OK"
                 pings = 0
-                while pings < 3:  # which are answered
+                while pings < 3:  # these pings are answered
                     data = await reader.read(1 << 16)
                     assert data
                     pings += data.count(frame(6, 0, 0, bytes(8)))
@@ -284,7 +284,7 @@ async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytes
                 assert parse_trailers(kept.heads[-1][0]).code == "OK"
             for _ in range(500):
                 connection.open(request_head(METHOD.path, "x", "http"), Kept()).reset(Code.CANCEL)
-            await read_all(reader)  # it ends
+            await read_all(reader)  # the connection ends
 
 
 class Refusing(Worker):
@@ -385,7 +385,7 @@ async def test_who_does_not_say_who_it_is_is_closed_in_time(tmp_path: Path, monk
 async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> None:
     authority = TestAuthority(tmp_path)
     server_tls = authority.tls("worker", "decode-1")
-    context = server_context(server_tls.certificate, server_tls.key)  # it knows HTTP/1.1 alone
+    context = server_context(server_tls.certificate, server_tls.key)  # this context knows HTTP/1.1 alone
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -450,7 +450,7 @@ async def test_silent_sockets_lock_nobody_out(
         assert await once(Dialed(running.address, METHOD, WAIT_S, opened)) == 1
         await call.write(Ask())
         assert await call.read() == Answer()
-        await asyncio.gather(*map(read_all, silent[:18]))  # their address has a share of two
+        await asyncio.gather(*map(read_all, silent[:18]))  # the share of their address is two
         await until(lambda: running.listener.connections <= 4)
 
 
@@ -478,7 +478,7 @@ async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.Mo
 def test_silent_sockets_give_their_places_back_in_uvloop(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop of the services, which tells less about connections whose tasks are cancelled."""
+    """The services run on uvloop, which tells less about connections whose tasks are cancelled."""
     uvloop.run(asyncio.wait_for(test_silent_sockets_lock_nobody_out(tls, "no call", tmp_path, monkeypatch), 2 * WAIT_S))
 
 
@@ -488,7 +488,7 @@ async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch)
         writer.write(Connection(lambda _: None).opening)
         answers = asyncio.ensure_future(reader.read())
         async with asyncio.timeout(WAIT_S):
-            while not answers.done():  # it is there, and says so
+            while not answers.done():  # the client is there, and says so
                 writer.write(frame(6, 1, 0, b"\0" * 8))
                 await asyncio.wait({answers}, timeout=0.1)
         await until(lambda: running.listener.connections == 0)
@@ -517,7 +517,7 @@ async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
 
 @pytest.mark.parametrize("said", [b"P", PREFACE, PREFACE + bytes(8), b"\x16\x03\x01"])
 async def test_a_client_that_leaves_mid_handshake_holds_no_place(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # it is not that which ends it
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # this limit does not end it
     async with Running() as running:
         async with connected(running.address) as (_, writer):
             writer.write(said)
@@ -542,7 +542,7 @@ async def test_handshakes_that_fail_leave_no_place_taken(tmp_path: Path) -> None
 
 
 def test_settings_without_end_cost_no_more_than_some() -> None:
-    """hpack says every change of the table's size in the next block of headers."""
+    """The library hpack announces every change of the table's size in the next block of headers."""
     server = Connection(lambda _: None, lambda stream, fields, end: Kept())
     server.receive(PREFACE + settings({}))
     for size in range(1000):
@@ -583,7 +583,7 @@ async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
 
 
 async def test_a_peer_that_falls_silent_is_gone_soon() -> None:
-    """Connected, and then it says nothing, not even to a ping."""
+    """The peer is connected, and then says nothing, not even to a ping."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -658,7 +658,7 @@ async def test_who_reads_nothing_does_not_keep_a_closed_connection() -> None:
 async def test_silence_is_told_from_having_been_away(
     late_s: float, answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop that is late at every tick notices who is gone, too; and nobody is thought gone who was not asked."""
+    """A loop that is late at every tick notices dead peers too, and a peer that was not pinged is not thought dead."""
     protocol, transport, loop = Http2Protocol(Connection), FakeTransport(), asyncio.get_running_loop()
     now_s = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now_s)

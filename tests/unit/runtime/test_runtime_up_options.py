@@ -1,4 +1,4 @@
-"""Options of ``./dev up``."""
+"""The options of ``./dev up``."""
 
 from __future__ import annotations
 

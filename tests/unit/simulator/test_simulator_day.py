@@ -1,4 +1,4 @@
-"""The load of regions over a day, and what it costs."""
+"""The load of regions over a day, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links shared by what moves at the same time: fair by the definition of max-min, and by arithmetic."""
+"""Links shared by simultaneous transfers: fair by the definition of max-min, and by arithmetic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_group_of_nodes_has_the_nics_of_all() -> None:
         ([(0.0, "a", "c", 100.0), (0.0, "b", "c", 100.0)], [2.0, 2.0]),  # one receiver
         ([(0.0, "a", "b", 100.0), (0.0, "b", "a", 100.0)], [1.0, 1.0]),  # both directions at once
         ([(0.0, "a", "b", 100.0), (0.5, "a", "c", 100.0)], [1.5, 2.0]),  # 50, then both 50 each, then 50 alone
-        # b's receiver is full with 1/3 each; c gets what a has left
+        # b's receiver is full with 1/3 each; c gets the rest of a's rate
         (
             [(0.0, "a", "b", 100.0), (0.0, "d", "b", 100.0), (0.0, "e", "b", 100.0), (0.0, "a", "c", 200.0)],
             [3.0, 3.0, 3.0, 3.0],

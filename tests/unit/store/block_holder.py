@@ -1,4 +1,4 @@
-"""A process that lends blocks, and the way to it, for the tests of readers and clients."""
+"""A process that lends blocks, and its address, for the tests of readers and clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFFSETS = [number * BLOCK for number in range(8)]
 
 
 class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
-    """Holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
+    """A server that holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
 
     def __init__(self) -> None:
         self.engine = TransferEngine(limits=PATIENT)

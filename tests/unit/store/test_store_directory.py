@@ -17,7 +17,7 @@ class Record:
 
 
 class Metadata:
-    """Each question waits for an answer of its own."""
+    """Metadata whose questions each wait for an answer of their own."""
 
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[list[Record]]] = []
@@ -36,7 +36,7 @@ class Play:
 
     async def ask(self) -> asyncio.Task[Any]:
         task = asyncio.create_task(self.directory.nodes())
-        for _ in range(4):  # its turn
+        for _ in range(4):  # lets the task have its turn
             await asyncio.sleep(0)
         return task
 

@@ -1,4 +1,4 @@
-"""The compose files, alone and one over the other: what they come to, without starting anything."""
+"""The compose files, alone and combined: their result, without starting anything."""
 
 from __future__ import annotations
 

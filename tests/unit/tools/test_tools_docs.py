@@ -38,14 +38,14 @@ FILE = re.compile(r"(?:src|services|launch|tests|bench|tools|deploy|docs|protos|
 PATTERN = re.compile(r"[A-Z]{3,}")
 """A placeholder in a path, where the reader's own name stands."""
 FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}
-"""Options of others' programs."""
+"""The options of other projects' programs."""
 ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl"}
-"""Programs of people's machines."""
+"""The programs of readers' machines."""
 TYPED = {"./dev", "cd", "git", "pinyon", "pip", "python", "python3", "sh"}
 OWN = {"mine.yaml"}
-"""Compose files of whoever reads."""
+"""The compose files of readers."""
 MADE = {"deploy/.env", "tests/chaos/results"}
-"""Files of whoever uses a checkout."""
+"""The files that users of a checkout make."""
 
 
 def commands(page: str) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""The page that follows a request names what there is."""
+"""The page that follows a request names existing things."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Worker:
 
 
 def test_a_worker_that_dies_holds_up_nobody(pytestconfig: pytest.Config) -> None:
-    """The first one has ended many units when it dies; the others run what it left, each test once."""
+    """The first worker has ended many units when it dies; the others run the rest, each test once."""
     option = SimpleNamespace(tx=["2*popen"], loadscopereorder=False)
     config = SimpleNamespace(option=option, getvalue=lambda name: getattr(option, name), hook=pytestconfig.hook)
     scheduler = pytest_xdist_make_scheduler(config, None)

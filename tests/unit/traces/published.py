@@ -22,7 +22,7 @@ class Statistic(NamedTuple):
     section: str
     paper: float
     within: float
-    """Tolerance. ``inf``: anything beyond ``paper`` is right, -``inf``: anything below it."""
+    """The tolerance. With ``inf`` anything beyond ``paper`` is right, with -``inf`` anything below it."""
     of: Callable[[Measured], float]
     digits: int = 1
     unit: str = " %"

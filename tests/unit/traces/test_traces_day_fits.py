@@ -1,4 +1,4 @@
-"""Fits of a trace's last day against what is counted one block at a time."""
+"""The fits of a trace's last day, against counts of one block at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(seed: int, days: float, kinds: tuple[str, ...] = ("text", "file", "", "
 
 
 def counted(rows: list[TraceRow], begins_s: float) -> dict[int, dict[str, list[float]]]:
-    """Blocks used, used again, seconds; by hour and category of the use before."""
+    """Returns blocks used, blocks used again and seconds, by the hour and category of the previous use."""
     sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
     last: dict[int, TraceRow] = {}
 

@@ -1,4 +1,4 @@
-"""Generated workloads: the same for a seed, in order, with ids that mean what ids mean; days and nights."""
+"""Generated workloads: equal for a seed, in order, with ids that stand for prefixes; days and nights."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_rows_are_what_rows_must_be(made: Profile) -> None:
         assert (row.turn == 1) == (not row.parent)
         parent = by_chat.get(row.parent)
         if parent is None:
-            continue  # the first turn, or what began before the trace
+            continue  # the first turn, or a chat that began before the trace
         assert (row.turn, row.user, row.kind) == (parent.turn + 1, parent.user, parent.kind)
         whole = parent.input_tokens // size
         if row.blocks[:whole] == parent.blocks[:whole]:
@@ -139,11 +139,11 @@ def test_every_free_parameter_changes_the_workload() -> None:
 
 @dataclasses.dataclass
 class Week:
-    """Five workdays of text conversations, whose first request alone is looked at, and when the next turn came."""
+    """Five workdays of text conversations: the time of the first request, and of the next turn."""
 
     starts_s: np.ndarray
     gaps_s: np.ndarray
-    """The gaps of chats that have a next turn, beside the times of their first turns:"""
+    """The gap before the next turn of each chat that has one; ``first_s`` has the times of the first turns."""
     first_s: np.ndarray
 
     def of_day(self, day: int, begin: int, end: int) -> np.ndarray:
@@ -185,8 +185,10 @@ def test_workdays_differ_a_little_and_nights_are_quieter(week: Week) -> None:
 
 
 def test_the_same_hours_of_workdays_are_alike(week: Week) -> None:
-    """Figs. 15 and 29: 9:00 to 11:00 of one day as of another, nights not. Two samples of *n* of one distribution are
-    1.63 √(2/n) apart in 1 % of the cases."""
+    """The hours 9:00 to 11:00 are alike on all workdays, nights are not (Figs. 15 and 29).
+
+    Two samples of *n* of one distribution are 1.63 √(2/n) apart in 1 % of the cases.
+    """
     mornings = [week.of_day(day, 9, 11) for day in range(5)]
     least = min(map(len, mornings))
     assert least > 200
@@ -197,14 +199,14 @@ def test_the_same_hours_of_workdays_are_alike(week: Week) -> None:
 
 
 def test_reuse_times_of_a_category_are_exponential(week: Week) -> None:
-    """Fig. 15, text-1 by day: after the answer's time."""
+    """The times count from the answer's time (Fig. 15, text-1 by day)."""
     gaps = np.concatenate([week.of_day(day, 10, 21) for day in range(5)])
     expected = 1 - np.exp(-np.sort(gaps) / gaps.mean())
     assert np.abs(expected - np.arange(1, len(gaps) + 1) / len(gaps)).max() < 0.03
 
 
 def test_applications_have_instructions_as_in_the_paper() -> None:
-    """Fig. 18: single-turn text and multimodal requests share their beginnings, files and searches do not."""
+    """Single-turn text and multimodal requests share their beginnings, files and searches do not (Fig. 18)."""
     seen: set[int] = set()
     there: dict[str, list[bool]] = {}
     for row in generate(dataclasses.replace(profile("qwen-a"), duration_s=600.0), 1):
@@ -229,7 +231,7 @@ def test_memory_is_what_goes_on(name: str) -> None:
 
 
 def test_texts_to_be_asked_again_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program keeps the latest."""
+    """A program keeps only its latest texts."""
     monkeypatch.setattr(programs, "TEXTS_MAX", 5)
     made = profile("qwen-b")
     (part,) = made.parts

@@ -11,7 +11,7 @@ from tests.unit.traces.published import STATISTICS, measured
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 
 
-@pytest.mark.parametrize("name", STATISTICS)  # one test each: its trace is made once
+@pytest.mark.parametrize("name", STATISTICS)  # one test each, so that its trace is made once
 def test_published_statistics(name: str) -> None:
     trace = measured(name)
     told = DOCS.read_text()

@@ -1,4 +1,4 @@
-"""Trace files: their formats, what is broken in them, and the public ones against what is known of them."""
+"""Trace files: their formats, their errors, and the public files against known values."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_papers_record(tmp_path: Path) -> None:
 
 
 def test_the_papers_hashes_become_ids_of_all_up_to_there(tmp_path: Path) -> None:
-    """Equal where all before is, the prompt of an answer too."""
+    """The ids are equal where the whole prefix is equal, also in the prompt after an answer."""
     prompts = [([1, 2, 3], [4]), ([1, 2], [3, 4]), ([3, 1, 2], []), ([1, 2, 3, 4], [1]), ([0, 1], []), ([], [1, 2])]
     rows = TraceFile(
         write(tmp_path, *(BAILIAN | {"tokens_hashes_input": one, "tokens_hashes_output": two} for one, two in prompts))

@@ -1,4 +1,4 @@
-"""Recorded requests become rows that share what the prompts share, and tell nothing else."""
+"""Recorded requests become rows that share what the prompts share, and disclose nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_rows_say_who_and_after_whom_by_numbers() -> None:
 
 
 def test_who_comes_after_whom_is_by_when_they_came() -> None:
-    """Told in another order, that of their ends."""
+    """The rows are recorded in the order of the requests' ends."""
     numbers = Renumbering()
     told = [
         numbers.row(recorded([1], RequestClass(session=session))._replace(arrived_unix_s=float(came)))

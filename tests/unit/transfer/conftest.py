@@ -35,7 +35,7 @@ from tests.unit.transfer.fake_device import fake_device
 from tests.unit.transfer.fake_nixl import fake_nixl
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
-"""Short limits, for tests that wait for one of them and for nothing else: a busy machine stops a thread for longer."""
+"""Short limits, for tests that wait only for one of them: a busy machine stops a thread for longer."""
 GENEROUS_S = 30.0
 """Far more than any bound under test, far less than a hang."""
 PATIENT = TransferLimits(stall_s=4 * GENEROUS_S, connect_s=4 * GENEROUS_S, base_deadline_s=4 * GENEROUS_S)
@@ -44,7 +44,7 @@ PATIENT = TransferLimits(stall_s=4 * GENEROUS_S, connect_s=4 * GENEROUS_S, base_
 
 @dataclass
 class Pair:
-    """An initiator with local memory, and remote memory that the test can look into."""
+    """An initiator with local memory, and remote memory that the test can inspect."""
 
     engine: TransferEngine
     server: TransferEngine
@@ -117,7 +117,7 @@ def zeroed(size: int) -> tuple[bytearray, bytearray]:
 
 @pytest.fixture(params=list(VARIANTS))
 def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
-    """The conformance suite's transports: ``make_pair(size, limits)``. A new one joins by an entry of VARIANTS."""
+    """The conformance suite's transports: ``make_pair(size, limits)``. New ones join by an entry of VARIANTS."""
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
     engines: list[TransferEngine] = []
@@ -136,7 +136,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
 
-    with fake_device() as driver, fake_nixl():  # the real one: tests/nixl
+    with fake_device() as driver, fake_nixl():  # the real NIXL: tests/nixl
         yield make
     for engine in engines:
         engine.close()
@@ -187,7 +187,7 @@ def open_files() -> set[str]:
     """Returns this process's descriptors, each with its file, so that a reused number counts as another file."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile, as the one that listed the folder
+        with contextlib.suppress(OSError):  # closed meanwhile, like the descriptor that listed the folder
             found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
     return found
 

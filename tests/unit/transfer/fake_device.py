@@ -1,5 +1,7 @@
-"""A device that is none: memory behind addresses nobody can use, which only its driver copies; and tensors of it and of
-the CPU, exported by hand-made DLPack capsules."""
+"""A fake device, and tensors of it and of the CPU, exported by hand-made DLPack capsules.
+
+The device's memory lies behind unusable addresses, and only its driver copies it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class FakeDriver:
         self.copies = {"out": 0, "in": 0}
         self.copied_bytes = {"out": 0, "in": 0}
         self.fail_after = {"out": 1 << 60, "in": 1 << 60}
-        """Copies that still work."""
+        """The number of copies that still work, by direction."""
         self.on_copy: Callable[[str], None] = lambda direction: None
         self.pinned = 0
         self.pin_fails = False
@@ -121,7 +123,7 @@ def _destroy(capsule: int) -> None:
 
 
 class _Export:
-    """One managed tensor."""
+    """A managed tensor."""
 
     def __init__(self, tensor: Tensor, *, versioned: bool) -> None:
         self._tensor = tensor
@@ -148,7 +150,7 @@ class _Export:
 
     def delete(self) -> None:
         self._tensor.deleted += 1
-        # Its own callback runs just now: it is let go of by the next export, not here.
+        # The export's own callback is running: the next export releases it.
         _graves.append(_alive.pop(self.address))
         del _graves[:-4]
 
@@ -157,7 +159,7 @@ _graves: list[_Export] = []
 
 
 class Tensor:
-    """Exports a range of memory in every way that there is, and in some that should not be."""
+    """A tensor that exports a range of memory in every way that there is, and in some that should not be."""
 
     def __init__(
         self,

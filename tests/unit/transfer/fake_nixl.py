@@ -1,4 +1,4 @@
-"""NIXL without NIXL: agents of this process that read each other's memory by memmove, when and as the test says."""
+"""A fake NIXL: agents of this process read each other's memory by memmove, when and as the test says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Request:
 
 
 class FakeNixl:
-    """All agents of the process, and what goes wrong with them."""
+    """All agents of the process, and the faults of their READs."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -47,9 +47,9 @@ class FakeNixl:
         self.holds: Callable[[Request], bool] = lambda request: False
         """The test of whether a posted READ is held."""
         self.before: Callable[[Request], None] = lambda request: None
-        """Called when a READ is posted; raise :class:`FakeError` and it fails."""
+        """The function called when a READ is posted; if it raises :class:`FakeError`, the READ fails."""
         self.served_by_peers = False
-        """READs end only when the agent that is read from makes things go on: as where nothing copies one-sided."""
+        """True if READs end only when the agent that is read from makes progress, as without one-sided copies."""
         self.version = "1.5.1"
         self.held: list[Request] = []
 
@@ -155,7 +155,7 @@ class Raw:
             return SUCCESS if request.done else IN_PROGRESS
 
     def getXferStatus(self, number: int) -> str:
-        self.getNotifs({}, [])  # whatever makes ours go on makes go on what others want of us
+        self.getNotifs({}, [])  # progress of ours is progress of the peers' requests too
         return SUCCESS if self.requests[number].done else IN_PROGRESS
 
     def releaseXferReq(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Pairs of engines that READ by NIXL; a test has a fake of it in its place."""
+"""Pairs of engines that READ by NIXL, or by a fake of it in tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Sysfs trees of machines that are not here, written below a folder. The layout is the kernel's: a device's folder lies
-in that of the bridge it hangs on, and ``/sys/class`` holds relative links to it."""
+"""Fake sysfs trees of machines, written below a folder.
+
+The layout is the kernel's: a device's folder lies in that of its bridge, and ``/sys/class`` holds relative links to it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def ipv4_gid(address: str) -> str:
 
 
 class SysfsTree:
-    """Writes one host; ``root`` is what ``discover`` takes."""
+    """A writer of one host's tree; ``root`` is what ``discover`` takes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
