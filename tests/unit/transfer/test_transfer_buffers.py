@@ -19,7 +19,7 @@ from tests.unit.transfer.fake_device import DEVICE_TYPE, Tensor, fake_device
 
 
 class OnlyDlpack:
-    """An array without the buffer protocol, as most libraries' tensors are."""
+    """An array without the buffer protocol, like most libraries' tensors."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -159,7 +159,7 @@ def test_a_tensor_lives_until_its_region_is_unregistered() -> None:
     assert gone() is not None
     part = region.view[10:20]
     table.unregister(region, 0.0)
-    assert gone() is not None  # somebody still looks at it
+    assert gone() is not None  # the memory is still in use
     del part
     assert gone() is None
     table.unregister(region, 0.0)

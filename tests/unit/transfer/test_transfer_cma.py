@@ -1,4 +1,4 @@
-"""Cross-memory copies, with this process as its own peer: the kernel makes no difference."""
+"""Cross-memory copies with this process as its own peer, which makes no difference to the kernel."""
 
 from __future__ import annotations
 

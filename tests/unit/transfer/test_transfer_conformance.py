@@ -46,7 +46,7 @@ def test_every_export_exists() -> None:
 
 
 def test_values_load_no_sockets() -> None:
-    """Pure rooms import values from here."""
+    """The pure rooms import values from here."""
     code = "import sys, pinyon.transfer; sys.exit('socket' in sys.modules or 'asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -73,7 +73,7 @@ def _noise(size: int) -> bytes:
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_large_transfer_in_many_frames(make_pair, opcode: Opcode, request: pytest.FixtureRequest) -> None:
-    staged = "device" in request.node.name  # through a pool of 64 MiB, of which it is more
+    staged = "device" in request.node.name  # staged by a pool of 64 MiB, less than the data
     size = (70 << 20 if staged else 18 << 20) + 13
     pair = make_pair(size, PATIENT if staged else replace(PATIENT, max_frame_bytes=2 << 20, stripe_min_bytes=1 << 20))
     source, target = (pair.far, pair.near) if opcode is READ else (pair.near, pair.far)
@@ -223,7 +223,7 @@ async def test_await_and_cancel(make_pair) -> None:
 
 
 async def test_group_submitted_from_another_thread(make_pair) -> None:
-    """The layer by layer push: an engine thread submits, the loop awaits."""
+    """The layer-by-layer push has an engine thread that submits, and a loop that awaits."""
     pair = make_pair(64 * 1000)
     pair.near[:] = os.urandom(len(pair.near))
     group = pair.engine.group()

@@ -46,7 +46,7 @@ class FakeLink:
 
 
 class FakeEndpoint(Endpoint):
-    """Does what the test says, chain after chain; completes when it says nothing."""
+    """An endpoint that does what the test says, chain after chain, and completes by default."""
 
     def __init__(self, link_id: int, replaces: int, script: list[object]) -> None:
         super().__init__(FakeLink(link_id))
@@ -137,7 +137,7 @@ def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> No
 
 
 def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
-    """Six threads over three paths, three endpoints in all, while paths are forgotten and the house is kept."""
+    """Six threads share three paths and three endpoints, while paths are forgotten and endpoints maintained."""
     users: dict[FakeEndpoint, int] = {}
     shared: list[FakeEndpoint] = []
 
@@ -195,7 +195,7 @@ def test_an_endpoint_leased_as_its_path_is_forgotten_is_closed(transport, early)
             users.append(in_thread(use)[0])
         elif early:
             release.set()
-        users[0].join(0.1)  # as far as it comes before the path is forgotten
+        users[0].join(0.1)  # it gets as far as it can before the path is forgotten
         return key[1] == PATH
 
     transport.forget_if(failed)
@@ -224,7 +224,7 @@ def test_a_full_pool_is_waited_for(transport) -> None:
     transport.release(held[0])
     waiter.join(GENEROUS_S)
     assert outcomes == [DONE]
-    assert len(transport.made) == 2  # what was released, not a new one
+    assert len(transport.made) == 2  # the released endpoint is used, and no new one is made
     assert not transport.waiting
 
 
@@ -234,7 +234,7 @@ def test_what_is_released_is_whose_who_has_waited_longest(transport) -> None:
     waiters = [transport.waits(Path("fake", "c", "x")), transport.waits(PATH)]
     for released, (thread, leased) in zip(held, waiters, strict=False):
         transport.release(released)
-        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), Outcome)  # it is given away already
+        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), Outcome)  # already given away
         thread.join(GENEROUS_S)
         assert not thread.is_alive()
         assert isinstance(leased[0], FakeEndpoint)
@@ -327,7 +327,7 @@ def test_a_full_pool_until_the_deadline_is_not_the_paths_fault(transport) -> Non
     transport.now += 5.0
     waiter.join(GENEROUS_S)
     assert outcomes[0] is NO_ROOM
-    assert NO_ROOM == LATE  # for who made the request
+    assert NO_ROOM == LATE  # both are the same to the caller
     assert NO_ROOM is not LATE
 
 
@@ -499,7 +499,7 @@ def test_a_defect_leaves_nothing_behind(transport, error) -> None:
         transport.run(chain, PATH)
     assert transport.made[0].closed == [True]
     assert transport.endpoints == 0
-    assert chain.claim(lambda: None)  # nobody runs it
+    assert chain.claim(lambda: None)  # no thread runs it
 
 
 # --- keeping house ---
@@ -542,7 +542,7 @@ def test_the_paths_of_a_lost_nic_are_forgotten(transport) -> None:
 
 def test_what_is_not_used_expires(transport) -> None:
     assert transport.run(transport.chain(), PATH) == DONE
-    transport.maintain(transport.now)  # from when on it counts as idle
+    transport.maintain(transport.now)  # the time from which it counts as idle
     transport.now += 5.0
     assert transport.run(transport.chain(), OTHER) == DONE
     transport.maintain(transport.now + 4.0)

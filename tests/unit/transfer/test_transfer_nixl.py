@@ -1,5 +1,7 @@
-"""READs by NIXL, on a fake of it: which go that way, and what becomes of them when something goes wrong. With the real
-one: tests/nixl."""
+"""READs by NIXL, on a fake of it: the READs that take this way, and the effects of faults.
+
+Tests with the real NIXL: tests/nixl.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def test_only_reads_measured_to_gain_by_nixl_go_by_it() -> None:
 def test_its_path_comes_first_for_what_goes_by_it() -> None:
     paths = PeerPaths(reach("prefer"), SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=True))
     where = "cpu:0", "cpu:0"
-    for _ in range(2):  # who asks without the lock finds nothing out
+    for _ in range(2):  # a caller without the lock finds nothing out
         assert not paths.known_by_nixl(*where, READ, 1)
     assert [paths.by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
     assert [paths.known_by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
@@ -186,7 +188,7 @@ def test_revoked_memory_is_refused_and_nothing_of_it_is_stored(pair: Pair, nbyte
     assert pair.engine.transfer([request])[0].ok  # now the place is known
     pair.server.revoke(grant)
     pair.near[:] = bytes(SIZE)
-    pair.far[:] = b"x" * SIZE  # the memory serves something else
+    pair.far[:] = b"x" * SIZE  # the memory now serves another purpose
     assert pair.engine.transfer([request])[0].reason is Reason.UNKNOWN_REGION
     assert not any(pair.near)
 
@@ -468,7 +470,7 @@ def test_anything_else_is_a_wire_error(data: bytes, count: int) -> None:
 
 
 class Liar(threading.Thread):
-    """Takes the place of a peer: lets initiators in as it would, then says to PAIR what the test wants."""
+    """A server in a peer's place: it admits initiators as the peer would, then answers PAIR as the test says."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Candidate paths: tiers, rails, routed fabrics, hosts that say little."""
+"""Candidate paths: tiers, rails, routed fabrics, hosts that publish little."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_preferred_nics_come_first_then_pairs_with_a_secondary() -> None:
 
 
 def test_rails_leave_no_empty_tier() -> None:
-    """The preferred NICs are on different rails: what connects is a secondary one."""
+    """The preferred NICs are on different rails: only a secondary one connects."""
     local = End(host(2, "l", rails=True), Topology({"cpu:0": (("l0",), ("l1",))}))
     remote = End(host(2, "r", rails=True), Topology({"cpu:0": (("r1",), ("r0",))}))
     (tier,) = candidate_paths(local, remote, ("tcp",))

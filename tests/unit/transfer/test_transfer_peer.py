@@ -1,6 +1,7 @@
-"""Chains over the paths to a peer: a transport whose every attempt ends when and how the test says, in virtual time.
+"""Chains over the paths to a peer, on a transport whose attempts end when and how the test says.
 
-The threads are real, but nothing happens except by a step of the test, and after each step it waits until all is quiet.
+Time is virtual. The threads are real, but nothing happens except by a step of the test, which then waits until all is
+quiet.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def probes() -> list[threading.Thread]:
 
 
 class Attempt:
-    """A chain on a path, until the test ends it (or somebody aborts it)."""
+    """A chain on a path, until the test ends it or it is aborted."""
 
     def __init__(self, transport: Scripted, chain: Chain, path: Path) -> None:
         self._transport = transport
@@ -78,7 +79,7 @@ class Attempt:
 
 
 class Scripted:
-    """A transport. Its ``run`` blocks until the test has decided."""
+    """A transport whose ``run`` blocks until the test has decided."""
 
     endpoints = 0
 
@@ -129,7 +130,7 @@ class Scripted:
 
 
 class Bench:
-    """Peers over scripted transports, one of them, and the books of all chains."""
+    """The peers over scripted transports, one of these peers, and the books of all chains."""
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
 
 
 def test_chains_spread_by_the_speed_of_their_paths(bench: Bench) -> None:
-    """Three rails of 1, 2 and 4 GB/s move 240 MiB in hardly more than the time that all of them together need."""
+    """Three rails of 1, 2 and 4 GB/s move 240 MiB in little more than their combined rate takes."""
     speeds = {rail(0): 1e9, rail(1): 2e9, rail(2): 4e9}
     began = bench.now
     chains = bench.submit(240)
@@ -341,7 +342,7 @@ def test_locations_that_share_a_nic_take_turns(make_bench: Callable[..., Bench])
 
 
 def test_waiting_chains_follow_what_is_learned_of_the_peer(make_bench: Callable[..., Bench]) -> None:
-    """A path over a NIC that was published later is run with the descriptor that names it."""
+    """A path over a NIC that was published later runs with the descriptor that names the NIC."""
     bench = make_bench(rails=1)
     chains = bench.submit(ROOM + 1)
     new = SegmentDescriptor("10.9.9.9", 1, BOOT, (), (Nic("later", "tcp", "10.0.0.9", 2, "10.0.0.0/24"),))
@@ -352,7 +353,7 @@ def test_waiting_chains_follow_what_is_learned_of_the_peer(make_bench: Callable[
     assert waiting.remote is new
     assert bench.tcp.paths[-1].remote_nic == "later"
     bare = SegmentDescriptor("10.9.9.9", 1, BOOT)
-    bench.submit(1, remote=bare)  # says less: what we know stays
+    bench.submit(1, remote=bare)  # names less: known facts stay
     assert bench.open[0].path.remote_nic == "later"
     bench.end_all()
 
@@ -380,7 +381,7 @@ def test_when_all_paths_fail_every_chain_ends_once_and_says_why(bench: Bench, ou
     chains = bench.submit(12)
     bench.end_all(outcome)
     assert bench.results(chains) == {outcome: 12}
-    # A chain tries a path once, and one that broke under it at most once more; the queue behind does not try at all.
+    # A chain tries a path once, or twice if its link broke; the queue behind it does not try at all.
     assert max(bench.tcp.attempts.values()) <= RAILS + 1
     assert sum(bench.tcp.attempts.values()) <= RAILS * ROOM * (RAILS + 1)
 
@@ -430,7 +431,7 @@ def test_a_refusal_is_the_requests_and_not_the_paths(bench: Bench) -> None:
 
 
 def test_fresh_chains_try_avoided_paths(bench: Bench) -> None:
-    """The peer was dead and is back: nobody waits for a probe."""
+    """The peer was dead and is back: the chain waits for no probe."""
     bench.submit(1)
     bench.end_all(UNREACHED)
     assert not bench.usable()
@@ -495,7 +496,7 @@ def test_memory_a_transport_cannot_reach_is_reached_by_another(make_bench: Calla
     bench.end(bench.shm.open[0], Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OTHER_TRANSPORT])))
     bench.check()
     bench.end(bench.tcp.open[0])
-    bench.call(bench.chain(nbytes))  # the region is known by now
+    bench.call(bench.chain(nbytes))  # the region is known now
     assert not bench.shm.open
     bench.end(bench.tcp.open[0])
     assert bench.results(bench.chains) == {DONE: 3}
@@ -513,7 +514,7 @@ def test_a_transfer_without_room_goes_elsewhere_blaming_nobody(make_bench: Calla
     assert not bench.tcp.open[0].chain.elsewhere  # it does not go back and forth
     bench.end(bench.tcp.open[0])
     bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0])  # which is as good as before for the next one
+    bench.end(bench.shm.open[0])  # the path is as good as before for the next chain
     assert bench.results(bench.chains) == {DONE: 3}
 
 
@@ -715,7 +716,7 @@ def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> No
 
 
 def test_a_nic_that_came_up_counts_as_untried(make_bench: Callable[..., Bench]) -> None:
-    """The last sound NIC fails just after another came up, and before that one was probed."""
+    """The last sound NIC fails just after another came up, and before that NIC was probed."""
     bench = make_bench(rails=2)
     (chain,) = bench.submit()
     first = bench.open[0].path
@@ -793,7 +794,7 @@ def test_a_probe_that_is_a_defect_counts_as_failed(bench: Bench) -> None:
 
 
 def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
-    """``close`` waits for a probe under way: it would leave a thread and a connection behind."""
+    """``close`` waits for a probe under way, which would else leave a thread and a connection behind."""
     bench = make_bench(rails=1)
     bench.submit()
     bench.end_all(UNREACHED)
@@ -804,7 +805,7 @@ def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
     join = probe.join
 
     def joined(timeout: float | None = None) -> None:
-        gate.set()  # somebody waits for it: now it may end
+        gate.set()  # a thread waits for it: now it may end
         join(timeout)
 
     probe.join = joined  # type: ignore[method-assign]
@@ -868,7 +869,7 @@ def test_close_ends_what_waits_what_runs_and_what_callers_run(bench: Bench) -> N
 
 
 def test_close_stops_an_attempt_that_has_not_begun(bench: Bench) -> None:
-    """The chain has its path, but its thread has not come to it: it must not begin after ``close``."""
+    """The chain has its path, but its thread has not reached it: the attempt must not begin after ``close``."""
     chain = bench.chain()
     path = bench.peer.submit(chain, inline=True)
     assert path is not None
@@ -918,7 +919,7 @@ def test_idle_peers_are_forgotten_and_busy_ones_are_not(bench: Bench) -> None:
 
 def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_peers=2)
-    (busy,) = bench.submit()  # the one used longest ago
+    (busy,) = bench.submit()  # the least recently used peer
     peers = [SegmentDescriptor("10.9.9.1", port, BOOT, (), nics("m")) for port in (1, 2, 3)]
 
     def one_to(remote: SegmentDescriptor) -> Chain:
@@ -936,7 +937,7 @@ def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable
     end(one_to(peers[0]))
     second = one_to(peers[1])
     assert set(dict(bench.peers.known())) == {bench.remote.peer, peers[1].peer}
-    third = one_to(peers[2])  # nobody is idle: it is remembered on top
+    third = one_to(peers[2])  # no peer is idle, so it is remembered on top
     assert set(dict(bench.peers.known())) == {bench.remote.peer, peers[1].peer, peers[2].peer}
     for chain in (busy, second, third):
         end(chain)

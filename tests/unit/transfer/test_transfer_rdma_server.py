@@ -49,7 +49,7 @@ class Memory:
 
 
 class Link:
-    """An inbound link on which ``data`` has come."""
+    """An inbound link on which ``data`` has arrived."""
 
     def __init__(self, data: bytes) -> None:
         self.stream = self

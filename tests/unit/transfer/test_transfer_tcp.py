@@ -1,4 +1,4 @@
-"""The tcp transport below the engine: connections and their fates, fences, caps, checksums, polling, hostile bytes."""
+"""The tcp transport below the engine: connections, fences, caps, checksums, polling, hostile bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
 class RecordingAcceptor(Acceptor):
-    """Remembers who came in."""
+    """An acceptor that remembers its connections."""
 
     hellos: list[handshake.Hello]
     sources: list[str]
@@ -62,7 +62,7 @@ class RecordingAcceptor(Acceptor):
 
 
 class Host:
-    """One process's tcp transport, both ends, with one region."""
+    """The tcp transport of one process, both ends, with one region."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ def host() -> Iterator[Callable[..., Host]]:
 
 
 class Proxy:
-    """Stands between two hosts: forwards, and changes or cuts what ``treat`` says. Serves one connection at a time."""
+    """A proxy between two hosts that forwards, changes or cuts as ``treat`` says, one connection at a time."""
 
     def __init__(self, target: int, treat: Callable[[str, int, bytes], bytes | None]) -> None:
         """Takes ``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
@@ -162,7 +162,7 @@ class Proxy:
 
 
 class Silent:
-    """Shakes hands with everybody and never answers a frame."""
+    """A server that shakes hands with all peers and never answers a frame."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -242,7 +242,7 @@ def test_a_flipped_bit_fails_the_chain_and_not_the_server(host, opcode, nbytes) 
 
 
 def test_a_header_changed_on_the_way_fails_too(host) -> None:
-    """The descriptors are covered: bytes of another place do not pass as those that were asked for."""
+    """The checksum covers the descriptors: bytes of another place do not pass as the requested ones."""
     here, there = host(checksum="on"), host()
     there.memory[:] = random.Random(1).randbytes(SIZE)
     offset_field = handshake.HELLO_BYTES + wire.FRAME_HEADER_BYTES + 16
@@ -308,7 +308,7 @@ def test_a_fresh_connection_that_breaks_is_not_repeated_here(host) -> None:
         chain = here.chain(WRITE, there.segment(proxy.port), 4096)
         assert here.tcp.run(chain, PATH) == LOST
         assert len(tries) == 1
-    # The dispatcher takes it to another path: its link ends the first one at the peer before anything else.
+    # The dispatcher takes the chain to another path, whose link first ends the first link at the peer.
     failed = chain.fence
     assert failed == there.acceptor.hellos[-1].connection_id
     other = here.chain(WRITE, there.segment(), 4096)
@@ -432,9 +432,9 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
         eventually(lambda: there.table.users(there.region) == 1, "the frame is being served")
-        assert second.run(WRITE, there.segment()) == DONE  # evicts the first one's, which rests
+        assert second.run(WRITE, there.segment()) == DONE  # evicts the first link, which is idle
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
-        with raw_link(there, 2) as other:  # evicts the second one's
+        with raw_link(there, 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
             eventually(lambda: there.table.users(there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
@@ -450,7 +450,7 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
     first, second, third = host(), host(), host()
     for each in (first, second, first):
         assert each.run(WRITE, there.segment()) == DONE
-        time.sleep(0.2)  # its link comes to rest
+        time.sleep(0.2)  # its link becomes idle
     for each in (third, first, second):
         assert each.run(WRITE, there.segment()) == DONE
     assert [each.meter.stats.retries for each in (first, second)] == [0, 1]
@@ -461,7 +461,7 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
 
 @pytest.fixture
 def no_core_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated time does not need it, and on a busy machine each time costs milliseconds."""
+    """Keeps the core: simulated time needs no yield, and on a busy machine each yield costs milliseconds."""
     monkeypatch.setattr(spinner, "_yield", lambda: 0)
 
 
@@ -503,9 +503,9 @@ class Waits:
 def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     waits = Waits(come_s=20e-6)
     assert waits.polled(128) == 128
-    assert waits.polled(1) == 0  # at rest, for who makes room
+    assert waits.polled(1) == 0  # the link rests, so that it may be evicted
     assert waits.polled(1290) == 1280
-    waits.seats.clear()  # as many threads poll as may
+    waits.seats.clear()  # as many threads poll as are allowed
     assert waits.spinner.poll(memoryview(bytearray(1))) is None
 
 
@@ -568,10 +568,10 @@ def test_a_link_finds_out_that_times_have_changed() -> None:
     waits.look_s = 5e-6
     waits.polled(3001)  # for twenty times as long as the core was lost
     assert waits.polled(1000) > 990
-    waits.look_s = 3600.0  # it was stopped
+    waits.look_s = 3600.0  # the thread was stopped
     waits.polled(1)
     waits.look_s = 5e-6
-    waits.polled(50_001)  # a second
+    waits.polled(50_001)  # one second
     assert waits.polled(1000) > 990
 
 

@@ -1,4 +1,4 @@
-"""Plans and what becomes of results, without an engine."""
+"""Step plans and the use of their results, without an engine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMembe
 
 def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
     pool = BlockPool(1, Lru())
-    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # nobody waits in it
+    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # no request waits in it
     return StepMembers(scheduler, admission, room or Pool())
 
 

@@ -1,4 +1,4 @@
-"""Numbers that are the same on every instance and in every version, in Python and compiled."""
+"""Random numbers that are the same on every instance and in every version, in Python and compiled."""
 
 from itertools import islice
 
@@ -26,7 +26,7 @@ def expected(seed, index):
 
 
 def test_the_generator_is_the_published_one():
-    assert next(splitmix64(0)) == 0xE220A8397B1DCDAF  # as its other implementations begin
+    assert next(splitmix64(0)) == 0xE220A8397B1DCDAF  # other implementations begin with this number
     assert next(splitmix64(1234567)) == 6457827717110365317
 
 
@@ -42,7 +42,7 @@ def test_indices_at_the_edges_of_machine_numbers(index):
 
 
 def test_numbers_are_fixed_for_good():
-    """A resumed request draws the same on another version."""
+    """A resumed request draws the same numbers on another version."""
     assert [uniform(seed, index) for seed, index in ((0, 0), (1, 2), (2**63, 7 << 32))] == [
         0.7012121095215252,
         0.7774369184800852,

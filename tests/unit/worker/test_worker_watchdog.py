@@ -17,7 +17,7 @@ class Engine:
 
 
 LOOKS = 11
-"""The first one sees the step, and after ten more 2 s have passed."""
+"""The first look sees the step, and after ten more 2 s have passed."""
 
 
 def test_a_step_that_does_not_end_is_told_once() -> None:
