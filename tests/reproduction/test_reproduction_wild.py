@@ -1,4 +1,4 @@
-""""KVCache cache in the wild", Figs. 25 to 28: rows against plain replays, claims against made-up rows."""
+"""Figs. 25 to 28 of "KVCache cache in the wild": rows against plain replays, claims against made-up rows."""
 
 from __future__ import annotations
 

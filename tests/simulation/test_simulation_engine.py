@@ -95,7 +95,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: Sched
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_chunks_pass_through_a_pipeline(stages: int) -> None:
-    """Equal chunks take (chunks + stages - 1) / stages times one chunk (Mooncake §3.3); first nodes are free sooner."""
+    """Equal chunks take (chunks + stages - 1) / stages times one (Mooncake §3.3); first nodes are free sooner."""
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=stages, step_tokens=64)
     fast = replace(MACHINE, nic_bytes_s=1e15)

@@ -1,4 +1,4 @@
-"""pinyon's own placement with a pool, and the most-in-time order, against the same rules in a second, plain version."""
+"""The placement of pinyon with a pool, and the most-in-time order, against a second, plain version of the rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Tests of the order in which prompts leave the queue."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -1,5 +1,3 @@
-"""The report of ``./dev bench goodput`` on all of its measurements or a part."""
-
 from __future__ import annotations
 
 from pathlib import Path

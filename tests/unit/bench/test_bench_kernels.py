@@ -1,5 +1,3 @@
-"""Tests that ``./dev bench kernels`` measures what it reports."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The clusters and figures of ``./dev bench placement``, on small clusters."""
-
 from __future__ import annotations
 
 import json

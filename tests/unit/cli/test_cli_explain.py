@@ -1,5 +1,3 @@
-"""The output of ``pinyon explain``."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""``pinyon simulate``, ``compare`` and ``plan`` as people call them."""
-
 from __future__ import annotations
 
 import json

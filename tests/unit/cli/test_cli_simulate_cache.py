@@ -1,5 +1,3 @@
-"""``pinyon simulate-cache`` as people call it."""
-
 from __future__ import annotations
 
 import json

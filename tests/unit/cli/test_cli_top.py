@@ -1,5 +1,3 @@
-"""The screen of ``pinyon top``, as text."""
-
 from __future__ import annotations
 
 import socket

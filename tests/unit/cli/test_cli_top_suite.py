@@ -1,5 +1,3 @@
-"""The screen of ``pinyon top`` for one suite, as text."""
-
 from __future__ import annotations
 
 import math

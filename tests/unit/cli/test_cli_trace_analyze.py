@@ -1,5 +1,3 @@
-"""``pinyon trace analyze`` and ``pinyon trace scale`` as people call them."""
-
 from __future__ import annotations
 
 import gzip

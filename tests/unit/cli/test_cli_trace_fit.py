@@ -1,5 +1,3 @@
-"""``pinyon trace fit`` as people call it, and a cache's use of its file."""
-
 from __future__ import annotations
 
 import json

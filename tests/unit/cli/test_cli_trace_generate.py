@@ -1,5 +1,3 @@
-"""``pinyon trace generate`` as people call it."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""The peers that are avoided, and for how long."""
-
 from __future__ import annotations
 
 from pinyon.core.avoidance import Avoidance, blames_peer

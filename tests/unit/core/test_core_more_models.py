@@ -1,5 +1,3 @@
-"""The names of further models in a setting."""
-
 from __future__ import annotations
 
 import pytest

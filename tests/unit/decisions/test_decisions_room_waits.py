@@ -1,5 +1,3 @@
-"""The time that a request that comes now would wait for KV memory."""
-
 from __future__ import annotations
 
 from pinyon.decisions.room_waits import COUNTED, FORGET_S, LEAST_S, RoomWaits

@@ -1,5 +1,3 @@
-"""Checkpoints: successful loads, and the message for each kind of damage."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Positions, distances, and the region of a client."""
-
 from __future__ import annotations
 
 import math

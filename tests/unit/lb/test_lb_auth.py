@@ -1,5 +1,3 @@
-"""Tests of API keys."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of many calls that are coalesced into one."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The origins that a setting names."""
-
 from __future__ import annotations
 
 import pytest

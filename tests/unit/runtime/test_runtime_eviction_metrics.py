@@ -1,5 +1,3 @@
-"""The eviction metrics of a scrape."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""The answers of the health service to all kinds of clients."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The options of ``./dev up``."""
-
 from __future__ import annotations
 
 import pytest

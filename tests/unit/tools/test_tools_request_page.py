@@ -1,5 +1,3 @@
-"""The page that follows a request names existing things."""
-
 from __future__ import annotations
 
 import pytest

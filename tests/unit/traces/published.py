@@ -153,7 +153,7 @@ def widest(seen: Measured) -> float:
 
 
 def key_length(blocks: int) -> Callable[[Measured], float]:
-    """Returns the share of requests with this key length.
+    """Returns a statistic: the share of requests with this key length, in blocks.
 
     DualMap's hash key is one block longer than a hot prefix: here a prefix that a tenth of all requests have.
     """

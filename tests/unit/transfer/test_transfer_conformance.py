@@ -1,5 +1,3 @@
-"""The behaviour that all transports share."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""The updates that wait for one reader."""
-
 from __future__ import annotations
 
 import asyncio
