@@ -16,7 +16,7 @@ from tests.unit.eviction.test_eviction_replay import trace
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 BLOCK = 500_000
-"""Tokens: small workloads fill the figures' caches."""
+"""The block size in tokens, with which small workloads fill the figures' caches."""
 
 
 def workload(name: str, seed: int, *, generated: bool = False) -> Workload:

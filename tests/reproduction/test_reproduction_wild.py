@@ -27,7 +27,7 @@ from tests.unit.eviction.test_eviction_replay import trace
 
 QWEN, LLAMA2, LLAMA3 = MODELS
 BLOCK = 100_000
-"""Tokens: a few blocks fill an instance."""
+"""The block size in tokens, with which a few blocks fill an instance."""
 POLICIES = ("lru", "fifo", "lfu", "s3fifo", "gdfs", "sieve", "workload_aware", "reuse_hazard", "belady")
 
 

@@ -20,8 +20,6 @@ SLO_S, AGE_S, AGED_SHARE = 5.0, 20.0, 0.25
 
 
 class Waits:
-    """A request in a queue."""
-
     def __init__(self, row: Row, seconds: float) -> None:
         """Takes the seconds that the prompt's computation is predicted to take."""
         self.row, self.seconds = row, seconds
@@ -37,7 +35,7 @@ class Part:
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.queue: OrderedDict[int, Waits] = OrderedDict()
         self.running: tuple[int, Row, int] | None = None
-        """Number, request, hit."""
+        """The number, request and reused tokens of the prompt that is computed."""
         self.ends_s = 0.0
         self.late: OrderedDict[int, None] = OrderedDict()
         self.aged: OrderedDict[int, None] = OrderedDict()

@@ -57,15 +57,15 @@ def hit_tokens(run: int, tokens: int) -> int:
 
 
 class Plain:
-    """One instance."""
+    """An instance that computes one prompt at a time."""
 
     def __init__(self, cache_blocks: int) -> None:
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.room = cache_blocks
         self.queue: list[tuple[int, Row, int]] = []
-        """Number, request, new tokens predicted."""
+        """The number, request and predicted new tokens of each waiting prompt."""
         self.running: tuple[int, Row, int] | None = None
-        """Number, request, hit."""
+        """The number, request and reused tokens of the prompt that is computed."""
         self.ends_s = 0.0
 
     def load_s(self, now_s: float) -> float:

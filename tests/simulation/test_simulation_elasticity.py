@@ -1,5 +1,3 @@
-"""A simulated cluster that grows and shrinks."""
-
 from __future__ import annotations
 
 import random

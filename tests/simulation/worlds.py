@@ -177,7 +177,6 @@ def played(plan: Plan, seed: int) -> World:
 
 
 def random_plan(seed: int) -> Plan:
-    """Returns a small random world."""
     rng = random.Random(seed)
     roles = rng.choice(
         [

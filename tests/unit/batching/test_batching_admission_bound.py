@@ -90,7 +90,6 @@ def test_those_that_another_policy_admitted_count_too(name: str) -> None:
 
 
 def steps(batch: DynamicBatch, decoded: int, seconds: float, count: int = STEPS) -> int:
-    """Returns the limit after ``count`` equal steps."""
     for _ in range(count):
         batch.observe(StepSeen(decoded, 0, seconds))
     return batch.limit

@@ -15,8 +15,6 @@ A, B, C, D = (bytes([number]) * 16 for number in range(4))
 
 
 class Held:
-    """The keys that are held."""
-
     def __init__(self, *keys: bytes) -> None:
         self.keys = set(keys)
         self.wanted: Counter[bytes] = Counter()

@@ -11,7 +11,6 @@ from pinyon.cli import main
 
 @pytest.fixture
 def answered(monkeypatch):
-    """The conductor's next answer."""
     decisions: list[conductor_pb2.ExplainedDecision] = []
     asked: list[str] = []
 

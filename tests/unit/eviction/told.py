@@ -48,6 +48,5 @@ class Told(Lru[bytes]):
         super().dropped(keys, now_s)
 
     def take(self) -> list[tuple[Any, ...]]:
-        """Returns the events since the last call."""
         events, self.events = self.events, []
         return events

@@ -22,8 +22,6 @@ DATE = b"date: now\r\n"
 
 
 class FakeTransport:
-    """A transport that keeps what is written."""
-
     def __init__(self, protocol: Connection) -> None:
         self.protocol = protocol
         self.written = bytearray()

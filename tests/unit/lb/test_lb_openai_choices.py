@@ -1,5 +1,3 @@
-"""Answers that hold more than a text."""
-
 from __future__ import annotations
 
 import json

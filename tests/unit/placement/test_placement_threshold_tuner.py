@@ -1,5 +1,3 @@
-"""The balancing threshold, which follows measurements."""
-
 from __future__ import annotations
 
 import math

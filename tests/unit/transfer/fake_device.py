@@ -123,8 +123,6 @@ def _destroy(capsule: int) -> None:
 
 
 class _Export:
-    """A managed tensor."""
-
     def __init__(self, tensor: Tensor, *, versioned: bool) -> None:
         self._tensor = tensor
         managed: Any = dlpack._ManagedVersioned() if versioned else dlpack._Managed()

@@ -54,7 +54,6 @@ class FakeNixl:
         self.held: list[Request] = []
 
     def let_go(self) -> None:
-        """Ends all held READs."""
         with self.lock:
             held, self.held = self.held, []
             for request in held:

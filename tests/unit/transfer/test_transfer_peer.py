@@ -90,7 +90,6 @@ class Scripted:
         self.attempts: Counter[Chain] = Counter()
         """The attempts of each chain that had not ended before."""
         self.paths: list[Path] = []
-        """The paths of the attempts, in order."""
         self.alive = True
         """The answer of probes."""
         self.probes: list[Path] = []

@@ -19,8 +19,6 @@ HALF = Half(b"\x01" * 16, 0, 17, 4711, 3, 16, 8 << 20)
 
 
 class Resource:
-    """A resource on the HCA."""
-
     held = 0
 
     def __init__(self, *_: object, **__: object) -> None:

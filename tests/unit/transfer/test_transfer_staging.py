@@ -191,7 +191,6 @@ class Wire:
     def __init__(self, far: bytearray) -> None:
         self.far = far
         self.refuse: set[int] = set()
-        """The refused remote offsets."""
         self.before_claim: Callable[[Chain], None] = lambda chain: None
         self.between: Callable[[Chain], None] = lambda chain: None
         """The action between the claim of the chain and the first byte."""

@@ -50,8 +50,6 @@ BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
 class RecordingAcceptor(Acceptor):
-    """An acceptor that remembers its connections."""
-
     hellos: list[handshake.Hello]
     sources: list[str]
 

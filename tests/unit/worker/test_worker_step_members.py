@@ -21,8 +21,6 @@ LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8
 
 
 class Log:
-    """The calls that the members received."""
-
     def __init__(self, last: int = 10**9) -> None:
         self.chunks, self.tokens, self.errors = [], [], []
         self.ways = 0
