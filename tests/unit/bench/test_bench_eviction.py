@@ -55,7 +55,7 @@ def test_the_share_of_the_gap_is_of_what_there_is_to_gain(lru: int, own: int, be
     assert closed * seen.gap_points / 100 == pytest.approx(seen.points(OWN))
     assert seen.closed_percent(LRU) == 0
     assert seen.closed_percent(BELADY) == 100
-    assert seen.thin == (belady - lru < 10)  # the gap is a point, of 1000 blocks
+    assert seen.thin == (belady - lru < 10)  # 10 of 1000 blocks are a point
 
 
 def test_nothing_asked_for_is_no_gap() -> None:

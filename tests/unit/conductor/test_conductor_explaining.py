@@ -1,4 +1,4 @@
-"""Explanations of placements come part by part, and end."""
+"""Explanations of placements come part by part, and are bounded in number."""
 
 from __future__ import annotations
 

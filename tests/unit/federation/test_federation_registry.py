@@ -398,7 +398,7 @@ def test_a_session_does_not_say_where_others_servers_are():
     assert [(each.name, each.conductor) for each in registry.federation.clusters if each.region == "u"] == [
         ("c", "10.0.0.9:7000")
     ]
-    registry.register(info("u-0", "2"), 1000.0)  # a boot that may no longer register does not count either
+    registry.register(info("u-0", "2"), 1000.0)  # the session does not decide who may register either
 
 
 def test_a_session_says_which_boots_lost_its_name():

@@ -204,7 +204,7 @@ def test_what_is_remembered_of_attempts_is_bounded(fake: FakeNixl, monkeypatch: 
         agent.check("a")
     agent.meet("c", told["c"])
     agent.leave("c")
-    agent.check("a")  # the least recently tried peer
+    agent.check("a")  # the least recently tried peer was forgotten
     with pytest.raises(NixlError, match="not any more"):
         agent.check("b")
     agent.close()

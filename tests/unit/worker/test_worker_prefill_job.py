@@ -1,4 +1,4 @@
-"""The conductor's report of a prefill instance that computed beside a read that it waited for."""
+"""The computing time that a prefill instance reports beside a read that it waited for."""
 
 from __future__ import annotations
 

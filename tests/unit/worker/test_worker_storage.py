@@ -41,7 +41,7 @@ class Store:
         self.error: Exception | None = None
         self.losses = 0
         self.lost = 0
-        """The losses that the next look finds."""
+        """The number of node losses that the next look finds."""
 
     async def nodes(self) -> None:
         self.losses = self.lost
