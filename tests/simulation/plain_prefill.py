@@ -17,7 +17,7 @@ NANO_S = 1e-9
 
 
 class Row(NamedTuple):
-    """One request: seconds, tokens, and ids of its blocks, the last one perhaps not full."""
+    """A request: its time in seconds, its tokens and its block ids; the last block may be partial."""
 
     time_s: float
     tokens: int

@@ -49,7 +49,7 @@ def test_figure_a_2_a_sharer_comes_before_a_stranger() -> None:
 
 
 def test_the_first_of_the_batch_is_counted_like_the_others() -> None:
-    # Algorithm 5 returns before it has counted the first one (line 3).
+    # Algorithm 5 returns before it has counted the first request (line 3).
     cht = tree(a="xy", b="xy", c="p")
     cht.add_to_batch("a")
     assert cht.find_best() == BestRequest("b", 2, 2, 1)

@@ -117,7 +117,7 @@ OWN: Registry[Plain] = Registry("toy", {"plain": (NoSettings, lambda _: Played()
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of this one, which may be imported."""
+    """The name under which this module may be imported."""
     monkeypatch.setitem(sys.modules, "own_toys.here", sys.modules[__name__])
     for each in (Played, PlayedSo, Demanding, Open):
         monkeypatch.setattr(each, "__module__", "own_toys.here")

@@ -40,7 +40,7 @@ def fleet_of(models: dict[str, int], block_tokens: int = 512, context_tokens: in
 
 
 def ask(name: object, blocks: Sequence[int], model: str = "m", block_tokens: int = 512, **changes) -> PlacementRequest:
-    """Blocks are named as if chained: who gives one another number gives one to all after it."""
+    """Returns a request. Its block numbers stand for chained keys: whoever changes one changes all behind it."""
     packed = pack_keys([key(block) for block in blocks])
     return PlacementRequest(str(name), model, len(blocks) * block_tokens + 1, packed, 1, **changes)
 
